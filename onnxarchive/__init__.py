@@ -1,0 +1,46 @@
+"""ONNX archives: a model of any size as one zip file that is mapped, not read.
+
+An archive (`.onnxa`) is a plain zip whose tensors lie uncompressed at 64-byte boundaries, with the
+model as its last entry. It opens in milliseconds, its weights are views of the file, and unzipped
+it is a directory of ONNX external data that every ONNX tool reads.
+
+    import onnxarchive
+
+    onnxarchive.convert("model.onnx", "model.onnxa")
+    with onnxarchive.open("model.onnxa") as archive:
+        weight = archive.tensors["layer.0/weight"]
+"""
+
+from onnxarchive.archive import Archive, load, open
+from onnxarchive.convert import convert, export, extract
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    TensorNotFoundError,
+    UnsupportedFeatureError,
+)
+from onnxarchive.rules import Finding, check
+from onnxarchive.save import Writer, save
+from onnxarchive.zipformat.directory import Entry
+
+__all__ = [
+    "Archive",
+    "ArchiveError",
+    "ArchiveFormatError",
+    "ChecksumError",
+    "Entry",
+    "Finding",
+    "TensorNotFoundError",
+    "UnsupportedFeatureError",
+    "Writer",
+    "check",
+    "convert",
+    "export",
+    "extract",
+    "load",
+    "open",
+    "save",
+]
+
+__version__ = "0.1.0"

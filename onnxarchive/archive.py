@@ -1,0 +1,399 @@
+"""An open archive: its entries, its model, and views of its tensors through one map of the file.
+
+Opening reads the end records, the central directory and the model, by position and not through the
+map, and refuses whatever they show to be wrong. An entry's local header is compared with the
+directory when the entry is first read. Weights are read by whoever looks at a view.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import numpy_helper
+
+from onnxarchive.errors import Report, TensorNotFoundError, naming
+from onnxarchive.files import MappedFile
+from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.tensors import Site
+from onnxarchive.zipformat import directory, writer
+from onnxarchive.zipformat.directory import Entry
+from onnxarchive.zipformat.records import DirectoryRecord
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Takes bytes done and bytes in all.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What end records, central directory and model say.
+
+    Attributes:
+        entries: The entries in directory order.
+        records: The directory record of each of them.
+        model: The model, or None where it cannot be read.
+        sites: The tensor of each key.
+    """
+
+    entries: tuple[Entry, ...]
+    records: tuple[DirectoryRecord, ...]
+    model: onnx.ModelProto | None
+    sites: Mapping[str, Site]
+
+
+def read_contents(file: MappedFile, report: Report) -> Contents:
+    """Reads all of an archive but local headers and the data of tensors and assets.
+
+    Args:
+        file: The archive.
+        report: Takes each broken rule that can be seen so.
+    """
+    tail_offset = max(file.size - directory.TAIL_SIZE, 0)
+    bounds = directory.locate(file.read(tail_offset, directory.TAIL_SIZE), file.size, report)
+    if bounds is None:
+        return Contents((), (), None, {})
+    listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
+    keys.check_names([entry.name for entry in listed.entries], report)
+    model = _read_model(file, listed.entries, report)
+    sites: Mapping[str, Site] = {}
+    if model is not None:
+        sizes = {entry.name: entry.nbytes for entry in listed.entries if keys.is_key(entry.name)}
+        sites = proto.check_references(model, sizes, report)
+    return Contents(listed.entries, listed.records, model, sites)
+
+
+def _read_model(
+    file: MappedFile, entries: tuple[Entry, ...], report: Report
+) -> onnx.ModelProto | None:
+    entry = next((entry for entry in reversed(entries) if entry.name == MODEL_PROTO), None)
+    if entry is None:
+        return None
+    if entry.nbytes >= proto.SIZE_LIMIT:
+        report.broken(
+            "MODEL-2",
+            f"expected less than {proto.SIZE_LIMIT} bytes, found {entry.nbytes}",
+            entry=entry.name,
+        )
+        return None
+    data = file.read(entry.data_offset, entry.nbytes)
+    check_crc32(entry, len(data), writer.crc32(data), report)
+    return proto.parse(data, report)
+
+
+def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
+    """Compares size and CRC-32 of the bytes of an entry with its directory record (ZIP-15)."""
+    if (nbytes, crc32) != (entry.nbytes, entry.crc32):
+        report.broken(
+            "ZIP-15",
+            f"expected {entry.nbytes} bytes with CRC-32 {entry.crc32:#010x}, found {nbytes} with "
+            f"{crc32:#010x}",
+            entry=entry.name,
+        )
+
+
+def check_local_header(
+    file: MappedFile, entry: Entry, record: DirectoryRecord, report: Report
+) -> None:
+    """Compares an entry's local header with its directory record."""
+    header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    directory.check_local_header(header, entry, record, report)
+
+
+class Archive:
+    """An open ONNX archive, as `onnxarchive.open` gives it.
+
+    Views and arrays are read-only and lie in the file's map. They stay valid after `close` and
+    after the archive object is gone, and they are only as constant as the file: another process
+    that rewrites it changes them, one that truncates it makes reading them end the process with
+    SIGBUS. An archive may be used by several threads at once.
+
+    Attributes:
+        path: The archive's path as it was given.
+    """
+
+    def __init__(self, file: MappedFile) -> None:
+        """Takes over `file`, which must have been opened for this archive alone."""
+        contents = read_contents(file, Report())
+        assert contents.model is not None  # the report would have raised
+        self.path = file.path
+        self._file = file
+        self._model = contents.model
+        self._sites = contents.sites
+        self._entries = {entry.name: entry for entry in contents.entries}
+        self._records = dict(zip(self._entries, contents.records, strict=True))
+        self._compared: set[str] = set()
+        self._tensors: Tensors | None = None
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every entry by name, in the order of the archive."""
+        return MappingProxyType(self._entries)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model, its large tensors external with their keys as location.
+
+        It is the archive's own, parsed once: copy it before changing it.
+        """
+        return self._model
+
+    @property
+    def tensors(self) -> Tensors:
+        """Initializers of the main graph and its subgraphs by name, as read-only arrays.
+
+        See `Tensors` for names that several graphs have.
+        """
+        if self._tensors is None:
+            self._tensors = Tensors(self)
+        return self._tensors
+
+    @property
+    def assets(self) -> Mapping[str, memoryview]:
+        """The assets by path (without the prefix `assets/`), as read-only views."""
+        return Assets(self)
+
+    def read(self, name: str) -> memoryview:
+        """The bytes of an entry, as a read-only view; nothing is copied.
+
+        The bytes of a tensor are those of `raw_data`: little-endian, row-major, sub-byte types
+        packed.
+
+        Raises:
+            TensorNotFoundError: There is no such entry.
+            ArchiveFormatError: Its local header does not match the directory.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise self._not_found(f"expected the name of an entry, found {name!r}")
+        view = self._file.view()
+        if name not in self._compared:
+            with naming(self.path):
+                check_local_header(self._file, entry, self._records[name], Report())
+            self._compared.add(name)
+        return view[entry.data_offset : entry.data_offset + entry.nbytes]
+
+    def tensor(self, key: str) -> NDArray[Any]:
+        """The tensor of a key as a read-only array, wherever it stands in the model.
+
+        This reaches what `tensors` does not name: tensors of attributes, functions and
+        training_info, and initializers whose name several graphs have.
+
+        Returns:
+            A view of the file; for types of less than 8 bits (int4, uint2, float4e2m1, ...) an
+            unpacked copy of one byte an element, whose packed bytes `read(key)` gives.
+
+        Raises:
+            TensorNotFoundError: No tensor has this key.
+            ArchiveFormatError: The entry's local header does not match the directory.
+        """
+        site = self._sites.get(key)
+        if site is None:
+            raise self._not_found(f"expected the key of a tensor, found {key!r}")
+        data_type = dtypes.BY_NUMBER[site.tensor.data_type]
+        return dtypes.as_array(self.read(key), data_type, site.tensor.dims)
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Reads every entry and compares its local header and CRC-32 with the directory.
+
+        Args:
+            progress: Called with the bytes done and the bytes in all, after every few MiB.
+
+        Raises:
+            ChecksumError: Bytes of an entry have changed.
+            ArchiveFormatError: A local header does not match the directory.
+        """
+        total = sum(entry.nbytes for entry in self._entries.values())
+        done = 0
+        with naming(self.path):
+            for name, entry in self._entries.items():
+                check_local_header(self._file, entry, self._records[name], Report())
+                crc32 = nbytes = 0
+                for piece in self._file.pieces(entry.data_offset, entry.nbytes):
+                    crc32 = writer.crc32(piece, crc32)
+                    nbytes += len(piece)
+                    done += len(piece)
+                    if progress is not None:
+                        progress(done, total)
+                check_crc32(entry, nbytes, crc32, Report())
+
+    def close(self) -> None:
+        """Closes the file. Views live on; new ones can no longer be made."""
+        self._file.close()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<onnxarchive.Archive {self.path!r}, {len(self._entries)} entries>"
+
+    def _not_found(self, message: str) -> TensorNotFoundError:
+        error = TensorNotFoundError(message)
+        error.path = self.path
+        return error
+
+
+class Tensors(Mapping[str, "NDArray[Any]"]):
+    """Initializers by name, as read-only arrays; made when looked up.
+
+    It holds those of the main graph and of every subgraph of its nodes. ONNX lets two subgraphs
+    own the same name (the branches of an If): such a name is ambiguous, is not iterated over, and
+    looking it up raises, naming the keys under which `Archive.tensor` gives each of them. So a
+    lookup never gives another graph's tensor. Initializers that the model itself holds, small
+    ones and strings, are here as well.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        """Indexes the initializers of an archive."""
+        self._archive = archive
+        self._sites: dict[str, Site] = {}
+        self._ambiguous: dict[str, list[Site]] = {}
+        self._keys = {site.path: key for key, site in archive._sites.items()}
+        for site in tensors.walk(archive.model):
+            if not site.is_initializer:
+                continue
+            name = site.tensor.name
+            if name in self._ambiguous:
+                self._ambiguous[name].append(site)
+            elif name in self._sites:
+                self._ambiguous[name] = [self._sites.pop(name), site]
+            else:
+                self._sites[name] = site
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The initializer of this name.
+
+        Returns:
+            A view of the file; an unpacked copy for types of less than 8 bits; a copy for an
+            initializer that the model itself holds.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        site = self._sites.get(name)
+        if site is None:
+            raise self._archive._not_found(self._why_not(name))
+        tensor = site.tensor
+        if site.path in self._keys:
+            return self._archive.tensor(self._keys[site.path])
+        if tensor.data_type == tensors.STRING:
+            return numpy_helper.to_array(tensor)
+        data_type = dtypes.BY_NUMBER[tensor.data_type]
+        return dtypes.as_array(tensors.raw_data(site), data_type, tensor.dims)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sites
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors of {self._archive!r}>"
+
+    def _why_not(self, name: str) -> str:
+        if name not in self._ambiguous:
+            return f"expected the name of an initializer, found {name!r}"
+        owners = ", ".join(
+            f"tensor({self._keys[site.path]!r})" if site.path in self._keys else f"model.{site}"
+            for site in self._ambiguous[name]
+        )
+        return f"expected a name that one graph has, found {name!r} in several: take {owners}"
+
+
+class Assets(Mapping[str, memoryview]):
+    """The assets of an archive by path, as read-only views."""
+
+    def __init__(self, archive: Archive) -> None:
+        """Shows the assets of an archive."""
+        self._archive = archive
+
+    def __getitem__(self, path: str) -> memoryview:
+        name = ASSET_PREFIX + path
+        if name not in self._archive.entries:
+            raise self._archive._not_found(f"expected the path of an asset, found {path!r}")
+        return self._archive.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (
+            name.removeprefix(ASSET_PREFIX)
+            for name in self._archive.entries
+            if name.startswith(ASSET_PREFIX)
+        )
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def open(path: str | os.PathLike[str]) -> Archive:
+    """Opens an archive.
+
+    It takes time in proportion to the number of entries and the size of the model without its
+    external tensors; no weight and no local header is read.
+
+    Args:
+        path: The archive.
+
+    Raises:
+        ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that
+            its end records, directory or model show.
+        OSError: The file cannot be opened or read.
+    """
+    with naming(path):
+        file = MappedFile(path, rule="FILE-1")
+        try:
+            return Archive(file)
+        except BaseException:
+            file.close()
+            raise
+
+
+def load(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """The complete model of an archive, in memory.
+
+    Every tensor holds its bytes again, as `raw_data`. What `save` was given comes back equal, but
+    for tensors that had type-specific fields, and for a `data_location` that was set to DEFAULT,
+    which means the same as none.
+
+    Args:
+        path: The archive.
+
+    Raises:
+        ArchiveFormatError: The file is not an archive or breaks a rule.
+        ChecksumError: Bytes of a tensor have changed.
+        OSError: The file cannot be opened or read.
+    """
+    with open(path) as archive:
+        model = archive.model  # its own, and nobody else has it
+        with naming(path):
+            for key, site in archive._sites.items():
+                tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
+        return model
+
+
+def read_verified(archive: Archive, name: str) -> memoryview:
+    """The bytes of an entry as `Archive.read` gives them, once their CRC-32 is found right.
+
+    Raises:
+        ChecksumError: They have changed.
+    """
+    data = archive.read(name)
+    check_crc32(archive.entries[name], len(data), writer.crc32(data), Report())
+    return data

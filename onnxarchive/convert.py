@@ -1,0 +1,233 @@
+"""Between archives and `.onnx` files: `convert` in, `export` out, `extract` to a directory.
+
+All three stream: weights go from map to file and are never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import onnx
+
+from onnxarchive.archive import Archive, Progress, open, read_verified
+from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.files import Replacement, new_directory, replacing
+from onnxarchive.model import proto, tensors, wire
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.save import (
+    DEFAULT_SIZE_THRESHOLD,
+    Asset,
+    Plan,
+    open_assets,
+    plan_archive,
+    write_archive,
+)
+from onnxarchive.sources import open_source
+from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat.writer import SupportsWrite
+
+# ONNX's external data document: offsets should be multiples of the page size.
+_PAGE_SIZE = 4096
+
+
+@contextlib.contextmanager
+def planning(
+    source: str | os.PathLike[str],
+    *,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    convert_attribute: bool = False,
+    assets: Mapping[str, Asset] | None = None,
+) -> Iterator[Plan]:
+    """What converting `source` would write; its files stay mapped until the block ends."""
+    with contextlib.ExitStack() as resources:
+        opened = resources.enter_context(open_source(source))
+        with naming(source):
+            plan = plan_archive(
+                opened.model,
+                resolve=opened.resolve,
+                size_threshold=size_threshold,
+                convert_attribute=convert_attribute,
+                assets=open_assets(assets or {}, resources),
+            )
+        yield plan
+
+
+def convert(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str] | SupportsWrite,
+    *,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    alignment: int = layout.MIN_ALIGNMENT,
+    convert_attribute: bool = False,
+    assets: Mapping[str, Asset] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Converts a model to an archive.
+
+    The source's files are mapped and streamed; no tensor is loaded. It is not changed.
+
+    Args:
+        source: A `.onnx` file. External data is looked for in its directory and below.
+        path: The archive, as in `save`.
+        size_threshold: As in `save`.
+        alignment: As in `save`.
+        convert_attribute: As in `save`.
+        assets: As in `save`.
+        progress: As in `save`.
+
+    Raises:
+        ArchiveFormatError: The source is not a model, its external data is missing, too short or
+            outside its directory, or the model would break a rule.
+        ValueError: `alignment` or the path of an asset is not allowed.
+        OSError: A file cannot be read, or the archive not written.
+    """
+    with (
+        planning(
+            source,
+            size_threshold=size_threshold,
+            convert_attribute=convert_attribute,
+            assets=assets,
+        ) as plan,
+        naming(source),
+    ):
+        write_archive(plan, path, alignment=alignment, progress=progress)
+
+
+def export(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    external_data: str | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Writes the model of an archive as a `.onnx`.
+
+    Args:
+        path: The archive.
+        destination: The `.onnx`.
+        external_data: Name of a file beside it that takes the large tensors, each at a multiple
+            of 4096 bytes; None puts them into the `.onnx`, which must stay under 2 GiB. When both
+            files exist already, they are replaced one after the other.
+        progress: Called with the bytes done and the bytes in all, after every few MiB.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ChecksumError: Bytes of a tensor have changed.
+        UnsupportedFeatureError: The model does not fit a single `.onnx`.
+        ValueError: `external_data` is not the plain name of another file.
+        OSError: A file cannot be written.
+    """
+    with open(path) as archive, naming(path):
+        if external_data is None:
+            _export_single(archive, destination, progress)
+        else:
+            _export_external(archive, destination, external_data, progress)
+
+
+def _export_single(
+    archive: Archive, destination: str | os.PathLike[str], progress: Progress | None
+) -> None:
+    total = sum(entry.nbytes for entry in archive.entries.values())
+    if total >= proto.SIZE_LIMIT:
+        raise UnsupportedFeatureError(
+            f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
+            f"found {total}; export with external_data='NAME.data'"
+        )
+    pieces = wire.fill(archive.read(MODEL_PROTO), partial(read_verified, archive))
+    total = sum(len(piece) for piece in pieces)
+    with replacing(destination) as file:
+        done = 0
+        for piece in pieces:
+            for part in writer.pieces(piece):
+                file.write(part)
+                done += len(part)
+                if progress is not None:
+                    progress(done, total)
+
+
+def _export_external(
+    archive: Archive,
+    destination: str | os.PathLike[str],
+    external_data: str,
+    progress: Progress | None,
+) -> None:
+    directory, name = os.path.split(os.fspath(destination))
+    if os.path.basename(external_data) != external_data or external_data in ("", ".", "..", name):
+        raise ValueError(
+            f"expected the name of a file beside {name!r} for external_data, found "
+            f"{external_data!r}"
+        )
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    sites = list(tensors.walk(model))
+    outside: list[tuple[str, int]] = []
+    offset = 0
+    for site in sites:
+        key = tensors.location(site.tensor)
+        if key is None:
+            continue
+        nbytes = archive.entries[key].nbytes
+        # Tools that read external data do not look everywhere, and stumble over empty tensors.
+        if not nbytes or not site.is_loaded_by_onnx:
+            tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
+            continue
+        offset += -offset % _PAGE_SIZE
+        tensors.set_location(site.tensor, external_data, offset=offset, length=nbytes)
+        outside.append((key, offset))
+        offset += nbytes
+    serialized = proto.serialize(model)
+    data_replacement = Replacement(os.path.join(directory, external_data))
+    try:
+        done = 0
+        for key, start in outside:
+            data_replacement.file.seek(start)
+            for piece in writer.pieces(read_verified(archive, key)):
+                data_replacement.file.write(piece)
+                done += len(piece)
+                if progress is not None:
+                    progress(done, offset)
+        with replacing(destination) as file:
+            file.write(serialized)
+            # The data first, so that a new model never stands beside old data for long.
+            data_replacement.commit()
+    except BaseException:
+        data_replacement.discard()
+        raise
+
+
+def extract(
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Unzips an archive to a directory, whose `__MODEL_PROTO` every ONNX tool opens.
+
+    The directory appears when it is complete.
+
+    Args:
+        path: The archive.
+        directory: The directory to make; it may exist if it is empty.
+        progress: Called with the bytes done and the bytes in all, after every few MiB.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ChecksumError: Bytes of an entry have changed.
+        OSError: The directory cannot be made, or is not empty.
+    """
+    with open(path) as archive, naming(path), new_directory(directory) as made:
+        total = sum(entry.nbytes for entry in archive.entries.values())
+        done = 0
+        for name in archive.entries:
+            target = os.path.join(made, *name.split("/"))
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with builtins.open(target, "xb") as file:
+                for piece in writer.pieces(read_verified(archive, name)):
+                    file.write(piece)
+                    done += len(piece)
+                    if progress is not None:
+                        progress(done, total)

@@ -1,0 +1,97 @@
+"""What can go wrong with an archive: one base error and its leaves.
+
+`OSError` is never wrapped: a missing file, a full disk and a refused permission reach the caller
+as Python raises them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Rules about a CRC-32 and about a SHA-1.
+CHECKSUM_RULES = frozenset({"ZIP-15", "DATA-6"})
+
+__all__ = [
+    "ArchiveError",
+    "ArchiveFormatError",
+    "ChecksumError",
+    "TensorNotFoundError",
+    "UnsupportedFeatureError",
+    "naming",
+]
+
+
+class ArchiveError(Exception):
+    """Base of every error of this library.
+
+    Attributes:
+        rule: Id of the broken rule in `spec/rules.toml`, such as `"ZIP-6"`; None where the fault
+            is not one of an archive.
+        entry: Name of the entry concerned, or None.
+        path: The file concerned, or None where the data came from memory.
+    """
+
+    def __init__(self, message: str, *, rule: str | None = None, entry: str | None = None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.entry = entry
+        self.path: str | None = None
+
+    @property
+    def message(self) -> str:
+        """The message alone, without file and rule."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        file = f"{self.path}: " if self.path is not None else ""
+        rule = f" [{self.rule}]" if self.rule is not None else ""
+        return f"{file}{self.message}{rule}"
+
+
+class ArchiveFormatError(ArchiveError, ValueError):
+    """The bytes are not what the specification, or the format of a source, says they are."""
+
+
+class ChecksumError(ArchiveFormatError):
+    """The bytes of an entry or a data file are not those that its checksum was made of."""
+
+
+class UnsupportedFeatureError(ArchiveError):
+    """What was asked for is well formed, and this version does not do it."""
+
+
+class TensorNotFoundError(ArchiveError, KeyError):
+    """No tensor, entry or asset has the name, or more than one tensor has it."""
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Names `path` in every `ArchiveError` raised in the block that names no file yet."""
+    try:
+        yield
+    except ArchiveError as error:
+        if error.path is None:
+            error.path = os.fspath(path)
+        raise
+
+
+class Report:
+    """What becomes of a broken rule. This one raises it: a reader stops at the first."""
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        """Takes a broken rule.
+
+        Args:
+            rule: Its id in `spec/rules.toml`.
+            message: What was expected and what was found.
+            entry: Name of the entry concerned, or None.
+
+        Raises:
+            ChecksumError: The rule is about a checksum.
+            ArchiveFormatError: Any other rule.
+        """
+        kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
+        subject = "" if entry is None else f"entry {entry!r}: "
+        raise kind(subject + message, rule=rule, entry=entry)

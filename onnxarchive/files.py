@@ -1,0 +1,270 @@
+"""Files: read by position or through a map, written so that the target is whole or untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import BinaryIO, TypeVar
+
+from onnxarchive.errors import ArchiveFormatError
+
+READ_SIZE = 8 << 20  # bytes read at a time by `MappedFile.pieces`
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+class MappedFile:
+    """A regular file, read and mapped through one descriptor, so that both see the same file.
+
+    Attributes:
+        path: The file's path as it was given.
+        size: Its size in bytes when it was opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, rule: str | None = None) -> None:
+        """Opens the file.
+
+        Args:
+            path: The file.
+            rule: The rule that anything but a regular file breaks, if one does.
+
+        Raises:
+            ArchiveFormatError: `path` is a directory, a pipe or a device.
+            OSError: It cannot be opened.
+        """
+        self.path = os.fspath(path)
+        # A pipe is not waited for: it is refused below. Windows would change line ends.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        if os.name == "nt" and os.path.isdir(self.path):  # which Windows refuses to open
+            raise _not_regular(self.path, "a directory", rule)
+        self._descriptor = os.open(self.path, flags)
+        try:
+            status = os.fstat(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
+                raise _not_regular(self.path, kind, rule)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.size = status.st_size
+        self._map: mmap.mmap | None = None
+        self._is_open = True
+        self._position_lock = threading.Lock()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`, fewer at the end of the file; a copy."""
+        parts: list[bytes] = []
+        while size > 0:
+            part = self._read_once(offset, size)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def pieces(self, offset: int, size: int) -> Iterator[bytes]:
+        """Reads `size` bytes from `offset` in pieces of at most `READ_SIZE` bytes; copies.
+
+        A file that was truncated meanwhile gives fewer bytes, and no fault as a map would.
+        """
+        while size > 0:
+            piece = self.read(offset, min(size, READ_SIZE))
+            if not piece:
+                return
+            yield piece
+            offset += len(piece)
+            size -= len(piece)
+
+    def view(self) -> memoryview:
+        """The whole file as a read-only view through a map; nothing is read or copied.
+
+        The view keeps the map alive, also after `close`.
+
+        Raises:
+            ArchiveFormatError: The file has become shorter since it was opened.
+        """
+        self._require_open()
+        if not self.size:
+            return memoryview(b"")
+        if self._map is None:
+            try:
+                self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+            except ValueError:
+                now = os.fstat(self._descriptor).st_size
+                error = ArchiveFormatError(
+                    f"expected {self.size} bytes as when opened, found {now}"
+                )
+                error.path = self.path
+                raise error from None
+        return memoryview(self._map)
+
+    def close(self) -> None:
+        """Closes the descriptor and lets go of the map, which lives as long as a view of it."""
+        if self._is_open:
+            self._is_open = False
+            self._map = None
+            os.close(self._descriptor)
+
+    def __enter__(self) -> MappedFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False):
+            self.close()
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        self._require_open()
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        with self._position_lock:  # Windows
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, size)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ValueError(f"{self.path}: the file is closed")
+
+
+def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
+    error = ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule)
+    error.path = path
+    return error
+
+
+class Replacement:
+    """A new file that takes the place of another when it is complete, and only then.
+
+    It is written beside the target under a temporary name. `commit` syncs it, renames it over the
+    target and syncs the directory: at any moment the target is what it was or is complete. A
+    target that is a symbolic link keeps being one: the file that it leads to is replaced. An
+    existing target's permission bits are kept.
+
+    Attributes:
+        file: Where to write.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Makes the temporary file.
+
+        Args:
+            path: The target.
+
+        Raises:
+            OSError: The file cannot be made, or the target is a directory.
+        """
+        self._target = os.path.realpath(path)
+        if os.path.isdir(self._target):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        descriptor, self._temporary = _make_temporary(self._target, _open_new)
+        self.file: BinaryIO = open(descriptor, "wb")  # noqa: SIM115
+
+    def commit(self) -> None:
+        """Puts the file in the target's place; on failure it is discarded instead.
+
+        Raises:
+            OSError: The file cannot be synced or renamed.
+        """
+        try:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(self._temporary, stat.S_IMODE(os.stat(self._target).st_mode))
+            os.replace(self._temporary, self._target)
+        except BaseException:
+            self.discard()
+            raise
+        _sync_directory(os.path.dirname(self._target))
+
+    def discard(self) -> None:
+        """Removes the file; the target is untouched."""
+        with contextlib.suppress(OSError):  # what is still buffered may not fit the disk
+            self.file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A `Replacement` that is committed when the block ends and discarded when it raises."""
+    replacement = Replacement(path)
+    try:
+        yield replacement.file
+    except BaseException:
+        replacement.discard()
+        raise
+    replacement.commit()
+
+
+@contextlib.contextmanager
+def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A directory to fill that gets its name when the block ends; removed when it raises.
+
+    Raises:
+        OSError: It cannot be made, or `path` exists and is not an empty directory.
+    """
+    target = os.path.realpath(path)
+    if os.path.exists(target) and os.listdir(target):
+        raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
+    _, temporary = _make_temporary(target, os.mkdir)
+    try:
+        yield temporary
+        if os.path.exists(target):
+            os.rmdir(target)
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+_Made = TypeVar("_Made")
+
+
+def _open_new(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, 0o666)
+
+
+def _make_temporary(target: str, make: Callable[[str], _Made]) -> tuple[_Made, str]:
+    """Makes a file or directory beside `target` under a name that nothing has yet."""
+    directory, name = os.path.split(target)
+    stem = os.fsdecode(os.fsencode(name)[:200])  # leaves room for the rest in a name of 255 bytes
+    number = 0
+    while True:
+        temporary = os.path.join(directory, f".{stem}.{os.getpid()}-{number}.tmp")
+        try:
+            return make(temporary), temporary
+        except FileExistsError:
+            number += 1
+
+
+def _sync_directory(directory: str) -> None:
+    """Makes a rename last; where directories cannot be opened (Windows) the system sees to it."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

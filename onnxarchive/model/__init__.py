@@ -1,0 +1,1 @@
+"""ONNX models: tensors, data types, keys. Knows nothing of zip."""

@@ -1,0 +1,227 @@
+"""ONNX data types: their widths, their numpy types, and the bytes of a tensor as an array.
+
+The bytes are those of `TensorProto.raw_data` (onnx.proto): little-endian, row-major, and for types
+of less than 8 bits a stream of codes that begins at the least significant bit of the first byte.
+Every numpy type is declared little-endian, so that they are read right on a host of either byte
+order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from onnxarchive.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BITS_PER_BYTE = 8
+MAX_RANK = 64  # numpy's
+MAX_NBYTES = (1 << 63) - 1  # of an array, numpy's
+
+_REGISTERED_BY_EXTENSION = 2  # numpy.dtype.isbuiltin
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """A data type of ONNX whose elements have a fixed width.
+
+    Attributes:
+        name: Its name in `TensorProto.DataType`.
+        number: Its number there.
+        dtype: The numpy type of its arrays, little-endian.
+        typed_field: The field of TensorProto that holds elements which `raw_data` does not.
+        bit_width: Bits of an element in `raw_data`.
+    """
+
+    name: str
+    number: int
+    dtype: np.dtype[Any]
+    typed_field: str
+    bit_width: int
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether an element has less than 8 bits, so that its arrays are unpacked copies."""
+        return self.bit_width < BITS_PER_BYTE
+
+    def nbytes(self, dims: Sequence[int]) -> int:
+        """Size in bytes of `raw_data` of a tensor of shape `dims`."""
+        return -(-math.prod(dims) * self.bit_width // BITS_PER_BYTE)
+
+    def tail_bits(self, dims: Sequence[int]) -> int:
+        """How many high bits of the last byte of `raw_data` belong to no element."""
+        return -math.prod(dims) * self.bit_width % BITS_PER_BYTE
+
+
+def _declare(
+    name: str, number: int, dtype: Any, typed_field: str, bit_width: int | None = None
+) -> DataType:
+    declared = np.dtype(dtype)
+    if declared.isbuiltin != _REGISTERED_BY_EXTENSION:
+        declared = declared.newbyteorder("<")
+    return DataType(
+        name, number, declared, typed_field, bit_width or declared.itemsize * BITS_PER_BYTE
+    )
+
+
+# TensorProto.DataType of onnx.proto, but for UNDEFINED and STRING, which have no fixed width.
+_DATA_TYPES = (
+    _declare("FLOAT", 1, np.float32, "float_data"),
+    _declare("UINT8", 2, np.uint8, "int32_data"),
+    _declare("INT8", 3, np.int8, "int32_data"),
+    _declare("UINT16", 4, np.uint16, "int32_data"),
+    _declare("INT16", 5, np.int16, "int32_data"),
+    _declare("INT32", 6, np.int32, "int32_data"),
+    _declare("INT64", 7, np.int64, "int64_data"),
+    _declare("BOOL", 9, np.bool_, "int32_data"),
+    _declare("FLOAT16", 10, np.float16, "int32_data"),
+    _declare("DOUBLE", 11, np.float64, "double_data"),
+    _declare("UINT32", 12, np.uint32, "uint64_data"),
+    _declare("UINT64", 13, np.uint64, "uint64_data"),
+    _declare("COMPLEX64", 14, np.complex64, "float_data"),
+    _declare("COMPLEX128", 15, np.complex128, "double_data"),
+    _declare("BFLOAT16", 16, ml_dtypes.bfloat16, "int32_data"),
+    _declare("FLOAT8E4M3FN", 17, ml_dtypes.float8_e4m3fn, "int32_data"),
+    _declare("FLOAT8E4M3FNUZ", 18, ml_dtypes.float8_e4m3fnuz, "int32_data"),
+    _declare("FLOAT8E5M2", 19, ml_dtypes.float8_e5m2, "int32_data"),
+    _declare("FLOAT8E5M2FNUZ", 20, ml_dtypes.float8_e5m2fnuz, "int32_data"),
+    _declare("UINT4", 21, ml_dtypes.uint4, "int32_data", 4),
+    _declare("INT4", 22, ml_dtypes.int4, "int32_data", 4),
+    _declare("FLOAT4E2M1", 23, ml_dtypes.float4_e2m1fn, "int32_data", 4),
+    _declare("FLOAT8E8M0", 24, ml_dtypes.float8_e8m0fnu, "int32_data"),
+    _declare("UINT2", 25, ml_dtypes.uint2, "int32_data", 2),
+    _declare("INT2", 26, ml_dtypes.int2, "int32_data", 2),
+    _declare("FLOAT6E2M3", 27, ml_dtypes.float6_e2m3fn, "int32_data", 6),
+    _declare("FLOAT6E3M2", 28, ml_dtypes.float6_e3m2fn, "int32_data", 6),
+)
+BY_NUMBER = {data_type.number: data_type for data_type in _DATA_TYPES}
+_BY_DTYPE = {data_type.dtype: data_type for data_type in _DATA_TYPES}
+BOOL = BY_NUMBER[9]
+
+
+def of_array(array: NDArray[Any]) -> DataType:
+    """The data type of a numpy array, whatever its byte order.
+
+    Raises:
+        UnsupportedFeatureError: ONNX has no data type for it.
+    """
+    dtype = array.dtype
+    if dtype.isbuiltin != _REGISTERED_BY_EXTENSION:
+        dtype = dtype.newbyteorder("<")
+    data_type = _BY_DTYPE.get(dtype)
+    if data_type is None:
+        raise UnsupportedFeatureError(
+            f"expected an array of a type that ONNX can store outside a model, found {array.dtype}"
+        )
+    return data_type
+
+
+def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDArray[Any]:
+    """The bytes of a tensor as a read-only array.
+
+    Args:
+        data: As in `raw_data`, `data_type.nbytes(dims)` bytes.
+        data_type: The tensor's data type.
+        dims: The tensor's shape.
+
+    Returns:
+        An array of shape `dims` and type `data_type.dtype`: a view of `data` which keeps it alive,
+        or for packed types an unpacked copy of one byte an element. On a big-endian host also
+        the extension types of 2 bytes (bfloat16) are copies, since numpy cannot swap them in place.
+    """
+    if data_type.is_packed:
+        codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
+        array = codes.view(data_type.dtype)
+    elif data_type.dtype.isbuiltin == _REGISTERED_BY_EXTENSION:
+        # Numpy knows no byte order of an extension type, but that of the integers it lies over.
+        bits = np.frombuffer(data, np.dtype(f"<u{data_type.dtype.itemsize}"))
+        array = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(data_type.dtype)
+    else:
+        array = np.frombuffer(data, data_type.dtype)
+    array = array.reshape(tuple(dims))
+    array.flags.writeable = False
+    return array
+
+
+def as_raw_data(array: NDArray[Any]) -> memoryview:
+    """The bytes of an array as `raw_data` holds them: little-endian, row-major, packed.
+
+    They are a view of `array` where it lies so in memory, and a copy where it does not.
+
+    Raises:
+        UnsupportedFeatureError: ONNX has no data type for the array.
+    """
+    data_type = of_array(array)
+    # ascontiguousarray would give a scalar a dimension; the bytes are the same.
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if data_type.is_packed:
+        return _bytes_of(_pack(flat.view(np.uint8), data_type.bit_width))
+    if data_type.dtype.isbuiltin == _REGISTERED_BY_EXTENSION:
+        bits = flat.view(f"=u{data_type.dtype.itemsize}")
+        return _bytes_of(bits.astype(bits.dtype.newbyteorder("<"), copy=False))
+    return _bytes_of(flat.astype(data_type.dtype, copy=False))
+
+
+def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
+    """The elements of a type-specific field as the bytes that `raw_data` would hold.
+
+    Args:
+        elements: The numbers in `data_type.typed_field`, of the field's own type. In `int32_data`
+            an element stands in the low bits of a number, 4- and 2-bit types with as many as fill
+            a byte, 6-bit types one by one (onnx.proto).
+        data_type: What the numbers mean.
+    """
+    if data_type.bit_width == 6:
+        return _bytes_of(_pack(elements.astype(np.uint8), data_type.bit_width))
+    if data_type.typed_field in ("float_data", "double_data"):  # complex as pairs
+        width = elements.dtype
+    else:
+        width = np.dtype(f"u{max(data_type.bit_width // BITS_PER_BYTE, 1)}")
+    return _bytes_of(elements.astype(width.newbyteorder("<"), copy=False))
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return array.view(np.uint8).data.toreadonly()
+
+
+def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np.uint8]:
+    """Codes of `bit_width` bits, the first in the lowest bits, as one byte each."""
+    codes_in_group, bytes_in_group = _group(bit_width)
+    group_count = -(-count // codes_in_group)
+    groups = np.zeros((group_count, bytes_in_group), np.uint8)
+    groups.reshape(-1)[: packed.size] = packed
+    codes = np.empty((group_count, codes_in_group), np.uint8)
+    for index in range(codes_in_group):
+        byte, shift = divmod(index * bit_width, BITS_PER_BYTE)
+        code = groups[:, byte] >> shift
+        if shift + bit_width > BITS_PER_BYTE:
+            code |= groups[:, byte + 1] << (BITS_PER_BYTE - shift)
+        codes[:, index] = code & ((1 << bit_width) - 1)
+    return codes.reshape(-1)[:count]
+
+
+def _pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
+    """The inverse of `_unpack`; the bits behind the last code are zero."""
+    codes_in_group, bytes_in_group = _group(bit_width)
+    grouped = np.zeros((-(-codes.size // codes_in_group), codes_in_group), np.uint8)
+    grouped.reshape(-1)[: codes.size] = codes & ((1 << bit_width) - 1)
+    groups = np.zeros((len(grouped), bytes_in_group), np.uint8)
+    for index in range(codes_in_group):
+        byte, shift = divmod(index * bit_width, BITS_PER_BYTE)
+        groups[:, byte] |= grouped[:, index] << shift
+        if shift + bit_width > BITS_PER_BYTE:
+            groups[:, byte + 1] |= grouped[:, index] >> (BITS_PER_BYTE - shift)
+    return groups.reshape(-1)[: -(-codes.size * bit_width // BITS_PER_BYTE)]
+
+
+def _group(bit_width: int) -> tuple[int, int]:
+    """How many codes fill how many whole bytes."""
+    bits = math.lcm(bit_width, BITS_PER_BYTE)
+    return bits // bit_width, bits // BITS_PER_BYTE

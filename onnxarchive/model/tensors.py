@@ -1,0 +1,457 @@
+"""The tensors of a model: where they stand, what their bytes are, and models without those bytes.
+
+There is one walk. Which fields lead to a TensorProto is derived from the descriptors of ONNX's
+protos, so it visits every tensor there is: initializers, sparse initializers, attributes,
+subgraphs, functions and training_info, and whatever a later ONNX adds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnx
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.model import dtypes
+from onnxarchive.model.dtypes import DataType
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+# The way from a model to a message in it: field by field, with an index where it is repeated.
+Path: TypeAlias = tuple[tuple[str, int | None], ...]
+
+EXTERNAL = onnx.TensorProto.EXTERNAL
+STRING = onnx.TensorProto.STRING
+# onnx.proto: exactly one of them holds the elements of a tensor that is not external.
+DATA_FIELDS = (
+    "raw_data",
+    "float_data",
+    "int32_data",
+    "string_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+)
+_ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
+    "float_data": np.dtype(np.float32),
+    "int32_data": np.dtype(np.int32),
+    "int64_data": np.dtype(np.int64),
+    "double_data": np.dtype(np.float64),
+    "uint64_data": np.dtype(np.uint64),
+}
+_TENSOR = onnx.TensorProto.DESCRIPTOR.full_name
+
+LOCATION = "location"
+OFFSET = "offset"
+LENGTH = "length"
+CHECKSUM = "checksum"
+EXTERNAL_DATA_KEYS = frozenset({LOCATION, OFFSET, LENGTH, CHECKSUM})
+# int() takes blanks, underscores and the digits of other scripts as well.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A tensor and where it stands in its model.
+
+    Attributes:
+        path: The way to it.
+        tensor: The model's own TensorProto, not a copy.
+    """
+
+    path: Path
+    tensor: onnx.TensorProto
+
+    @property
+    def is_initializer(self) -> bool:
+        """Whether it is a dense initializer of the main graph or of a subgraph of its nodes.
+
+        These are the tensors that go outside the model unless more is asked for.
+        """
+        return self.path[0][0] == "graph" and self.path[-1][0] == "initializer"
+
+    @property
+    def is_loaded_by_onnx(self) -> bool:
+        """Whether `onnx.load` reads the tensor's external data.
+
+        It passes over sparse tensors, training_info, default attributes of functions and
+        initializers in functions (onnx.external_data_helper).
+        """
+        fields = [field for field, _ in self.path]
+        if fields[-1] == "initializer":
+            return fields[0] == "graph"
+        return fields[0] != "training_info" and not any(
+            field.startswith("sparse_") or field == "attribute_proto" for field in fields
+        )
+
+    def __str__(self) -> str:
+        where = ".".join(
+            field if index is None else f"{field}[{index}]" for field, index in self.path
+        )
+        return f"tensor {self.tensor.name!r} ({where})"
+
+
+def walk(model: onnx.ModelProto) -> Iterator[Site]:
+    """Every TensorProto of a model, those of a graph before those of its nodes.
+
+    It takes memory in proportion to the depth of the model and the width of one level, and no
+    stack: subgraphs may be nested to any depth.
+    """
+    stack: list[tuple[Path, Message]] = [((), model)]
+    while stack:
+        path, message = stack.pop()
+        descriptor = message.DESCRIPTOR
+        if descriptor.full_name == _TENSOR:
+            yield Site(path, message)  # type: ignore[arg-type]
+            continue
+        children: list[tuple[Path, Message]] = []
+        for field, is_repeated in _ways_to_tensors()[descriptor.full_name]:
+            if is_repeated:
+                children.extend(
+                    ((*path, (field, index)), child)
+                    for index, child in enumerate(getattr(message, field))
+                )
+            elif message.HasField(field):
+                children.append(((*path, (field, None)), getattr(message, field)))
+        stack.extend(reversed(children))
+
+
+@cache
+def _ways_to_tensors() -> dict[str, tuple[tuple[str, bool], ...]]:
+    """For each message of ONNX the fields that lead to a TensorProto, the shortest way first."""
+    distances = {_TENSOR: 0}
+    descriptors = _reachable(onnx.ModelProto.DESCRIPTOR)
+    # Bellman and Ford: as many rounds as messages are enough.
+    for _ in descriptors:
+        for descriptor in descriptors.values():
+            ways = [
+                distances[field.message_type.full_name] + 1
+                for field in descriptor.fields
+                if field.message_type and field.message_type.full_name in distances
+            ]
+            if ways and descriptor.full_name != _TENSOR:
+                distances[descriptor.full_name] = min(ways)
+    table = {}
+    for name, descriptor in descriptors.items():
+        fields = [
+            field
+            for field in descriptor.fields
+            if field.message_type and field.message_type.full_name in distances
+        ]
+        fields.sort(key=lambda field: (distances[field.message_type.full_name], field.number))
+        table[name] = tuple((field.name, is_repeated(field)) for field in fields)
+    return table
+
+
+def _reachable(root: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    stack = [root]
+    while stack:
+        descriptor = stack.pop()
+        if descriptor.full_name not in found:
+            found[descriptor.full_name] = descriptor
+            stack.extend(field.message_type for field in descriptor.fields if field.message_type)
+    return found
+
+
+def at(model: onnx.ModelProto, path: Path) -> onnx.TensorProto:
+    """The tensor at the end of `path`."""
+    message: Any = model
+    for field, index in path:
+        message = getattr(message, field)
+        if index is not None:
+            message = message[index]
+    return message  # type: ignore[no-any-return]
+
+
+def raw_data(site: Site) -> memoryview:
+    """The bytes of a tensor that the model holds, as `raw_data` has them.
+
+    They are a copy of this one tensor: protobuf hands out no views. Elements of type-specific
+    fields are converted.
+
+    Raises:
+        ArchiveFormatError: The tensor does not hold as many bytes as its shape and type need.
+    """
+    tensor = site.tensor
+    data_type = dtypes.BY_NUMBER[tensor.data_type]
+    if tensor.HasField("raw_data"):
+        data = memoryview(tensor.raw_data)
+    else:
+        values = getattr(tensor, data_type.typed_field)
+        elements = np.fromiter(values, _ELEMENT_TYPES[data_type.typed_field], count=len(values))
+        data = dtypes.typed_raw_data(elements, data_type)
+    expected = data_type.nbytes(tensor.dims)
+    if data.nbytes != expected:
+        raise ArchiveFormatError(
+            f"{site}: expected {expected} bytes for {data_type.name} of shape "
+            f"{list(tensor.dims)}, found {data.nbytes}"
+        )
+    return data
+
+
+def has_field(message: Message, name: str) -> bool:
+    """Whether a field is set, or a repeated one not empty; its value is not read."""
+    if is_repeated(message.DESCRIPTOR.fields_by_name[name]):
+        return len(getattr(message, name)) > 0
+    return message.HasField(name)
+
+
+def stored_type(tensor: onnx.TensorProto) -> DataType | None:
+    """The data type of a tensor whose bytes can stand outside the model, or None.
+
+    None for strings, for types that ONNX does not define, for segments of a tensor and for shapes
+    that no array has.
+    """
+    data_type = dtypes.BY_NUMBER.get(tensor.data_type)
+    if data_type is None or tensor.HasField("segment") or tensor.string_data:
+        return None
+    return data_type if are_dims(tensor.dims, data_type) else None
+
+
+def are_dims(dims: Any, data_type: DataType) -> bool:
+    """Whether an array can have this shape and type (rule TENSOR-2)."""
+    nonzero = [dim for dim in dims if dim]
+    return (
+        len(dims) <= dtypes.MAX_RANK
+        and all(dim > 0 for dim in nonzero)
+        and data_type.dtype.itemsize * math.prod(nonzero) <= dtypes.MAX_NBYTES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalData:
+    """Where the bytes of a tensor lie, as its `external_data` field says.
+
+    Attributes:
+        location: Path of the file, or key of the entry.
+        offset: Where they begin in it, in bytes; None where it is not said.
+        length: How many they are; None where it is not said.
+        checksum: SHA-1 of the file in hexadecimal digits; None where it is not said.
+    """
+
+    location: str
+    offset: int | None
+    length: int | None
+    checksum: str | None
+
+
+def external_data(
+    site: Site, report: Report, *, also_allowed: frozenset[str] = frozenset()
+) -> ExternalData | None:
+    """Reads a tensor's `external_data` field strictly.
+
+    Args:
+        site: The tensor.
+        report: Takes each broken rule (DATA-4, DATA-5, DATA-6).
+        also_allowed: Keys that are passed over besides the known ones.
+
+    Returns:
+        What the field says; None where it does not make sense.
+    """
+    pairs: dict[str, str] = {}
+    known = EXTERNAL_DATA_KEYS | also_allowed
+    for pair in site.tensor.external_data:
+        if pair.key not in known or pair.key in pairs:
+            report.broken(
+                "DATA-4",
+                f"{site}: expected each of {sorted(known)} at most once in external_data, found "
+                f"{pair.key!r}{' again' if pair.key in known else ''}",
+            )
+            return None
+        pairs[pair.key] = pair.value
+    if LOCATION not in pairs:
+        report.broken("DATA-4", f"{site}: expected a location in external_data, found none")
+        return None
+    numbers: dict[str, int | None] = dict.fromkeys((OFFSET, LENGTH))
+    for key in numbers:
+        if key in pairs:
+            if _NUMBER.fullmatch(pairs[key]) is None:
+                report.broken(
+                    "DATA-5", f"{site}: expected {key} in decimal digits, found {pairs[key]!r}"
+                )
+                return None
+            numbers[key] = int(pairs[key])
+    return ExternalData(pairs[LOCATION], numbers[OFFSET], numbers[LENGTH], pairs.get(CHECKSUM))
+
+
+def location(tensor: onnx.TensorProto) -> str | None:
+    """The location of an external tensor; None where it is not external or has none."""
+    return _external_value(tensor, LOCATION)
+
+
+def checksum(tensor: onnx.TensorProto) -> str | None:
+    """The SHA-1 that an external tensor's data shall have; None where it does not say."""
+    return _external_value(tensor, CHECKSUM)
+
+
+def _external_value(tensor: onnx.TensorProto, key: str) -> str | None:
+    if tensor.data_location != EXTERNAL:
+        return None
+    return next((pair.value for pair in tensor.external_data if pair.key == key), None)
+
+
+def checked(
+    site: Site, data: Iterable[memoryview], report: Report, *, entry: str
+) -> Iterator[memoryview]:
+    """Passes on the bytes of a tensor and checks what only they show.
+
+    Args:
+        site: The tensor.
+        data: Its bytes in pieces, as many as its shape and type need.
+        report: Takes each broken rule (TENSOR-4, TENSOR-5).
+        entry: The key of its entry.
+    """
+    data_type = dtypes.BY_NUMBER[site.tensor.data_type]
+    largest = last = 0
+    for piece in data:
+        if data_type is dtypes.BOOL:
+            largest = max(largest, int(np.frombuffer(piece, np.uint8).max(initial=0)))
+        if piece:
+            last = piece[-1]
+        yield piece
+    if largest > 1:
+        report.broken(
+            "TENSOR-5", f"{site}: expected bytes of 0 and 1, found {largest}", entry=entry
+        )
+    tail_bits = data_type.tail_bits(site.tensor.dims)
+    if last >> (dtypes.BITS_PER_BYTE - tail_bits):
+        report.broken(
+            "TENSOR-4",
+            f"{site}: expected zero in the {tail_bits} high bits of the last byte, which no "
+            f"element has, found {last:#04x}",
+            entry=entry,
+        )
+
+
+def set_location(
+    tensor: onnx.TensorProto,
+    location: str,
+    *,
+    offset: int | None = None,
+    length: int | None = None,
+) -> None:
+    """Makes a tensor external: its data fields are cleared and `external_data` is written anew."""
+    for field in (*DATA_FIELDS, "external_data"):
+        tensor.ClearField(field)
+    tensor.data_location = EXTERNAL
+    for key, value in ((LOCATION, location), (OFFSET, offset), (LENGTH, length)):
+        if value is not None:
+            tensor.external_data.add(key=key, value=str(value))
+
+
+def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
+    """Makes an external tensor hold its bytes itself."""
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+    tensor.raw_data = data
+
+
+def with_locations(model: onnx.ModelProto, locations: Mapping[Path, str]) -> onnx.ModelProto:
+    """A copy of `model` in which the tensors at `locations` are external and hold no data.
+
+    No byte of those tensors is copied or read. `model` is not changed. Unknown fields are kept.
+    """
+    copy = onnx.ModelProto()
+    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations))]
+    while stack:
+        source, target, branch = stack.pop()
+        if branch.location is not None:
+            _copy_fields(source, target, (*DATA_FIELDS, "external_data", "data_location"))
+            set_location(target, branch.location)  # type: ignore[arg-type]
+            continue
+        _copy_fields(source, target, tuple(branch.fields))
+        for field, indices in branch.fields.items():
+            children = getattr(source, field)
+            if None in indices:
+                submessage = getattr(target, field)
+                submessage.SetInParent()
+                stack.append((children, submessage, indices[None]))
+                continue
+            for index, child in enumerate(children):
+                added = getattr(target, field).add()
+                if index in indices:
+                    stack.append((child, added, indices[index]))
+                else:
+                    added.CopyFrom(child)
+    return copy
+
+
+class _Branch:
+    """The paths below one message, as a tree; at its leaves the locations."""
+
+    __slots__ = ("fields", "location")
+
+    def __init__(self) -> None:
+        self.fields: dict[str, dict[int | None, _Branch]] = {}
+        self.location: str | None = None
+
+
+def _branches(locations: Mapping[Path, str]) -> _Branch:
+    root = _Branch()
+    for path, location in locations.items():
+        branch = root
+        for field, index in path:
+            branch = branch.fields.setdefault(field, {}).setdefault(index, _Branch())
+        branch.location = location
+    return root
+
+
+def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) -> None:
+    """Copies every field but those left out; what is left out is not even read."""
+    for field in source.DESCRIPTOR.fields:
+        if field.name in left_out:
+            continue
+        if is_repeated(field):
+            getattr(target, field.name).MergeFrom(getattr(source, field.name))
+        elif source.HasField(field.name):
+            value = getattr(source, field.name)
+            if field.message_type:
+                getattr(target, field.name).CopyFrom(value)
+            else:
+                setattr(target, field.name, value)
+    unknown = _serialize(UnknownFieldSet(source))
+    if unknown:
+        target.MergeFromString(unknown)
+
+
+def is_repeated(field: Any) -> bool:
+    """Whether a field descriptor is of a repeated field, in old and new protobuf alike."""
+    # FieldDescriptor.label is deprecated since protobuf 6, is_repeated is there since then.
+    repeated = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
+
+
+def _serialize(unknown: Any) -> bytes:
+    """Unknown fields as they stand on the wire (protobuf encoding guide)."""
+    parts: list[bytes] = []
+    for field in unknown:
+        parts.append(_varint(field.field_number << 3 | field.wire_type))
+        if field.wire_type == 0:
+            parts.append(_varint(field.data))
+        elif field.wire_type == 1:
+            parts.append(field.data.to_bytes(8, "little"))
+        elif field.wire_type == 2:
+            parts.append(_varint(len(field.data)) + field.data)
+        elif field.wire_type == 3:
+            parts.append(_serialize(field.data) + _varint(field.field_number << 3 | 4))
+        else:
+            parts.append(field.data.to_bytes(4, "little"))
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)

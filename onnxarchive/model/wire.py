@@ -1,0 +1,630 @@
+"""A serialized ModelProto, read and rewritten on the wire without loading its weights.
+
+`hollow` takes the tensors' data out of a `.onnx` file: it gives a skeleton, a ModelProto without
+weights, and the spans of the file where the data lies. `decode` turns a span into raw data.
+`fill` is the way back: it puts raw data in the place of external data.
+
+Both ways share one walk. It enters only the messages through which a TensorProto can be reached,
+as the descriptors of onnx.ModelProto tell, and steps over everything else by its length, so that
+no page of the weights is touched. What the walk does not enter is kept byte for byte and left to
+protobuf, which parses the skeleton: a malformed model is refused by one of the two.
+
+Sources: the protobuf encoding guide (https://protobuf.dev/programming-guides/encoding) for the
+wire; upb, the parser below onnx, for the limits that the guide leaves open; onnx-ml.proto for the
+meaning of the fields of a TensorProto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import onnx
+
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+__all__ = ["SPAN_LOCATION", "Hollow", "Span", "decode", "fill", "hollow"]
+
+SPAN_LOCATION: Final = "\0onnxarchive/span/"
+"""What the location of a hollowed tensor begins with; no file path holds a NUL character."""
+
+# The wire (encoding guide, "Message Structure"), and the limits of upb.
+_VARINT, _I64, _LEN, _START_GROUP, _END_GROUP, _I32 = range(6)
+_FIXED_WIDTHS: Final = {_I32: 4, _I64: 8}
+_WIRE_TYPE_BITS = 3
+_WIRE_TYPE_MASK = 0b111
+_FIRST_TAG = 1 << _WIRE_TYPE_BITS  # field number 0 is reserved
+_MAX_TAG = 2**32 - 1
+_VARINT_BITS = 7
+_VARINT_CONTINUES = 0x80
+_VARINT_MASK = 0x7F
+_MAX_VARINT_WIDTH = 10
+_MAX_TAG_WIDTH = 5
+_MAX_LENGTH_WIDTH = 5
+_MAX_MESSAGE_BYTES = 2**31 - 1
+_MAX_DEPTH = 100  # messages and groups below the ModelProto
+_INT32_MASK = 2**32 - 1
+
+_PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
+_COALESCED_BYTES = 1 << 12  # shorter pieces are joined, longer ones are viewed
+
+_Piece = bytes | memoryview
+_Field = tuple[int, int, int, int, int]
+"""A field on the wire: its tag, and the offsets of the tag, the length, the value and the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the data of one tensor lies in a serialized model.
+
+    Attributes:
+        offset: Byte offset of the payload in the model.
+        nbytes: Size of the payload in bytes, as it stands in the model.
+        field: The field of TensorProto that holds it: `raw_data`, or a packed typed field.
+        data_type: The tensor's `data_type`, which gives a typed field its meaning.
+    """
+
+    offset: int
+    nbytes: int
+    field: str
+    data_type: int
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the payload is raw data as it stands, so that `nbytes` is the tensor's size."""
+        return self.field in _FIXED_WIDTH_FIELDS
+
+
+@dataclass(frozen=True, slots=True)
+class Hollow:
+    """A model without its weights.
+
+    Attributes:
+        skeleton: A serialized ModelProto; the location of a hollowed tensor is `SPAN_LOCATION`
+            followed by the index of its span.
+        spans: Where the weights lie, in the order of the file.
+    """
+
+    skeleton: bytes
+    spans: tuple[Span, ...]
+
+
+def hollow(data: Buffer, *, size_threshold: int = 1024) -> Hollow:
+    """Takes the data of large tensors out of a serialized model.
+
+    A tensor is hollowed when all its data stands in one field: `raw_data`, or a packed typed field
+    that suits its `data_type`. Strings, external tensors, tensors whose data is unpacked or stands
+    in several fields, and whatever lies below a singular field that occurs twice (protobuf merges
+    the two) stay as they are.
+
+    Args:
+        data: A serialized ModelProto; bytes, or a map of a file. It is not kept.
+        size_threshold: Tensors whose data takes this many bytes of the model or more are hollowed.
+
+    Returns:
+        The skeleton, a copy of the rest of the model, and the spans, which copy nothing.
+
+    Raises:
+        ArchiveFormatError: The model is malformed, or names `SPAN_LOCATION` itself.
+    """
+    spans: list[Span] = []
+    with memoryview(data) as view, view.cast("B") as wire:
+        edits = _Edits(wire)
+        for tensor in _tensors(wire, size_threshold):
+            if tensor.depth == _MAX_DEPTH:
+                continue  # no level is left for external_data
+            found = _sole_data_field(wire, tensor)
+            span = _span(*found) if found else None
+            if found is None or span is None or span.nbytes < size_threshold:
+                continue
+            (_, begin, _, _, end), _ = found
+            edits.replace(tensor, begin, end, _external_data(f"{SPAN_LOCATION}{len(spans)}"))
+            # Last in the tensor, where it overrules a DEFAULT that the model spells out.
+            edits.replace(tensor, tensor.stop, tensor.stop, _EXTERNAL_LOCATION)
+            spans.append(span)
+        skeleton = b"".join(edits.pieces())
+    if skeleton.count(SPAN_LOCATION.encode()) != len(spans):
+        raise ArchiveFormatError(
+            f"the model holds the reserved location {SPAN_LOCATION!r}", rule="MODEL-3"
+        )
+    return Hollow(skeleton, tuple(spans))
+
+
+def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | memoryview]:
+    """Puts raw data in the place of external data.
+
+    What lies below a singular field that occurs twice (protobuf merges the two) stays as it is.
+
+    Args:
+        model: A serialized ModelProto.
+        data: Gives the raw data of a location, or None for a tensor that shall stay external.
+
+    Returns:
+        Pieces which make up the plain model one after another; `len` of each is its size in bytes.
+        A piece of 4 KiB or more is a view of `model` or of a buffer that `data` gave; shorter ones
+        are copied and joined to their neighbours.
+
+    Raises:
+        ArchiveFormatError: The model is malformed.
+        UnsupportedFeatureError: The plain model would pass protobuf's limit of 2 GiB.
+    """
+    wire = _bytes_of(model)
+    edits = _Edits(wire)
+    for tensor in _tensors(wire, _SMALLEST_EXTERNAL_TENSOR):
+        location, outdated = _external_fields(wire, tensor)
+        contents = None if location is None else data(location)
+        if contents is None:
+            continue
+        raw = _bytes_of(contents)
+        header = _encoded(_RAW_DATA) + _encoded(len(raw))
+        place = next(begin for tag, begin, *_ in outdated if tag == _EXTERNAL_DATA)
+        edits.replace(tensor, place, place, header, raw)
+        for _, begin, _, _, end in outdated:
+            edits.replace(tensor, begin, end)
+    return list(_coalesced(edits.pieces()))
+
+
+def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
+    """Gives the raw data of a tensor: little-endian, row-major, sub-byte types packed.
+
+    Args:
+        data: The model that was hollowed.
+        span: A span of it.
+
+    Yields:
+        Pieces of at most 2 MiB. They are views of `data` where the payload is raw data already.
+
+    Raises:
+        ArchiveFormatError: The payload is malformed.
+    """
+    payload = _bytes_of(data)[span.offset : span.offset + span.nbytes]
+    if len(payload) != span.nbytes:
+        raise _malformed(span.offset, f"{span.nbytes} bytes of data", f"{len(payload)}")
+    if span.is_raw:
+        for start in range(0, len(payload), _PIECE_BYTES):
+            yield payload[start : start + _PIECE_BYTES]
+        return
+    element = np.dtype(f"<u{_ELEMENT_WIDTHS[span.field, span.data_type]}")
+    pieces: Iterable[npt.NDArray[Any]] = (
+        values.astype(element) for values in _varints(payload, span.offset)
+    )
+    if span.data_type in _SIX_BIT_TYPES:
+        pieces = _packed_six_bit(pieces)
+    for piece in pieces:
+        yield piece.view(np.uint8).data
+
+
+# The messages that lead to a tensor
+
+
+_MODEL: Final[str] = onnx.ModelProto.DESCRIPTOR.full_name
+_TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
+
+
+def _routes() -> dict[str, dict[int, tuple[str, bool]]]:
+    """For each message that can hold a tensor: tag -> (message below it, whether repeated)."""
+    messages: dict[str, Any] = {}
+    pending = [onnx.ModelProto.DESCRIPTOR]
+    while pending:
+        message = pending.pop()
+        if message.full_name not in messages:
+            messages[message.full_name] = message
+            pending += [field.message_type for field in message.fields if field.message_type]
+    routes: dict[str, dict[int, tuple[str, bool]]] = {_TENSOR: {}}
+    found = 0
+    while found != len(routes):
+        found = len(routes)
+        for name, message in messages.items():
+            fields = {
+                _tag(message, field.name, _LEN): (
+                    field.message_type.full_name,
+                    field.default_value == [],  # so for repeated fields, in every protobuf
+                )
+                for field in message.fields
+                if field.message_type and field.message_type.full_name in routes
+            }
+            if fields:
+                routes[name] = fields
+    return routes
+
+
+def _tag(message: Any, field: str, wire_type: int) -> int:
+    number: int = message.fields_by_name[field].number
+    return number << _WIRE_TYPE_BITS | wire_type
+
+
+_ROUTES: Final = _routes()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A message on the way to a tensor, or the tensor itself."""
+
+    message: str
+    parent: _Frame | None
+    prefix: int  # offset of its length
+    start: int
+    stop: int
+    depth: int
+    growth: int = 0
+
+
+def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
+    """Yields every TensorProto of `smallest` bytes or more, in the order of the file."""
+    if len(wire) > _MAX_MESSAGE_BYTES:
+        raise _malformed(0, f"at most {_MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
+    stack = [_Frame(_MODEL, None, 0, 0, len(wire), 0)]
+    while stack:
+        frame = stack.pop()
+        if frame.message == _TENSOR:
+            yield frame
+        else:
+            stack += reversed(_children(wire, frame, smallest))
+
+
+def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
+    """Gives the messages one step nearer to a tensor that may hold one of `smallest` bytes."""
+    routes = _ROUTES[frame.message]
+    children: list[tuple[int, _Frame]] = []
+    singular: set[int] = set()
+    merged: set[int] = set()
+    for tag, _, prefix, start, stop in _fields(wire, frame.start, frame.stop, frame.depth):
+        if tag not in routes:
+            continue
+        message, repeated = routes[tag]
+        if not repeated:
+            (merged if tag in singular else singular).add(tag)
+        if stop - start >= smallest:
+            children.append((tag, _Frame(message, frame, prefix, start, stop, frame.depth + 1)))
+    return [child for tag, child in children if tag not in merged]
+
+
+# The fields of a tensor
+
+
+def _tensor_tag(field: str, wire_type: int) -> int:
+    return _tag(onnx.TensorProto.DESCRIPTOR, field, wire_type)
+
+
+_DATA_TYPE: Final = _tensor_tag("data_type", _VARINT)
+_DATA_LOCATION: Final = _tensor_tag("data_location", _VARINT)
+_EXTERNAL_DATA: Final = _tensor_tag("external_data", _LEN)
+_RAW_DATA: Final = _tensor_tag("raw_data", _LEN)
+_KEY: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "key", _LEN)
+_VALUE: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "value", _LEN)
+_LOCATION_KEY: Final = "location"
+
+# Bytes that one element of a typed field takes in raw data; six-bit codes before they are packed.
+_ELEMENTS: Final[dict[str, dict[int, str]]] = {
+    "float_data": {4: "FLOAT COMPLEX64"},
+    "double_data": {8: "DOUBLE COMPLEX128"},
+    "int32_data": {
+        1: (
+            "BOOL INT8 UINT8 INT4 UINT4 INT2 UINT2 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2 FLOAT8E4M3FN "
+            "FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0"
+        ),
+        2: "INT16 UINT16 FLOAT16 BFLOAT16",
+        4: "INT32",
+    },
+    "int64_data": {8: "INT64"},
+    "uint64_data": {4: "UINT32", 8: "UINT64"},
+}
+_FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
+_DATA_TYPES: Final[dict[str, int]] = dict(onnx.TensorProto.DataType.items())
+_ELEMENT_WIDTHS: Final[dict[tuple[str, int], int]] = {
+    (field, _DATA_TYPES[name]): width
+    for field, widths in _ELEMENTS.items()
+    for width, names in widths.items()
+    for name in names.split()
+    if name in _DATA_TYPES  # an older onnx knows fewer
+}
+_SIX_BIT_TYPES: Final = frozenset(
+    number for name, number in _DATA_TYPES.items() if name in ("FLOAT6E2M3", "FLOAT6E3M2")
+)
+_PACKED_FIELDS: Final[dict[int, str]] = {
+    _tensor_tag(field, _LEN): field for field in ("raw_data", *_ELEMENTS)
+}
+_DATA_TAGS: Final = frozenset(
+    {
+        *_PACKED_FIELDS,
+        _tensor_tag("string_data", _LEN),
+        _tensor_tag("float_data", _I32),
+        _tensor_tag("double_data", _I64),
+        _tensor_tag("int32_data", _VARINT),
+        _tensor_tag("int64_data", _VARINT),
+        _tensor_tag("uint64_data", _VARINT),
+    }
+)
+
+
+def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[_Field, int] | None:
+    """Finds the one field that holds all data of a tensor that is not external, and its type."""
+    found: _Field | None = None
+    data_type = 0
+    for field in _fields(wire, tensor.start, tensor.stop, tensor.depth):
+        tag, _, _, value, end = field
+        if tag in _DATA_TAGS:
+            if found is not None:
+                return None
+            found = field
+        elif tag == _DATA_TYPE:
+            data_type = _int32(wire, value, end)
+        elif tag == _EXTERNAL_DATA or (tag == _DATA_LOCATION and _is_external(wire, value, end)):
+            return None
+    return None if found is None else (found, data_type)
+
+
+def _span(field: _Field, data_type: int) -> Span | None:
+    """Gives the span of a data field, if it can be read without the tensor around it."""
+    tag, _, _, value, end = field
+    name = _PACKED_FIELDS.get(tag)
+    if name is None or data_type == onnx.TensorProto.STRING:
+        return None
+    span = Span(value, end - value, name, data_type)
+    if tag == _RAW_DATA:
+        return span
+    width = _ELEMENT_WIDTHS.get((name, data_type))
+    if width is None:
+        return None
+    if span.is_raw and span.nbytes % width:
+        raise _malformed(value, f"elements of {width} bytes", f"{span.nbytes} bytes")
+    return span
+
+
+def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[_Field]]:
+    """Finds a tensor's external location, and the fields that raw data makes outdated."""
+    location: str | None = None
+    external = False
+    outdated: list[_Field] = []
+    for field in _fields(wire, tensor.start, tensor.stop, tensor.depth):
+        tag, _, _, value, end = field
+        if tag == _EXTERNAL_DATA:
+            named = _location(wire, value, end, tensor.depth + 1)
+            location = location if named is None else named
+            outdated.append(field)
+        elif tag == _RAW_DATA:
+            outdated.append(field)
+        elif tag == _DATA_LOCATION:
+            number = _int32(wire, value, end)
+            if number == onnx.TensorProto.EXTERNAL:
+                external = True
+                outdated.append(field)
+            elif number == onnx.TensorProto.DEFAULT:
+                external = False
+    return (location if external else None), outdated
+
+
+def _location(wire: memoryview, start: int, stop: int, depth: int) -> str | None:
+    """Gives the location that a pair of external_data names, if it names one."""
+    key = value = b""
+    for tag, _, _, begin, end in _fields(wire, start, stop, depth):
+        if tag == _KEY:
+            key = bytes(wire[begin:end])
+        elif tag == _VALUE:
+            value = bytes(wire[begin:end])
+    if key != _LOCATION_KEY.encode():
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise _malformed(start, "a location in UTF-8", repr(value)) from None
+
+
+def _is_external(wire: memoryview, start: int, stop: int) -> bool:
+    return _int32(wire, start, stop) == onnx.TensorProto.EXTERNAL
+
+
+def _external_data(location: str) -> bytes:
+    pair = onnx.StringStringEntryProto(key=_LOCATION_KEY, value=location)
+    field: bytes = onnx.TensorProto(external_data=[pair]).SerializeToString()
+    return field
+
+
+_EXTERNAL_LOCATION: Final = onnx.TensorProto(
+    data_location=onnx.TensorProto.EXTERNAL
+).SerializeToString()
+_SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(""))
+
+
+# Reading the wire
+
+
+def _fields(wire: memoryview, start: int, stop: int, depth: int) -> Iterator[_Field]:
+    """Yields the fields of one message, without those inside of groups."""
+    groups: list[int] = []
+    _check_depth(depth, start)
+    position = start
+    while position < stop:
+        begin = position
+        tag = wire[begin]
+        prefix = begin + 1
+        if tag >= _VARINT_CONTINUES:
+            tag, prefix = _varint(wire, begin, stop, _MAX_TAG_WIDTH)
+        if not _FIRST_TAG <= tag <= _MAX_TAG:
+            raise _malformed(begin, "a field number from 1 to 536870911", f"tag {tag}")
+        wire_type = tag & _WIRE_TYPE_MASK
+        value = prefix
+        if wire_type == _LEN:
+            if prefix < stop and (length := wire[prefix]) < _VARINT_CONTINUES:
+                value += 1
+            else:
+                length, value = _varint(wire, prefix, stop, _MAX_LENGTH_WIDTH)
+            position = value + length
+        elif wire_type == _VARINT:
+            _, position = _varint(wire, prefix, stop, _MAX_VARINT_WIDTH)
+        elif wire_type in _FIXED_WIDTHS:
+            position = prefix + _FIXED_WIDTHS[wire_type]
+        else:
+            position = prefix
+            _enter_or_leave_group(groups, tag, begin, depth)
+            continue
+        if position > stop:
+            raise _malformed(begin, f"a field that ends by {stop}", f"one that ends at {position}")
+        if not groups:
+            yield tag, begin, prefix, value, position
+    if groups:
+        raise _malformed(stop, f"the end of group {groups[-1]}", "the end of the message")
+
+
+def _check_depth(depth: int, offset: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise _malformed(offset, f"at most {_MAX_DEPTH} nested messages and groups", "one more")
+
+
+def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -> None:
+    number = tag >> _WIRE_TYPE_BITS
+    wire_type = tag & _WIRE_TYPE_MASK
+    if wire_type == _START_GROUP:
+        groups.append(number)
+        _check_depth(depth + len(groups), begin)
+    elif wire_type != _END_GROUP:
+        raise _malformed(begin, "a wire type from 0 to 5", f"{wire_type}")
+    elif not groups or groups.pop() != number:
+        raise _malformed(begin, "the end of the open group, if any", f"the end of group {number}")
+
+
+def _varint(wire: memoryview, start: int, stop: int, max_width: int) -> tuple[int, int]:
+    """Reads a varint; gives its value, not yet cut to 64 bits, and the offset after it."""
+    value = 0
+    for width, byte in enumerate(wire[start : min(stop, start + max_width)]):
+        value |= (byte & _VARINT_MASK) << width * _VARINT_BITS
+        if byte < _VARINT_CONTINUES:
+            return value, start + width + 1
+    raise _malformed(start, f"a varint of at most {max_width} bytes that ends by {stop}", "none")
+
+
+def _int32(wire: memoryview, start: int, stop: int) -> int:
+    value, _ = _varint(wire, start, stop, _MAX_VARINT_WIDTH)
+    return int.from_bytes((value & _INT32_MASK).to_bytes(4, "little"), "little", signed=True)
+
+
+def _malformed(offset: int, expected: str, found: str) -> ArchiveFormatError:
+    return ArchiveFormatError(
+        f"malformed model at byte {offset}: expected {expected}, found {found}", rule="MODEL-3"
+    )
+
+
+def _bytes_of(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a shape with a zero
+
+
+# Writing the wire
+
+
+class _Edits:
+    """Replacements in a model; the lengths of the messages around them follow."""
+
+    def __init__(self, wire: memoryview) -> None:
+        self._wire = wire
+        self._edits: list[tuple[int, int, tuple[_Piece, ...]]] = []
+        self._frames: dict[int, _Frame] = {}  # the edited messages, by the offset of their start
+
+    def replace(self, frame: _Frame, begin: int, end: int, *contents: _Piece) -> None:
+        """Puts `contents` in the place of the bytes from `begin` to `end`, fields of `frame`."""
+        self._edits.append((begin, end, contents))
+        frame.growth += sum(map(len, contents)) - (end - begin)
+        edited: _Frame | None = frame
+        while edited is not None and edited.start not in self._frames:
+            self._frames[edited.start] = edited
+            edited = edited.parent
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Yields the edited model: views of it between the contents that were put in."""
+        self._mend_lengths()
+        position = 0
+        for begin, end, contents in sorted(self._edits, key=lambda edit: edit[0]):
+            if position < begin:
+                yield self._wire[position:begin]
+            yield from contents
+            position = end
+        yield self._wire[position:]
+
+    def _mend_lengths(self) -> None:
+        inner_first = sorted(self._frames.values(), key=lambda frame: frame.start, reverse=True)
+        for frame in inner_first:
+            length = frame.stop - frame.start + frame.growth
+            if length > _MAX_MESSAGE_BYTES:
+                raise UnsupportedFeatureError(
+                    f"the model would take {length} bytes in one message; "
+                    f"protobuf allows {_MAX_MESSAGE_BYTES}: keep its data external"
+                )
+            if frame.parent is not None and frame.growth:
+                frame.parent.growth += frame.growth
+                self.replace(frame.parent, frame.prefix, frame.start, _encoded(length))
+
+
+def _encoded(number: int) -> bytes:
+    """Gives a tag or a length as the shortest varint."""
+    encoded = bytearray()
+    while number >= _VARINT_CONTINUES:
+        encoded.append(number & _VARINT_MASK | _VARINT_CONTINUES)
+        number >>= _VARINT_BITS
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _coalesced(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """Joins neighbours that are shorter than `_COALESCED_BYTES`."""
+    short: list[_Piece] = []
+    for piece in pieces:
+        if len(piece) < _COALESCED_BYTES:
+            short.append(piece)
+            continue
+        if short:
+            yield b"".join(short)
+            short = []
+        yield piece
+    if short:
+        yield b"".join(short)
+
+
+# Reading typed data
+
+
+def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64]]:
+    """Yields the numbers of a packed field, a piece of it at a time."""
+    start = 0
+    while start < len(payload):
+        piece = np.frombuffer(payload[start : start + _PIECE_BYTES], np.uint8)
+        ends = np.flatnonzero(piece < _VARINT_CONTINUES) + 1
+        widths = np.diff(ends, prepend=0)
+        if not ends.size or widths.max() > _MAX_VARINT_WIDTH:
+            bad = start if not ends.size else start + int((ends - widths)[widths.argmax()])
+            raise _malformed(offset + bad, "a varint of at most 10 bytes", "none")
+        firsts = ends - widths
+        values = (piece[firsts] & _VARINT_MASK).astype(np.uint64)
+        for width in range(1, widths.max()):
+            longer = np.flatnonzero(widths > width)
+            bits = (piece[firsts[longer] + width] & _VARINT_MASK).astype(np.uint64)
+            values[longer] |= bits << np.uint64(width * _VARINT_BITS)
+        yield values
+        start += int(ends[-1])  # a varint that is cut here begins the next piece
+
+
+def _packed_six_bit(codes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Packs four six-bit codes into three bytes, the first in the lowest bits."""
+    rest = np.empty(0, np.uint8)
+    for piece in codes:
+        whole = np.concatenate([rest, piece])
+        cut = whole.size - whole.size % 4
+        rest = whole[cut:]
+        if cut:
+            yield _three_bytes_of_four_codes(whole[:cut])
+    if rest.size:
+        padded = np.zeros(4, np.uint8)
+        padded[: rest.size] = rest
+        yield _three_bytes_of_four_codes(padded)[: -(-6 * rest.size // 8)]
+
+
+def _three_bytes_of_four_codes(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    first, second, third, fourth = (codes & 0x3F).reshape(-1, 4).T
+    return np.stack(
+        [first | second << 6, second >> 2 | third << 4, third >> 4 | fourth << 2], axis=1
+    ).ravel()

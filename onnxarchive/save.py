@@ -1,0 +1,524 @@
+"""Writes archives: what goes outside the model is planned first, then streamed tensor by tensor.
+
+A model becomes a `Plan`, which knows names, sizes and where each tensor's bytes come from, and
+writing is one pass over it. `Writer` is for models that never stand in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import onnx
+
+from onnxarchive.archive import Progress
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.files import MappedFile, Replacement, replacing
+from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
+from onnxarchive.model.tensors import Path, Site
+from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat.writer import Buffer, SupportsWrite, ZipWriter
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+DEFAULT_SIZE_THRESHOLD = 1024  # bytes; onnx's
+
+# What an asset may be given as: its bytes, or the path of a file.
+Asset: TypeAlias = Buffer | str | os.PathLike[str]
+# The bytes of a tensor in pieces, which can be gone through more than once.
+Pieces: TypeAlias = Iterable[memoryview]
+# Gives the bytes of a tensor whose data is external.
+Resolve: TypeAlias = Callable[[Site], Pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry that is to be written.
+
+    Attributes:
+        name: Its name.
+        nbytes: Size of its data in bytes.
+        data: Gives its data when it is due: views of a map, or a copy of this one tensor that is
+            dropped when it is written.
+        site: The tensor that it is of, or None for an asset.
+    """
+
+    name: str
+    nbytes: int
+    data: Callable[[], Pieces]
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An archive that is to be written.
+
+    Attributes:
+        items: Its entries but for the model, in order.
+        model: The serialized model.
+    """
+
+    items: tuple[Item, ...]
+    model: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data in all, without headers and padding."""
+        return sum(item.nbytes for item in self.items) + len(self.model)
+
+    def size(self, alignment: int = layout.MIN_ALIGNMENT) -> int:
+        """The size that the archive will have, in bytes."""
+        offset = directory_size = 0
+        sizes = [(item.name, item.nbytes) for item in self.items]
+        for name, nbytes in [*sizes, (MODEL_PROTO, len(self.model))]:
+            placement = layout.Placement(name.encode(), nbytes, 0, offset, alignment)
+            offset = placement.end
+            directory_size += placement.directory_record().packed_size
+        end = layout.end_of_archive(len(sizes) + 1, directory_size, offset)
+        return offset + directory_size + len(end)
+
+
+def save(
+    model: onnx.ModelProto,
+    path: str | os.PathLike[str] | SupportsWrite,
+    *,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    alignment: int = layout.MIN_ALIGNMENT,
+    convert_attribute: bool = False,
+    assets: Mapping[str, Asset] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Saves a model as an archive.
+
+    The file appears under `path` when it is complete; until then, and after a failure, whatever
+    was there is untouched. The same model and options give the same bytes. Beyond the model one
+    tensor at a time is held in memory.
+
+    Args:
+        model: The model, with its tensors in memory. It is not changed.
+        path: The archive, usually `name.onnxa`; or a binary file that is written to as it comes,
+            which need not be seekable.
+        size_threshold: Tensors of this many bytes or more are stored outside the model. Smaller
+            ones stay in it, where runtimes need them to infer shapes.
+        alignment: What the data of every entry is aligned to, in bytes: a power of two from 64 to
+            32768. 4096 lets every tensor begin on a page of its own.
+        convert_attribute: Whether tensors of attributes, sparse tensors, and tensors in functions
+            and training_info are stored outside, too, and not only initializers of the graph and
+            its subgraphs. `load` reads all of them; `onnx.load`, on the unzipped directory, reads
+            attributes but not the rest.
+        assets: Further files that the archive carries, by relative path: the bytes themselves, or
+            the path of a file.
+        progress: Called with the bytes done and the bytes in all, after every few MiB.
+
+    Raises:
+        ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
+            shape needs, or its data is external, or what stays in the model is over 2 GiB.
+        ValueError: `alignment` or the path of an asset is not allowed.
+        OSError: The archive cannot be written.
+    """
+    with contextlib.ExitStack() as resources:
+        plan = plan_archive(
+            model,
+            resolve=_refuse_external,
+            size_threshold=size_threshold,
+            convert_attribute=convert_attribute,
+            assets=open_assets(assets or {}, resources),
+        )
+        write_archive(plan, path, alignment=alignment, progress=progress)
+
+
+def _refuse_external(site: Site) -> Pieces:
+    raise ArchiveFormatError(
+        f"{site}: expected its data in the model, found it external; convert the file with "
+        "onnxarchive.convert, or load the model with its external data"
+    )
+
+
+def open_assets(assets: Mapping[str, Asset], resources: contextlib.ExitStack) -> tuple[Item, ...]:
+    """The assets as entries, in the order of their paths; files are mapped until `resources` end.
+
+    Raises:
+        ValueError: A path is not allowed (rule ASSET-1).
+        OSError: A file cannot be opened.
+    """
+    items = []
+    for path, asset in sorted(assets.items()):
+        name = _asset_name(path)
+        if isinstance(asset, bytes | bytearray | memoryview):
+            data = writer.as_bytes(asset)
+        else:
+            data = resources.enter_context(MappedFile(asset)).view()
+        items.append(Item(name, data.nbytes, partial(_in_pieces, data)))
+    return tuple(items)
+
+
+def _in_pieces(data: memoryview) -> Pieces:
+    return list(writer.pieces(data))
+
+
+def _asset_name(path: str) -> str:
+    name = ASSET_PREFIX + path
+    if not keys.is_asset_name(name):
+        raise ValueError(
+            "expected the path of an asset relative and plain, without '..', backslash, colon and "
+            f"control characters, found {path!r}"
+        )
+    return name
+
+
+def plan_archive(
+    model: onnx.ModelProto,
+    *,
+    resolve: Resolve,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    convert_attribute: bool = False,
+    assets: Iterable[Item] = (),
+) -> Plan:
+    """Decides what goes outside the model and under which key; reads no tensor that does.
+
+    Args:
+        model: The model. It is not changed.
+        resolve: Gives the bytes of a tensor whose data is external already.
+        size_threshold: As in `save`.
+        convert_attribute: As in `save`.
+        assets: Entries for the assets.
+
+    Raises:
+        ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
+    """
+    items, copy = plan_items(
+        model,
+        resolve=resolve,
+        size_threshold=size_threshold,
+        convert_attribute=convert_attribute,
+    )
+    return Plan((*items, *assets), proto.serialize(copy))
+
+
+def plan_items(
+    model: onnx.ModelProto,
+    *,
+    resolve: Resolve,
+    size_threshold: int,
+    convert_attribute: bool = False,
+    stored: Mapping[Path, str] | None = None,
+    assigned: Keys | None = None,
+) -> tuple[tuple[Item, ...], onnx.ModelProto]:
+    """The entries of a model's tensors, and a copy of the model without their bytes.
+
+    Args:
+        model: The model. It is not changed.
+        resolve: As in `plan_archive`.
+        size_threshold: As in `save`.
+        convert_attribute: As in `save`.
+        stored: The keys of tensors whose entries are written already.
+        assigned: The keys given so far.
+    """
+    assigned = assigned or Keys()
+    locations = dict(stored or {})
+    held: dict[Path, bytes] = {}
+    items: list[Item] = []
+    for site in tensors.walk(model):
+        if site.path in locations:
+            continue
+        tensor = site.tensor
+        data_type = tensors.stored_type(tensor)
+        is_external = tensor.data_location == tensors.EXTERNAL
+        if data_type is None:
+            if is_external:
+                raise ArchiveFormatError(
+                    f"{site}: expected external data of a fixed-width type and a possible shape, "
+                    f"found data type {tensor.data_type} and dims {list(tensor.dims[:65])}"
+                )
+            continue
+        nbytes = data_type.nbytes(tensor.dims)
+        if nbytes >= size_threshold and (site.is_initializer or convert_attribute):
+            key = assigned.assign(tensor.name)
+            locations[site.path] = key
+            read = partial(resolve, site) if is_external else partial(_raw_pieces, site)
+            items.append(Item(key, nbytes, read, site))
+        elif is_external:
+            held[site.path] = b"".join(resolve(site))
+    copy = tensors.with_locations(model, locations)
+    for path, data in held.items():
+        tensors.set_raw_data(tensors.at(copy, path), data)
+    return tuple(items), copy
+
+
+def _raw_pieces(site: Site) -> Pieces:
+    return _in_pieces(tensors.raw_data(site))
+
+
+def write_archive(
+    plan: Plan,
+    path: str | os.PathLike[str] | SupportsWrite,
+    *,
+    alignment: int = layout.MIN_ALIGNMENT,
+    progress: Progress | None = None,
+) -> None:
+    """Writes a planned archive, whole or not at all."""
+    _require_names([item.name for item in plan.items])
+    if not isinstance(path, str | os.PathLike):
+        _stream(plan, ZipWriter(path, alignment=alignment), progress)
+        return
+    with replacing(path) as file:
+        _stream(plan, ZipWriter(file, alignment=alignment), progress)
+
+
+def _require_names(names: list[str]) -> None:
+    """Refuses what a reader would: two assets that differ in case, or one that is a folder."""
+    try:
+        keys.check_names([*names, MODEL_PROTO], Report())
+    except ArchiveFormatError as error:
+        raise ValueError(error.message) from error
+
+
+def _stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> None:
+    done = 0
+
+    def counted(data: Pieces) -> Iterator[memoryview]:
+        nonlocal done
+        for piece in data:
+            yield piece
+            done += len(piece)
+            if progress is not None:
+                progress(done, plan.nbytes)
+
+    for item in plan.items:
+        data = item.data()
+        target.add_stream(item.name, item.nbytes, _examine(item, data), counted(data))
+    model = _in_pieces(memoryview(plan.model))
+    target.add_stream(MODEL_PROTO, len(plan.model), writer.crc32(plan.model), counted(model))
+    target.finish()
+
+
+def _examine(item: Item, data: Pieces) -> int:
+    """The CRC-32 of an entry's data, which must be what the tensor's shape and type need."""
+    if item.site is not None:
+        data = tensors.checked(item.site, data, Report(), entry=item.name)
+    nbytes = crc32 = 0
+    for piece in data:
+        nbytes += len(piece)
+        crc32 = writer.crc32(piece, crc32)
+    if nbytes != item.nbytes:
+        raise ArchiveFormatError(
+            f"{item.site or item.name}: expected {item.nbytes} bytes, as its shape and data type "
+            f"need, found {nbytes}"
+        )
+    return crc32
+
+
+class Writer:
+    """Writes an archive tensor by tensor, for a model that does not fit memory as a whole.
+
+    ::
+
+        with onnxarchive.Writer("model.onnxa") as writer:
+            for name, array in weights:
+                writer.add(name, array)
+            writer.finish(model)
+
+    The archive appears under its path when `finish` returns. Leaving the block without it, by an
+    exception or otherwise, leaves nothing behind.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+        alignment: int = layout.MIN_ALIGNMENT,
+    ) -> None:
+        """Begins an archive.
+
+        Args:
+            path: The archive.
+            size_threshold: Tensors that the model given to `finish` holds itself are stored
+                outside from this many bytes on. What `add` was given always is.
+            alignment: As in `save`.
+
+        Raises:
+            ValueError: `alignment` is not allowed.
+            OSError: The file cannot be made.
+        """
+        self._size_threshold = size_threshold
+        self._replacement = Replacement(path)
+        self._is_open = True
+        try:
+            self._zip = ZipWriter(self._replacement.file, alignment=alignment)
+        except BaseException:
+            self.close()
+            raise
+        self._keys = Keys()
+        self._key_of: dict[str, str] = {}
+        self._added: dict[str, onnx.TensorProto] = {}
+        self._assets: list[str] = []
+
+    def add(self, name: str, array: ArrayLike) -> str:
+        """Writes a tensor.
+
+        Args:
+            name: The name of the initializer that it is.
+            array: Its elements. Types that ml_dtypes adds to numpy (bfloat16, float8, int4, ...)
+                are stored as what they are, those of less than 8 bits packed.
+
+        Returns:
+            The key under which the tensor is stored.
+
+        Raises:
+            ValueError: A tensor of this name was added before, or the writer is closed.
+            UnsupportedFeatureError: ONNX has no data type for the array.
+            OSError: The disk is full, or another error of writing.
+        """
+        self._require_open()
+        if name in self._key_of:
+            raise ValueError(f"expected each tensor once, found {name!r} again")
+        elements = np.asarray(array)
+        data = dtypes.as_raw_data(elements)
+        key = self._keys.assign(name)
+        data_type = dtypes.of_array(elements)
+        tensor = onnx.TensorProto(name=name, data_type=data_type.number, dims=elements.shape)
+        tensors.set_location(tensor, key)
+        self._zip.add(key, data)
+        self._key_of[name] = key
+        self._added[key] = tensor
+        return key
+
+    def add_asset(self, name: str, data: Asset) -> None:
+        """Writes an asset.
+
+        Args:
+            name: Its path in the archive, without the prefix `assets/`.
+            data: Its bytes, or the path of a file.
+
+        Raises:
+            ValueError: The path is not allowed or taken, or the writer is closed.
+            OSError: The file cannot be read, or the archive not written.
+        """
+        self._require_open()
+        with contextlib.ExitStack() as resources:
+            (item,) = open_assets({name: data}, resources)
+            _require_names([*self._assets, item.name])
+            self._zip.add_stream(item.name, item.nbytes, _examine(item, item.data()), item.data())
+        self._assets.append(item.name)
+
+    def finish(self, model: onnx.ModelProto) -> None:
+        """Writes the model and puts the archive in its place.
+
+        A tensor that was added becomes the data of the initializer of its name, which needs no
+        data of its own and, where it gives shape and data type, the same ones. Where the model has
+        no such initializer, one is appended to the main graph. A tensor elsewhere, in an attribute
+        or a function, may name a key itself, as the location of its external data.
+
+        Args:
+            model: The model. It is not changed.
+
+        Raises:
+            ArchiveFormatError: An added tensor does not fit the model.
+            ValueError: The writer is closed.
+            OSError: The archive cannot be written.
+        """
+        self._require_open()
+        try:
+            items, complete = plan_items(
+                model,
+                resolve=_refuse_external,
+                size_threshold=self._size_threshold,
+                stored=self._find_stored(model),
+                assigned=self._keys,
+            )
+            self._fill_in(complete)
+            _stream(Plan(items, self._serialize(complete, items)), self._zip, None)
+            self._is_open = False
+            self._replacement.commit()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the archive up, unless `finish` has completed it; nothing is left behind."""
+        if self._is_open:
+            self._is_open = False
+            self._replacement.discard()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("the writer is closed")
+
+    def _find_stored(self, model: onnx.ModelProto) -> dict[Path, str]:
+        """Which tensors of the model are those that were added."""
+        stored: dict[Path, str] = {}
+        sites: dict[str, Site] = {}
+        for site in tensors.walk(model):
+            if site.tensor.data_location == tensors.EXTERNAL:
+                reference = tensors.external_data(site, Report())
+                key = reference.location if reference else ""
+                if key not in self._added:
+                    raise ArchiveFormatError(
+                        f"{site}: expected the key of a tensor that was added as its location, "
+                        f"found {key!r}"
+                    )
+            elif site.is_initializer and site.tensor.name in self._key_of:
+                key = self._key_of[site.tensor.name]
+            else:
+                continue
+            if key in sites:
+                raise ArchiveFormatError(
+                    f"expected one tensor to be {self._added[key].name!r}, found {sites[key]} and "
+                    f"{site}"
+                )
+            sites[key] = site
+            stored[site.path] = key
+        return stored
+
+    def _fill_in(self, model: onnx.ModelProto) -> None:
+        """Gives the tensors that were added their shape and type, and the others a place."""
+        unused = dict(self._added)
+        for site in tensors.walk(model):
+            key = tensors.location(site.tensor)
+            added = unused.pop(key, None) if key is not None else None
+            if added is None:
+                continue
+            tensor = site.tensor
+            if not tensor.data_type:
+                tensor.data_type = added.data_type
+                tensor.dims[:] = added.dims
+            if (tensor.data_type, list(tensor.dims)) != (added.data_type, list(added.dims)):
+                raise ArchiveFormatError(
+                    f"{site}: expected {_describe(tensor)} as in the model, found "
+                    f"{_describe(added)} added"
+                )
+        model.graph.initializer.extend(unused.values())
+
+    def _serialize(self, model: onnx.ModelProto, items: Iterable[Item]) -> bytes:
+        sizes = {
+            placement.name.decode(): placement.nbytes
+            for placement in self._zip.placements
+            if placement.name.decode() in self._added
+        }
+        sizes.update((item.name, item.nbytes) for item in items)
+        proto.check_references(model, sizes, Report())
+        return proto.serialize(model)
+
+
+def _describe(tensor: onnx.TensorProto) -> str:
+    return f"{onnx.TensorProto.DataType.Name(tensor.data_type)} of shape {list(tensor.dims)}"

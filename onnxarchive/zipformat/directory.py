@@ -1,0 +1,466 @@
+"""Reads the end of an archive: end records, central directory, and a local header when it is due.
+
+Everything here takes bytes that the caller has read and a `Report` that takes each broken rule.
+Where the report raises, reading stops at the first; where it collects, reading goes on as far as
+the bytes make sense.
+
+Since entries lie in directory order without a gap, the directory alone says where data begins:
+where the next header begins, less the entry's size. No local header is read to open an archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from onnxarchive.errors import Report
+from onnxarchive.zipformat import layout, records
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    LocalHeader,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+MAX_ENTRIES = 1 << 18
+MAX_NAME_SIZE = 1024  # bytes
+# A record with the longest name and a Zip64 field of three values; comments are not allowed.
+MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
+# What `locate` needs to see of the end of a file, in bytes; less where the file is smaller.
+TAIL_SIZE = Zip64EndRecord.SIZE + Zip64Locator.SIZE + EndRecord.SIZE
+
+_VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of an archive.
+
+    Attributes:
+        name: The entry's name.
+        header_offset: Where its local header begins, in bytes from the start of the file.
+        data_offset: Where its data begins, in bytes from the start of the file.
+        nbytes: Size of its data in bytes.
+        crc32: CRC-32 of its data as the directory states it.
+    """
+
+    name: str
+    header_offset: int
+    data_offset: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the central directory lies.
+
+    Attributes:
+        offset: Where it begins, in bytes from the start of the file.
+        size: Its size in bytes.
+        count: How many records it holds.
+    """
+
+    offset: int
+    size: int
+    count: int
+
+
+def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
+    """Finds the central directory; nothing is searched for.
+
+    Args:
+        tail: The last `TAIL_SIZE` bytes of the file, or all of a smaller one.
+        file_size: Size of the file in bytes.
+        report: Takes each broken rule (ZIP-2 to ZIP-5, ZIP64-1 to ZIP64-3).
+
+    Returns:
+        Where the directory is, inside the file; None where that cannot be told.
+    """
+    end = EndRecord.unpack(tail, len(tail) - EndRecord.SIZE)
+    if end is None or end.comment_size:
+        report.broken(
+            "ZIP-2",
+            f"expected an end record without comment in the last {EndRecord.SIZE} bytes, found "
+            f"none in {file_size} bytes; the file is no archive, or its end is missing",
+        )
+        return None
+    end_offset = file_size - EndRecord.SIZE
+    stated = (end.disk_count, end.count, end.directory_size, end.directory_offset)
+    saturated = (*(records.SATURATED_16,) * 2, *(records.SATURATED_32,) * 2)
+    if any(value == limit for value, limit in zip(stated, saturated, strict=True)):
+        if stated != saturated:
+            report.broken(
+                "ZIP64-1", f"expected all four values of the end record saturated, found {stated}"
+            )
+        bounds = _locate_zip64(tail, file_size, report)
+        if bounds is None:
+            return None
+        end_offset -= Zip64EndRecord.SIZE + Zip64Locator.SIZE
+    else:
+        _require_equal_counts(end.disk_count, end.count, report)
+        bounds = Bounds(end.directory_offset, end.directory_size, end.count)
+    if end.disk or end.directory_disk:
+        report.broken(
+            "ZIP-3", f"expected disk 0 in the end record, found {end.disk} and {end.directory_disk}"
+        )
+    return _require_inside(bounds, end_offset, report)
+
+
+def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
+    locator_position = len(tail) - EndRecord.SIZE - Zip64Locator.SIZE
+    record_position = locator_position - Zip64EndRecord.SIZE
+    record_offset = file_size - TAIL_SIZE
+    locator = Zip64Locator.unpack(tail, locator_position)
+    record = Zip64EndRecord.unpack(tail, record_position)
+    if locator is None:
+        report.broken(
+            "ZIP64-1", "expected a Zip64 locator before the saturated end record, found none"
+        )
+        return None
+    if locator.record_disk or locator.disks != 1:
+        report.broken(
+            "ZIP-3",
+            f"expected disk 0 of 1 in the Zip64 locator, found {locator.record_disk} of "
+            f"{locator.disks}",
+        )
+    if record is None or locator.record_offset != record_offset:
+        report.broken(
+            "ZIP64-3",
+            f"expected the Zip64 end record at offset {record_offset}, directly before its "
+            f"locator, found {'none' if record is None else 'one'} there and a locator that "
+            f"says {locator.record_offset}",
+        )
+        return None
+    if (record.stated_size, record.version_needed) != (
+        Zip64EndRecord.STATED_SIZE,
+        records.VERSION_ZIP64,
+    ):
+        report.broken(
+            "ZIP64-2",
+            f"expected size {Zip64EndRecord.STATED_SIZE} and version "
+            f"{records.VERSION_ZIP64} in the Zip64 end record, found {record.stated_size} and "
+            f"{record.version_needed}",
+        )
+    if record.disk or record.directory_disk:
+        report.broken(
+            "ZIP-3",
+            f"expected disk 0 in the Zip64 end record, found {record.disk} and "
+            f"{record.directory_disk}",
+        )
+    _require_equal_counts(record.disk_count, record.count, report)
+    if not layout.needs_zip64_end(record.count, record.directory_size, record.directory_offset):
+        report.broken(
+            "ZIP64-1",
+            f"expected no Zip64 end record, since the end record can state {record.count} "
+            f"entries in {record.directory_size} bytes at offset {record.directory_offset}",
+        )
+    return Bounds(record.directory_offset, record.directory_size, record.count)
+
+
+def _require_equal_counts(disk_count: int, count: int, report: Report) -> None:
+    if disk_count != count:
+        report.broken(
+            "ZIP-4",
+            f"expected as many entries on the disk as in all, found {disk_count} and {count}",
+        )
+
+
+def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds | None:
+    if bounds.offset + bounds.size != end_offset:
+        report.broken(
+            "ZIP-5",
+            f"expected the directory to end at offset {end_offset}, where the end records "
+            f"begin, found {bounds.size} bytes at offset {bounds.offset}",
+        )
+        return None
+    if bounds.count > MAX_ENTRIES:
+        report.broken("ZIP-4", f"expected at most {MAX_ENTRIES} entries, found {bounds.count}")
+        return None
+    if not DirectoryRecord.SIZE * bounds.count <= bounds.size <= MAX_RECORD_SIZE * bounds.count:
+        report.broken(
+            "ZIP-4",
+            f"expected {DirectoryRecord.SIZE} to {MAX_RECORD_SIZE} bytes for each of "
+            f"{bounds.count} directory records, found {bounds.size} bytes in all",
+        )
+        return None
+    return bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The central directory, read.
+
+    Attributes:
+        entries: The entries in directory order. Names may still occur twice.
+        records: The directory record of each of them.
+    """
+
+    entries: tuple[Entry, ...]
+    records: tuple[DirectoryRecord, ...]
+
+
+def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
+    """Reads the central directory.
+
+    Args:
+        data: Its bytes, `bounds.size` of them.
+        bounds: Where it lies, as `locate` gives it.
+        report: Takes each broken rule (ZIP-1, ZIP-3, ZIP-4, ZIP-6, ZIP-8 to ZIP-13, ZIP64-4,
+            ALIGN-1, NAME-1).
+
+    Returns:
+        The entries whose records make sense; all of them where nothing was reported.
+    """
+    listed = list(_list(data, bounds, report))
+    entries: list[Entry] = []
+    directory_records: list[DirectoryRecord] = []
+    if listed and listed[0].header_offset != 0:
+        report.broken(
+            "ZIP-1",
+            f"expected the first local header at offset 0, found {listed[0].header_offset}",
+            entry=listed[0].name,
+        )
+    ends = [following.header_offset for following in listed[1:]] + [bounds.offset]
+    for item, end in zip(listed, ends, strict=True):
+        data_offset = end - item.nbytes
+        if _require_header_space(item, data_offset, report):
+            entries.append(
+                Entry(item.name, item.header_offset, data_offset, item.nbytes, item.record.crc32)
+            )
+            directory_records.append(item.record)
+    return Directory(tuple(entries), tuple(directory_records))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A directory record with its values taken from where they stand, Zip64 field or not."""
+
+    name: str
+    nbytes: int
+    header_offset: int
+    record: DirectoryRecord
+
+
+def _list(data: bytes, bounds: Bounds, report: Report) -> Iterator[_Listed]:
+    position = 0
+    for index in range(bounds.count):
+        record = DirectoryRecord.unpack(data, position)
+        if record is None:
+            report.broken(
+                "ZIP-4",
+                f"expected directory record {index + 1} of {bounds.count} at offset "
+                f"{bounds.offset + position}, found none",
+            )
+            return
+        position += record.packed_size
+        name = record.name.decode(errors="backslashreplace")
+        _require_plain_record(record, name, report)
+        values = _zip64_values(record, name, report)
+        if values is not None:
+            yield _Listed(name, *values, record)
+    if position != bounds.size:
+        report.broken(
+            "ZIP-4",
+            f"expected the {bounds.count} directory records to fill {bounds.size} bytes, found "
+            f"{position} bytes of them",
+        )
+
+
+def _require_plain_record(record: DirectoryRecord, name: str, report: Report) -> None:
+    broken = partial(report.broken, entry=name)
+    try:
+        record.name.decode()
+    except UnicodeDecodeError:
+        broken("NAME-1", f"expected a name in UTF-8, found the bytes {record.name!r}")
+    expected_flags = 0 if record.name.isascii() else records.FLAG_UTF8
+    if record.flags != expected_flags:
+        broken("ZIP-9", f"expected flags {expected_flags:#06x}, found {_flag_names(record.flags)}")
+    if record.method != records.METHOD_STORED:
+        broken("ZIP-8", f"expected method 0 (stored), found {record.method}")
+    if record.compressed_size != record.uncompressed_size:
+        broken(
+            "ZIP-8",
+            f"expected equal sizes, found {record.compressed_size} bytes stored of "
+            f"{record.uncompressed_size}",
+        )
+    if record.version_needed not in _VERSIONS_NEEDED:
+        broken("ZIP-10", f"expected version needed 10, 20 or 45, found {record.version_needed}")
+    elif record.extra and record.version_needed != records.VERSION_ZIP64:
+        broken(
+            "ZIP-10",
+            f"expected version needed 45 beside a Zip64 field, found {record.version_needed}",
+        )
+    unix_type = record.external_attributes >> records.UNIX_MODE_SHIFT & records.UNIX_TYPE_MASK
+    dos_type = record.external_attributes & (records.DOS_DIRECTORY | records.DOS_VOLUME_LABEL)
+    if unix_type not in (0, records.UNIX_REGULAR) or dos_type or record.internal_attributes:
+        broken(
+            "ZIP-11",
+            f"expected the attributes of a regular file, found {record.external_attributes:#010x} "
+            f"and internal {record.internal_attributes:#06x}",
+        )
+    if record.comment:
+        broken("ZIP-12", f"expected no comment, found {len(record.comment)} bytes")
+    if record.disk_start:
+        broken("ZIP-3", f"expected disk 0, found {record.disk_start}")
+
+
+def _flag_names(flags: int) -> str:
+    encrypted = records.FLAG_ENCRYPTED | records.FLAG_STRONG_ENCRYPTION | records.FLAG_MASKED_HEADER
+    if flags & encrypted:
+        return f"{flags:#06x} (encrypted)"
+    if flags & records.FLAG_DATA_DESCRIPTOR:
+        return f"{flags:#06x} (sizes in a data descriptor)"
+    return f"{flags:#06x}"
+
+
+def _zip64_values(record: DirectoryRecord, name: str, report: Report) -> tuple[int, int] | None:
+    """Size and header offset of an entry, or None where they cannot be told."""
+    broken = partial(report.broken, entry=name)
+    try:
+        fields = list(records.unpack_extra(record.extra))
+    except ValueError as error:
+        broken("ZIP-13", f"expected whole extra fields, found {error}")
+        return None
+    identifiers = [identifier for identifier, _ in fields]
+    size_fits = layout.fits_32(record.uncompressed_size)
+    offset_fits = layout.fits_32(record.header_offset)
+    expected_identifiers = [] if size_fits and offset_fits else [records.ZIP64_EXTRA]
+    if identifiers != expected_identifiers:
+        broken(
+            "ZIP-13",
+            f"expected the extra fields {_hexadecimal(expected_identifiers)}, found "
+            f"{_hexadecimal(identifiers)}",
+        )
+    zip64 = next(
+        (content for identifier, content in fields if identifier == records.ZIP64_EXTRA), b""
+    )
+    values = records.unpack_zip64_values(zip64)
+    expected_count = (0 if size_fits else 2) + (0 if offset_fits else 1)
+    if values is None or len(values) != expected_count:
+        # Where the field is missing as a whole, ZIP-13 has said so.
+        if identifiers == expected_identifiers:
+            broken(
+                "ZIP64-4",
+                f"expected {expected_count} values in the Zip64 field, found {len(zip64)} bytes",
+            )
+        if not (size_fits and offset_fits):
+            return None
+        values = ()
+    nbytes, compressed_size = (record.uncompressed_size,) * 2 if size_fits else values[:2]
+    header_offset = record.header_offset if offset_fits else values[-1]
+    if compressed_size != nbytes:
+        broken("ZIP-8", f"expected equal sizes, found {compressed_size} bytes stored of {nbytes}")
+    if values != layout.directory_zip64_values(nbytes, header_offset):
+        broken("ZIP64-4", f"expected only values that do not fit 32 bits, found {values}")
+    return nbytes, header_offset
+
+
+def _hexadecimal(identifiers: list[int]) -> str:
+    return "[" + ", ".join(f"{identifier:#06x}" for identifier in identifiers) + "]"
+
+
+def _require_header_space(item: _Listed, data_offset: int, report: Report) -> bool:
+    """Whether the local header has room between its offset and the data, and no more than that."""
+    least = Placement(item.record.name, item.nbytes, 0, 0).unpadded_offset
+    space = data_offset - item.header_offset
+    if not least <= space < least + layout.MAX_ALIGNMENT:
+        report.broken(
+            "ZIP-6",
+            f"expected {least} to {least + layout.MAX_ALIGNMENT - 1} "
+            f"bytes of local header at offset {item.header_offset} before {item.nbytes} bytes "
+            f"of data, found {space}: entries overlap or leave a gap, or the directory is not "
+            f"in their order",
+            entry=item.name,
+        )
+        return False
+    if data_offset % layout.MIN_ALIGNMENT:
+        report.broken(
+            "ALIGN-1",
+            f"expected its data at a multiple of {layout.MIN_ALIGNMENT}, "
+            f"found offset {data_offset}",
+            entry=item.name,
+        )
+    return True
+
+
+def check_local_header(
+    header: bytes, entry: Entry, record: DirectoryRecord, report: Report
+) -> None:
+    """Compares an entry's local header with its directory record.
+
+    Args:
+        header: The bytes from `entry.header_offset` to `entry.data_offset`.
+        entry: The entry.
+        record: Its directory record.
+        report: Takes each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
+    """
+    broken = partial(report.broken, entry=entry.name)
+    local = LocalHeader.unpack(header)
+    if local is None or LocalHeader.SIZE + len(local.name) + len(local.extra) != len(header):
+        broken("ZIP-7", f"expected a local header of {len(header)} bytes, found none or another")
+        return
+    for field in (
+        "version_needed",
+        "flags",
+        "method",
+        "time",
+        "date",
+        "crc32",
+        "compressed_size",
+        "uncompressed_size",
+        "name",
+    ):
+        expected, found = getattr(record, field), getattr(local, field)
+        if expected != found:
+            broken(
+                "ZIP-7",
+                f"expected {field.replace('_', ' ')} {expected!r} as in the directory, "
+                f"found {found!r}",
+            )
+    try:
+        fields = list(records.unpack_extra(local.extra))
+    except ValueError as error:
+        broken("ZIP-14", f"expected whole extra fields, found {error}")
+        return
+    zip64_values = layout.local_zip64_values(entry.nbytes)
+    expected_identifiers = [records.ZIP64_EXTRA] * bool(zip64_values) + [records.ALIGNMENT_EXTRA]
+    identifiers = [identifier for identifier, _ in fields]
+    if identifiers != expected_identifiers:
+        broken(
+            "ZIP-14",
+            f"expected the extra fields {_hexadecimal(expected_identifiers)}, found "
+            f"{_hexadecimal(identifiers)}",
+        )
+        return
+    if zip64_values and records.unpack_zip64_values(fields[0][1]) != zip64_values:
+        broken("ZIP64-5", f"expected the sizes {zip64_values} in the Zip64 field, found others")
+    _check_alignment(fields[-1][1], entry, record, report)
+
+
+def _check_alignment(content: bytes, entry: Entry, record: DirectoryRecord, report: Report) -> None:
+    broken = partial(report.broken, entry=entry.name)
+    unpacked = records.unpack_alignment(content)
+    if unpacked is None:
+        broken("ZIP-14", f"expected an alignment field of 2 bytes or more, found {len(content)}")
+        return
+    alignment, padding = unpacked
+    if not layout.is_alignment(alignment) or entry.data_offset % alignment:
+        broken(
+            "ALIGN-2",
+            f"expected an alignment from {layout.MIN_ALIGNMENT} to {layout.MAX_ALIGNMENT} that "
+            f"offset {entry.data_offset} is a multiple of, found {alignment}",
+        )
+        return
+    expected = Placement(
+        record.name, entry.nbytes, entry.crc32, entry.header_offset, alignment
+    ).padding
+    if padding != bytes(expected):
+        broken(
+            "ALIGN-3",
+            f"expected {expected} zero bytes of padding, found {len(padding)} bytes"
+            f"{' that are not all zero' if any(padding) else ''}",
+        )

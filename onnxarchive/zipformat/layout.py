@@ -1,0 +1,191 @@
+"""Where things lie: alignment, padding and Zip64, decided from sizes alone.
+
+The writer packs what these functions give and the reader compares with it, so there is one
+decision of each kind and one encoding of an archive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxarchive.zipformat import records
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    LocalHeader,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+MIN_ALIGNMENT = 64
+MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field holds
+
+
+def is_alignment(value: int) -> bool:
+    """Whether `value` is a power of two from 64 to 32768."""
+    return MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0
+
+
+def saturate_16(value: int) -> int:
+    """`value` as a field of 16 bits states it (APPNOTE 4.4.1.4)."""
+    return min(value, records.SATURATED_16)
+
+
+def saturate_32(value: int) -> int:
+    """`value` as a field of 32 bits states it (APPNOTE 4.4.1.4)."""
+    return min(value, records.SATURATED_32)
+
+
+def fits_16(value: int) -> bool:
+    """Whether a field of 16 bits can state `value`; its largest number means "see Zip64"."""
+    return value < records.SATURATED_16
+
+
+def fits_32(value: int) -> bool:
+    """Whether a field of 32 bits can state `value`; its largest number means "see Zip64"."""
+    return value < records.SATURATED_32
+
+
+def local_zip64_values(nbytes: int) -> tuple[int, ...]:
+    """What the Zip64 field of a local header holds: both sizes or nothing (APPNOTE 4.5.3)."""
+    return () if fits_32(nbytes) else (nbytes, nbytes)
+
+
+def directory_zip64_values(nbytes: int, header_offset: int) -> tuple[int, ...]:
+    """What the Zip64 field of a directory record holds: the values that do not fit."""
+    offset = () if fits_32(header_offset) else (header_offset,)
+    return local_zip64_values(nbytes) + offset
+
+
+def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> bool:
+    """Whether the end record cannot state one of its values."""
+    return not (fits_16(count) and fits_32(directory_size) and fits_32(directory_offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An entry in its place, and the two headers that say so.
+
+    Attributes:
+        name: The entry's name as it is stored.
+        nbytes: Size of the data in bytes.
+        crc32: CRC-32 of the data.
+        header_offset: Where the local header begins, in bytes from the start of the file.
+        alignment: A power of two, in bytes, that `data_offset` is a multiple of.
+    """
+
+    name: bytes
+    nbytes: int
+    crc32: int
+    header_offset: int
+    alignment: int = MIN_ALIGNMENT
+
+    @property
+    def padding(self) -> int:
+        """How many zero bytes stand before the data."""
+        return -self.unpadded_offset % self.alignment
+
+    @property
+    def data_offset(self) -> int:
+        """Where the data begins, in bytes from the start of the file."""
+        return self.unpadded_offset + self.padding
+
+    @property
+    def end(self) -> int:
+        """Where the data ends, in bytes from the start of the file."""
+        return self.data_offset + self.nbytes
+
+    @property
+    def unpadded_offset(self) -> int:
+        """Where the data would begin with no padding, in bytes from the start of the file."""
+        zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
+        header_size = LocalHeader.SIZE + len(self.name) + len(zip64_extra)
+        return self.header_offset + header_size + records.ALIGNMENT_EXTRA_SIZE
+
+    @property
+    def _version_needed(self) -> int:
+        fits = fits_32(self.nbytes) and fits_32(self.header_offset)
+        return records.VERSION_STORED if fits else records.VERSION_ZIP64
+
+    @property
+    def _flags(self) -> int:
+        return 0 if self.name.isascii() else records.FLAG_UTF8
+
+    def local_header(self) -> LocalHeader:
+        """The header that stands before the data."""
+        zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
+        return LocalHeader(
+            version_needed=self._version_needed,
+            flags=self._flags,
+            method=records.METHOD_STORED,
+            time=records.EPOCH_TIME,
+            date=records.EPOCH_DATE,
+            crc32=self.crc32,
+            compressed_size=saturate_32(self.nbytes),
+            uncompressed_size=saturate_32(self.nbytes),
+            name=self.name,
+            extra=zip64_extra + records.pack_alignment_extra(self.alignment, self.padding),
+        )
+
+    def directory_record(self) -> DirectoryRecord:
+        """The record that describes the entry in the central directory."""
+        zip64_values = directory_zip64_values(self.nbytes, self.header_offset)
+        return DirectoryRecord(
+            version_made_by=records.MADE_BY_UNIX | records.VERSION_ZIP64,
+            version_needed=self._version_needed,
+            flags=self._flags,
+            method=records.METHOD_STORED,
+            time=records.EPOCH_TIME,
+            date=records.EPOCH_DATE,
+            crc32=self.crc32,
+            compressed_size=saturate_32(self.nbytes),
+            uncompressed_size=saturate_32(self.nbytes),
+            disk_start=0,
+            internal_attributes=0,
+            external_attributes=records.REGULAR_FILE_ATTRIBUTES,
+            header_offset=saturate_32(self.header_offset),
+            name=self.name,
+            extra=records.pack_zip64_extra(*zip64_values),
+            comment=b"",
+        )
+
+
+def end_of_archive(count: int, directory_size: int, directory_offset: int) -> bytes:
+    """All that follows the directory: the end record, after Zip64 record and locator if needed.
+
+    With Zip64 every value of the end record is saturated, so that none is stated twice.
+
+    Args:
+        count: Number of entries.
+        directory_size: Size of the central directory in bytes.
+        directory_offset: Where it begins, in bytes from the start of the file.
+    """
+    zip64 = b""
+    if needs_zip64_end(count, directory_size, directory_offset):
+        zip64_record = Zip64EndRecord(
+            stated_size=Zip64EndRecord.STATED_SIZE,
+            version_made_by=records.MADE_BY_UNIX | records.VERSION_ZIP64,
+            version_needed=records.VERSION_ZIP64,
+            disk=0,
+            directory_disk=0,
+            disk_count=count,
+            count=count,
+            directory_size=directory_size,
+            directory_offset=directory_offset,
+        )
+        locator = Zip64Locator(
+            record_disk=0, record_offset=directory_offset + directory_size, disks=1
+        )
+        zip64 = zip64_record.pack() + locator.pack()
+        count = records.SATURATED_16
+        directory_size = directory_offset = records.SATURATED_32
+    end_record = EndRecord(
+        disk=0,
+        directory_disk=0,
+        disk_count=count,
+        count=count,
+        directory_size=directory_size,
+        directory_offset=directory_offset,
+        comment_size=0,
+    )
+    return zip64 + end_record.pack()

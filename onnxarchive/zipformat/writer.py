@@ -1,0 +1,124 @@
+"""Streams aligned, stored entries to anything with `write`, then the directory and the end records.
+
+Nothing is ever patched: size and CRC-32 of an entry are known before its local header is written,
+so the target needs no `seek` and may be a pipe.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeAlias
+
+from zlib_ng import zlib_ng
+
+from onnxarchive.errors import ChecksumError
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.layout import Placement
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+PIECE_SIZE = 8 << 20  # bytes handed to `write`, and to `progress`, at a time
+
+
+class SupportsWrite(Protocol):
+    """A binary file, a pipe, a socket's file: whatever takes bytes."""
+
+    def write(self, data: memoryview, /) -> int | None:
+        """Writes `data`, or its first bytes, and gives how many; None means all."""
+
+
+def as_bytes(data: Buffer) -> memoryview:
+    """`data` as a flat view of its bytes; nothing is copied."""
+    view = memoryview(data)
+    # A view with a 0 in its shape cannot be cast.
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def pieces(data: Buffer) -> Iterator[memoryview]:
+    """`data` as views of at most `PIECE_SIZE` bytes each; nothing is copied."""
+    view = as_bytes(data)
+    for start in range(0, len(view), PIECE_SIZE):
+        yield view[start : start + PIECE_SIZE]
+
+
+def crc32(data: Buffer, before: int = 0) -> int:
+    """CRC-32 of `data`, following bytes whose CRC-32 is `before` (APPNOTE 4.4.7)."""
+    return zlib_ng.crc32(data, before)
+
+
+class ZipWriter:
+    """Writes one archive to `file`, entry by entry; what is written is never touched again.
+
+    Args:
+        file: Where the bytes go; it is not closed.
+        alignment: What every entry's data is aligned to, in bytes: a power of two from 64 to 32768.
+
+    Attributes:
+        placements: The entries written so far, in order.
+    """
+
+    def __init__(self, file: SupportsWrite, *, alignment: int = layout.MIN_ALIGNMENT) -> None:
+        if not layout.is_alignment(alignment):
+            raise ValueError(
+                f"alignment must be a power of two from {layout.MIN_ALIGNMENT} to "
+                f"{layout.MAX_ALIGNMENT}, got {alignment!r}"
+            )
+        self._file = file
+        self._alignment = alignment
+        self._offset = 0
+        self.placements: list[Placement] = []
+
+    def add(self, name: str, data: Buffer) -> Placement:
+        """Writes an entry whose bytes are at hand or mapped; they are read twice."""
+        view = as_bytes(data)
+        return self.add_stream(name, view.nbytes, crc32(view), pieces(view))
+
+    def add_stream(self, name: str, nbytes: int, crc: int, stream: Iterable[Buffer]) -> Placement:
+        """Writes an entry of known size and CRC-32 from successive pieces of its bytes.
+
+        Raises:
+            ChecksumError: The pieces are not `nbytes` long in all, or have another CRC-32. The
+                file is then of no use.
+        """
+        placement = Placement(name.encode(), nbytes, crc, self._offset, self._alignment)
+        self._write(placement.local_header().pack())
+        written_nbytes = written_crc = 0
+        for piece in stream:
+            view = as_bytes(piece)
+            written_nbytes += view.nbytes
+            if written_nbytes > nbytes:
+                break
+            written_crc = crc32(view, written_crc)
+            self._write(view)
+        if (written_nbytes, written_crc) != (nbytes, crc):
+            raise ChecksumError(
+                f"entry {name!r}: expected {nbytes} bytes with CRC-32 {crc:#010x}, found "
+                f"{written_nbytes} bytes with {written_crc:#010x}; its source is damaged",
+                entry=name,
+            )
+        self.placements.append(placement)
+        return placement
+
+    def finish(self) -> int:
+        """Writes the directory and the end records; gives the size of the archive in bytes."""
+        directory_offset = self._offset
+        for placement in self.placements:
+            self._write(placement.directory_record().pack())
+        directory_size = self._offset - directory_offset
+        count = len(self.placements)
+        self._write(layout.end_of_archive(count, directory_size, directory_offset))
+        return self._offset
+
+    def _write(self, data: Buffer) -> None:
+        view = memoryview(data)
+        self._offset += view.nbytes
+        while view.nbytes:
+            # An unbuffered file may take fewer bytes than it is given.
+            written = self._file.write(view)
+            if written is None:
+                if isinstance(self._file, io.RawIOBase):
+                    raise BlockingIOError(errno.EAGAIN, "the target would block", view.nbytes)
+                return
+            view = view[written:]
