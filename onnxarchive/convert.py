@@ -15,7 +15,7 @@ import onnx
 
 from onnxarchive.archive import Archive, Progress, open, read_verified
 from onnxarchive.errors import UnsupportedFeatureError, naming
-from onnxarchive.files import Replacement, new_directory, replacing
+from onnxarchive.files import Replacement, new_directory, replacing, require_no_input
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.save import (
@@ -37,14 +37,21 @@ _PAGE_SIZE = 4096
 @contextlib.contextmanager
 def planning(
     source: str | os.PathLike[str],
+    path: str | os.PathLike[str] | SupportsWrite,
     *,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
 ) -> Iterator[Plan]:
-    """What converting `source` would write; its files stay mapped until the block ends."""
+    """What converting `source` would write; its files stay mapped until the block ends.
+
+    Raises:
+        ValueError: `path` is one of the source's files.
+    """
     with contextlib.ExitStack() as resources:
         opened = resources.enter_context(open_source(source))
+        if isinstance(path, str | os.PathLike):
+            require_no_input(path, opened.files)
         with naming(source):
             plan = plan_archive(
                 opened.model,
@@ -82,12 +89,14 @@ def convert(
     Raises:
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
-        ValueError: `alignment` or the path of an asset is not allowed.
+        ValueError: `alignment` or the path of an asset is not allowed, or `path` is one of the
+            source's files.
         OSError: A file cannot be read, or the archive not written.
     """
     with (
         planning(
             source,
+            path,
             size_threshold=size_threshold,
             convert_attribute=convert_attribute,
             assets=assets,
@@ -118,14 +127,28 @@ def export(
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: Bytes of a tensor have changed.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
-        ValueError: `external_data` is not the plain name of another file.
+        ValueError: `external_data` is not the plain name of another file, or what is written would
+            replace the archive.
         OSError: A file cannot be written.
     """
+    require_no_input(destination, [os.fspath(path)])
+    if external_data is not None:
+        require_no_input(_beside(destination, external_data), [os.fspath(path)])
     with open(path) as archive, naming(path):
         if external_data is None:
             _export_single(archive, destination, progress)
         else:
             _export_external(archive, destination, external_data, progress)
+
+
+def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
+    directory, name = os.path.split(os.fspath(destination))
+    if os.path.basename(external_data) != external_data or external_data in ("", ".", "..", name):
+        raise ValueError(
+            f"expected the name of another file beside {name!r} for external_data, found "
+            f"{external_data!r}"
+        )
+    return os.path.join(directory, external_data)
 
 
 def _export_single(
@@ -155,12 +178,6 @@ def _export_external(
     external_data: str,
     progress: Progress | None,
 ) -> None:
-    directory, name = os.path.split(os.fspath(destination))
-    if os.path.basename(external_data) != external_data or external_data in ("", ".", "..", name):
-        raise ValueError(
-            f"expected the name of a file beside {name!r} for external_data, found "
-            f"{external_data!r}"
-        )
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
     sites = list(tensors.walk(model))
@@ -180,7 +197,7 @@ def _export_external(
         outside.append((key, offset))
         offset += nbytes
     serialized = proto.serialize(model)
-    data_replacement = Replacement(os.path.join(directory, external_data))
+    data_replacement = Replacement(_beside(destination, external_data))
     try:
         done = 0
         for key, start in outside:

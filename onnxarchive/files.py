@@ -9,13 +9,14 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
 from onnxarchive.errors import ArchiveFormatError
 
 READ_SIZE = 8 << 20  # bytes read at a time by `MappedFile.pieces`
+_NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -171,11 +172,13 @@ class Replacement:
             path: The target.
 
         Raises:
-            OSError: The file cannot be made, or the target is a directory.
+            OSError: The file cannot be made, or the target is there and is no regular file.
         """
         self._target = os.path.realpath(path)
         if os.path.isdir(self._target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if os.path.exists(self._target) and not os.path.isfile(self._target):
+            raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
         descriptor, self._temporary = _make_temporary(self._target, _open_new)
         self.file: BinaryIO = open(descriptor, "wb")  # noqa: SIM115
 
@@ -205,13 +208,27 @@ class Replacement:
             os.unlink(self._temporary)
 
 
+def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
+    """Refuses to write over what is being read.
+
+    Raises:
+        ValueError: `target` is one of the files `inputs`, under whatever name.
+    """
+    for path in inputs:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(target, path):
+                raise ValueError(f"expected another file than the input {path}, found {target!s}")
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A `Replacement` that is committed when the block ends and discarded when it raises."""
     replacement = Replacement(path)
     try:
         yield replacement.file
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE and error.filename is None:
+            error.filename = os.fspath(path)
         replacement.discard()
         raise
     replacement.commit()

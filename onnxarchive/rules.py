@@ -125,9 +125,7 @@ def _check_data(
     done = 0
     for entry in contents.entries:
         site = contents.sites.get(entry.name)
-        pieces: Iterator[memoryview] = map(
-            memoryview, file.pieces(entry.data_offset, entry.nbytes)
-        )
+        pieces: Iterator[memoryview] = map(memoryview, file.pieces(entry.data_offset, entry.nbytes))
         checksum = None
         if site is not None:
             checksum = tensors.checksum(site.tensor)

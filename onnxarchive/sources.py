@@ -34,10 +34,12 @@ class Source:
     Attributes:
         model: The model; large tensors are external.
         data: The bytes of each external tensor in pieces, which can be gone through again.
+        files: The paths of the files that it is read from.
     """
 
     model: onnx.ModelProto
     data: Mapping[Path, Iterable[memoryview]]
+    files: tuple[str, ...]
 
     def resolve(self, site: Site) -> Iterable[memoryview]:
         """The bytes of an external tensor of the model."""
@@ -88,7 +90,7 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[Source]:
             except ArchiveFormatError as error:
                 problems.append(error.message)
         _require_none(problems)
-        yield Source(model, data)
+        yield Source(model, data, (os.fspath(path), *data_files.paths))
 
 
 def _require_none(problems: list[str]) -> None:
@@ -120,6 +122,7 @@ class _DataFiles:
         self._directory = os.path.realpath(directory)
         self._resources = resources
         self._views: dict[str, memoryview] = {}
+        self.paths: list[str] = []
 
     def find(self, site: Site, reference: ExternalData) -> Iterable[memoryview]:
         """The bytes that a tensor's external data names, as views."""
@@ -160,6 +163,7 @@ class _DataFiles:
                     f"{site}: its external data is in {location!r}: {error.message}"
                 ) from None
             self._views[location] = file.view()
+            self.paths.append(path)
         return self._views[location]
 
     def _contained_path(self, site: Site, location: str) -> str:

@@ -1,0 +1,6 @@
+"""The command line as `python -m onnxarchive`."""
+
+from onnxarchive.cli import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,64 @@
+"""The command line: a thin `main(argv) -> int` over the library."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from onnxarchive.cli.commands import DONE, FAULTY_FILE, WRONG_USE, parser
+from onnxarchive.cli.table import printable
+from onnxarchive.errors import ArchiveError
+
+_INTERRUPTED = 128 + signal.SIGINT  # as shells report it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: The arguments without the program's name; those of the process where None.
+
+    Returns:
+        0 done, 1 the check found something, 2 wrong use or an error of the system, 3 the file is
+        corrupt or unsafe.
+    """
+    try:
+        arguments = parser().parse_args(argv)
+    except SystemExit as end:  # argparse has said why
+        return end.code if isinstance(end.code, int) else WRONG_USE
+    try:
+        status: int = arguments.command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what is buffered must not be tried again.
+        sys.stdout = None
+        return DONE
+    except ArchiveError as error:
+        return _fail(error, FAULTY_FILE)
+    except OSError as error:
+        named = error.filename is not None and error.strerror is not None
+        return _fail(f"{error.filename}: {error.strerror}" if named else error, WRONG_USE)
+    except ValueError as error:
+        return _fail(error, WRONG_USE)
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing was written", _INTERRUPTED)
+    return status
+
+
+def _fail(error: object, status: int) -> int:
+    lines = (printable(line) for line in str(error).splitlines())
+    print("onnxarchive: " + "\n".join(lines), file=sys.stderr)
+    return status
+
+
+def run() -> None:
+    """Runs the command of this process and ends it."""
+    # Ended from outside, a command cleans up as it does when interrupted.
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    sys.exit(main())
+
+
+def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,379 @@
+"""The commands: what they take, what they print, and the status that they end with."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import math
+import os
+import sys
+from typing import Any, Final
+
+import onnx
+
+import onnxarchive
+from onnxarchive.archive import Archive
+from onnxarchive.cli.progress import progress_bar
+from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.rules import rules
+from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.layout import Placement
+
+DONE: Final = 0
+FOUND: Final = 1
+WRONG_USE: Final = 2
+FAULTY_FILE: Final = 3
+
+_STANDARD_STREAM = "-"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's arguments."""
+    top = argparse.ArgumentParser(
+        prog="onnxarchive",
+        description="ONNX models as one zip file that is mapped, not read.",
+        epilog="Exit status: 0 done, 1 the check found something, 2 wrong use or an error of the "
+        "system, 3 the file is corrupt or unsafe.",
+    )
+    top.add_argument("--version", action="version", version=onnxarchive.__version__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    _add_convert(commands)
+    _add_export(commands)
+    _add_ls(commands)
+    _add_info(commands)
+    _add_check(commands)
+    _add_extract(commands)
+    return top
+
+
+def _command(commands: Any, name: str, function: Any, help: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+    command.set_defaults(command=function)
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+    return command
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--force", action="store_true", help="replace a file that exists")
+
+
+def _add_convert(commands: Any) -> None:
+    command = _command(commands, "convert", _convert, "Convert a .onnx to an archive.")
+    command.add_argument("source", help="a .onnx, its external data in its directory")
+    command.add_argument("target", help="the archive to write, or - for standard output")
+    command.add_argument(
+        "--size-threshold",
+        type=int,
+        default=DEFAULT_SIZE_THRESHOLD,
+        metavar="BYTES",
+        help="store tensors of this size or more outside the model (default %(default)s)",
+    )
+    command.add_argument(
+        "--alignment",
+        type=int,
+        default=layout.MIN_ALIGNMENT,
+        metavar="BYTES",
+        help="align every entry's data, a power of two from 64 to 32768 (default %(default)s)",
+    )
+    command.add_argument(
+        "--convert-attribute",
+        action="store_true",
+        help="store tensors of attributes, functions and sparse tensors outside, too",
+    )
+    command.add_argument(
+        "--asset",
+        action="append",
+        default=[],
+        metavar="[NAME=]PATH",
+        help="a file that the archive shall carry, under its own name or NAME",
+    )
+    _add_force(command)
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    to_stream = arguments.target == _STANDARD_STREAM
+    if arguments.source == _STANDARD_STREAM:
+        raise ValueError("a source must be a file, which is mapped; save standard input to one")
+    if to_stream and arguments.json:
+        raise ValueError("standard output takes either the archive or --json")
+    if not to_stream:
+        _require_free(arguments.target, arguments.force)
+    with progress_bar("convert") as progress:
+        onnxarchive.convert(
+            arguments.source,
+            sys.stdout.buffer if to_stream else arguments.target,
+            size_threshold=arguments.size_threshold,
+            alignment=arguments.alignment,
+            convert_attribute=arguments.convert_attribute,
+            assets=_assets(arguments.asset),
+            progress=progress,
+        )
+    if not to_stream:
+        with onnxarchive.open(arguments.target) as archive:
+            counts = _counts(archive)
+            nbytes = os.path.getsize(arguments.target)
+        _say(
+            arguments,
+            {"path": arguments.target, **counts, "nbytes": nbytes},
+            f"{printable(arguments.target)}: {count(counts['tensors'], 'tensor')}, {size(nbytes)}",
+        )
+    return DONE
+
+
+def _assets(given: list[str]) -> dict[str, str]:
+    assets: dict[str, str] = {}
+    for argument in given:
+        name, equals, path = argument.partition("=")
+        if not equals:
+            name, path = os.path.basename(argument), argument
+        if name in assets:
+            raise ValueError(f"expected each asset once, found {name!r} again")
+        assets[name] = path
+    return assets
+
+
+def _add_export(commands: Any) -> None:
+    command = _command(commands, "export", _export, "Write an archive's model as a .onnx.")
+    command.add_argument("archive")
+    command.add_argument("target", help="the .onnx to write")
+    command.add_argument(
+        "--external-data",
+        metavar="NAME",
+        help="put the large tensors into this file beside it; needed from 2 GiB on",
+    )
+    _add_force(command)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    _require_free(arguments.target, arguments.force)
+    written = [arguments.target]
+    if arguments.external_data is not None:
+        beside = os.path.join(os.path.dirname(arguments.target), arguments.external_data)
+        _require_free(beside, arguments.force)
+        written.append(beside)
+    with progress_bar("export") as progress:
+        onnxarchive.export(
+            arguments.archive,
+            arguments.target,
+            external_data=arguments.external_data,
+            progress=progress,
+        )
+    files = [{"path": path, "nbytes": os.path.getsize(path)} for path in written]
+    lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
+    _say(arguments, {"files": files}, "\n".join(lines))
+    return DONE
+
+
+def _add_ls(commands: Any) -> None:
+    command = _command(commands, "ls", _ls, "List an archive's tensors and assets.")
+    command.add_argument("archive")
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    with onnxarchive.open(arguments.archive) as archive:
+        listed = _listed_tensors(archive)
+        others = [
+            {
+                "name": entry.name,
+                "nbytes": entry.nbytes,
+                "data_offset": entry.data_offset,
+                "crc32": entry.crc32,
+            }
+            for entry in archive.entries.values()
+            if entry.name == MODEL_PROTO or entry.name.startswith(ASSET_PREFIX)
+        ]
+        counts = _counts(archive)
+    nbytes = os.path.getsize(arguments.archive)
+    rows: list[list[object]] = [
+        [
+            item["name"],
+            item["key"],
+            item["data_type"],
+            shape(item["dims"]),
+            item["nbytes"],
+            item["data_offset"],
+        ]
+        for item in listed
+    ]
+    rows += [["", item["name"], "", "", item["nbytes"], item["data_offset"]] for item in others]
+    text = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
+    weights = sum(item["nbytes"] for item in listed)
+    text += (
+        f"\n\n{count(counts['tensors'], 'tensor')} of {size(weights)}, "
+        f"{counts['in_model']:,} more in the model, {count(counts['assets'], 'asset')}; "
+        f"archive of {size(nbytes)}"
+    )
+    result = {
+        "path": arguments.archive,
+        "tensors": listed,
+        "others": others,
+        "totals": {**counts, "weights": weights, "nbytes": nbytes},
+    }
+    _say(arguments, result, text)
+    return DONE
+
+
+def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
+    listed = []
+    for site in tensors.walk(archive.model):
+        key = tensors.location(site.tensor)
+        if key is None:
+            continue
+        entry = archive.entries[key]
+        listed.append(
+            {
+                "name": site.tensor.name,
+                "key": key,
+                "data_type": dtypes.BY_NUMBER[site.tensor.data_type].name,
+                "dims": list(site.tensor.dims),
+                "nbytes": entry.nbytes,
+                "data_offset": entry.data_offset,
+                "crc32": entry.crc32,
+            }
+        )
+    return sorted(listed, key=lambda item: item["data_offset"])
+
+
+def _counts(archive: Archive) -> dict[str, int]:
+    sites = list(tensors.walk(archive.model))
+    outside = sum(tensors.location(site.tensor) is not None for site in sites)
+    return {
+        "tensors": outside,
+        "in_model": len(sites) - outside,
+        "assets": len(archive.assets),
+    }
+
+
+def _add_info(commands: Any) -> None:
+    command = _command(commands, "info", _info, "Tell what model an archive holds.")
+    command.add_argument("archive")
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    with onnxarchive.open(arguments.archive) as archive:
+        model = archive.model
+        initializers = [site.tensor for site in tensors.walk(model) if site.is_initializer]
+        result: dict[str, Any] = {
+            "path": arguments.archive,
+            "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+            "ir_version": model.ir_version,
+            "opsets": {opset.domain or "ai.onnx": opset.version for opset in model.opset_import},
+            "graph": model.graph.name,
+            "nodes": len(model.graph.node),
+            "inputs": {value.name: _type(value.type) for value in model.graph.input},
+            "outputs": {value.name: _type(value.type) for value in model.graph.output},
+            "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
+            "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
+            "metadata": {pair.key: pair.value for pair in model.metadata_props},
+        }
+    lines = []
+    for label, value in result.items():
+        if label == "bytes":
+            lines += [f"{part:<12}{size(nbytes)}" for part, nbytes in value.items()]
+        elif isinstance(value, dict):
+            described = [printable(f"{name}: {what}") for name, what in value.items()]
+            lines += [f"{label if not row else '':<12}{text}" for row, text in enumerate(described)]
+        elif value:
+            lines.append(f"{label:<12}{value:,}" if isinstance(value, int) else _line(label, value))
+    _say(arguments, result, "\n".join(lines))
+    return DONE
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<12}{printable(text)}"
+
+
+def _type(proto: onnx.TypeProto) -> str:
+    """A type as text: `FLOAT 1x3xN`, `sequence of INT64`."""
+    kind = proto.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        described = getattr(proto, kind)
+        name = onnx.TensorProto.DataType.Name(described.elem_type)
+        if not described.HasField("shape"):
+            return name
+        dims = [
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+            for dim in described.shape.dim
+        ]
+        return f"{name} {shape(dims)}"
+    if kind == "sequence_type":
+        return f"sequence of {_type(proto.sequence_type.elem_type)}"
+    if kind == "optional_type":
+        return f"optional {_type(proto.optional_type.elem_type)}"
+    return (kind or "unknown").removesuffix("_type")
+
+
+def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
+    """Where the bytes of an archive are."""
+    entries = archive.entries.values()
+    assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
+    model = archive.entries[MODEL_PROTO].nbytes
+    data = sum(entry.nbytes for entry in entries)
+    padding = sum(
+        entry.data_offset
+        - Placement(entry.name.encode(), entry.nbytes, 0, entry.header_offset).unpadded_offset
+        for entry in entries
+    )
+    return {
+        "weights": data - model - assets,
+        "model": model,
+        "assets": assets,
+        "padding": padding,
+        "headers": nbytes - data - padding,
+        "archive": nbytes,
+    }
+
+
+def _add_check(commands: Any) -> None:
+    command = _command(commands, "check", _check, "List every rule that an archive breaks.")
+    command.add_argument("archive")
+    command.add_argument("--full", action="store_true", help="read every byte, for checksums")
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    with progress_bar("check") as progress:
+        findings = onnxarchive.check(arguments.archive, full=arguments.full, progress=progress)
+    result = [
+        {
+            "rule": finding.rule,
+            "severity": finding.severity,
+            "entry": finding.entry,
+            "message": finding.message,
+        }
+        for finding in findings
+    ]
+    lines = [printable(f"{finding.severity}: {finding}") for finding in findings]
+    if not findings:
+        passed = [rule for rule in rules().values() if arguments.full or rule.seen != "data"]
+        lines = [f"{printable(arguments.archive)}: keeps all {len(passed)} rules that were checked"]
+    _say(arguments, result, "\n".join(lines))
+    return FOUND if findings else DONE
+
+
+def _add_extract(commands: Any) -> None:
+    command = _command(
+        commands, "extract", _extract, "Unzip an archive to a directory that ONNX tools read."
+    )
+    command.add_argument("archive")
+    command.add_argument("directory", help="the directory to make")
+
+
+def _extract(arguments: argparse.Namespace) -> int:
+    with progress_bar("extract") as progress:
+        onnxarchive.extract(arguments.archive, arguments.directory, progress=progress)
+    model = os.path.join(arguments.directory, MODEL_PROTO)
+    _say(arguments, {"model": model}, f"{printable(model)}: the model, its tensors beside it")
+    return DONE
+
+
+def _require_free(path: str, force: bool) -> None:
+    if not force and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "exists; --force replaces it", path)
+
+
+def _say(arguments: argparse.Namespace, result: object, text: str) -> None:
+    print(json.dumps(result, indent=2) if arguments.json else text)

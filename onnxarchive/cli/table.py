@@ -1,0 +1,61 @@
+"""Text for people: aligned tables, sizes, and names that cannot play tricks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows below a header, columns aligned: numbers to the right, text to the left."""
+    cells = [[*header], *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    is_number = [
+        bool(rows) and all(isinstance(row[column], int) for row in rows)
+        for column in range(len(header))
+    ]
+    lines = []
+    for row in cells:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_number, strict=True)
+        )
+        lines.append("  ".join(aligned).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """`text` with every character that does not print written as an escape."""
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
+
+
+def count(number: int, noun: str) -> str:
+    """How many of something: `1 tensor`, `2 tensors`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shape(dims: Sequence[object]) -> str:
+    """A shape as people write it: `1x3x224x224`, or `scalar`."""
+    return "x".join(str(dim) for dim in dims) or "scalar"
+
+
+def size(nbytes: int) -> str:
+    """A size in bytes, and in the largest unit that it fills: `1,536 bytes (1.5 KiB)`."""
+    exact = f"{nbytes:,} bytes"
+    if nbytes < _STEP:
+        return exact
+    scaled, unit = float(nbytes), 0
+    while scaled >= _STEP and unit < len(_UNITS) - 1:
+        scaled /= _STEP
+        unit += 1
+    return f"{exact} ({scaled:.1f} {_UNITS[unit]})"
