@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done, 1 the check found something, 2 wrong use or an error of the system, 3 the file is
         corrupt or unsafe.
+
+    Raises:
+        BrokenPipeError: Nobody reads the output any more.
     """
     try:
         arguments = parser().parse_args(argv)
@@ -32,9 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has seen enough; what is buffered must not be tried again.
-        sys.stdout = None
-        return DONE
+        raise
     except ArchiveError as error:
         return _fail(error, FAULTY_FILE)
     except OSError as error:
@@ -57,7 +59,13 @@ def run() -> None:
     """Runs the command of this process and ends it."""
     # Ended from outside, a command cleans up as it does when interrupted.
     signal.signal(signal.SIGTERM, _raise_interrupt)
-    sys.exit(main())
+    try:
+        status = main()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what is buffered must not be tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = DONE
+    sys.exit(status)
 
 
 def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:

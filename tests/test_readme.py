@@ -1,0 +1,90 @@
+"""Every snippet of the README runs, in its order, in an empty directory with a model in it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxarchive.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    weight = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "layer.0/weight"], ["y"])],
+        "readme",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])],
+        [numpy_helper.from_array(weight, "layer.0/weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_python_snippets_run_one_after_another(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snippets = blocks("python")
+    assert len(snippets) == 5
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "(64, 32) float32" in printed
+    assert "MatMul" in printed
+    assert "cat\ndog" in printed
+    assert "[0. 1. 2. 3.]" in printed
+    assert (directory / "streamed.onnxa").exists()
+
+
+def test_commands_run_one_after_another(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
+    own = [arguments for program, *arguments in commands if program == "onnxarchive"]
+    assert len(own) == 7
+    for arguments in own:
+        assert main(arguments) == 0, f"{arguments}: {capsys.readouterr().err}"
+    assert "layer.0/weight" in capsys.readouterr().out
+    assert (directory / "extracted" / "__MODEL_PROTO").exists()
+
+
+def test_set_up_commands_are_those_of_the_development_tool() -> None:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    set_up = [line for line in lines if not line.startswith("$ onnxarchive ")]
+    assert set_up == ["$ python3 tools/dev.py demo", "$ python3 tools/dev.py test"]
+    assert '"demo", "test"' in (ROOT / "tools" / "dev.py").read_text(encoding="utf-8")
+    assert "\npython3 tools/dev.py test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_linked_files_exist() -> None:
+    targets = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+def test_every_option_that_the_readme_names_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "--help"]) == 0
+    help_text = capsys.readouterr().out
+    options = re.findall(r"^\| `(--[a-z-]+)", README, re.MULTILINE)
+    assert len(options) == 4
+    for option in options:
+        assert option in help_text

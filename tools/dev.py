@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Sets up an environment and runs the project's commands in it; needs nothing but Python 3.10.
+
+python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
+python3 tools/dev.py test    formatting, lint, types, tests; further arguments go to pytest
+python3 tools/dev.py python  the environment's Python with the arguments that follow
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv"
+PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+# Holds what the environment was made from, once it is complete.
+STAMP = ENVIRONMENT / "made-from"
+OLDEST_PYTHON = (3, 10)
+INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--editable")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["demo", "test", "python"])
+    arguments, rest = parser.parse_known_args(argv)
+    if sys.version_info < OLDEST_PYTHON:
+        sys.exit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+    try:
+        set_up()
+        if arguments.command == "demo":
+            run("tools/demo.py", *rest)
+        elif arguments.command == "python":
+            run(*rest)
+        else:
+            run("-m", "ruff", "format", "--check", "--quiet")
+            run("-m", "ruff", "check", "--quiet")
+            run("-m", "mypy")
+            run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *rest)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
+def set_up() -> None:
+    """Makes the environment, unless it is there and made from the same description."""
+    made_from = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    made_from += " " + sys.version
+    if STAMP.exists() and STAMP.read_text() == made_from:
+        return
+    print(f"setting up {ENVIRONMENT} (once, some minutes)", file=sys.stderr)
+    try:
+        venv.create(ENVIRONMENT, clear=True, with_pip=True)
+    except subprocess.CalledProcessError:
+        sys.exit(
+            "this Python cannot make virtual environments with pip; on Debian and Ubuntu "
+            "'apt-get install python3-venv' adds what is missing"
+        )
+    run(*INSTALL, f"{ROOT}[all,dev]")
+    STAMP.write_text(made_from)
+
+
+def run(*arguments: str) -> None:
+    """Runs the environment's Python in the project's directory."""
+    subprocess.run([PYTHON, *arguments], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
