@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 import shutil
 import stat
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from onnxarchive.errors import ArchiveFormatError
 
@@ -153,6 +156,45 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     return error
 
 
+_Made = TypeVar("_Made")
+_serial_numbers = itertools.count()
+
+
+class _Temporary(Generic[_Made]):
+    """A new file or directory beside a target, removed unless it is kept.
+
+    It is known before it is made, and removed with this object at the latest: an interrupt at
+    whatever moment leaves nothing behind.
+
+    Attributes:
+        path: Its path.
+        made: What `make` gave.
+    """
+
+    def __init__(
+        self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
+    ) -> None:
+        directory, name = os.path.split(target)
+        stem = os.fsdecode(os.fsencode(name)[:200])  # leaves room for the rest in 255 bytes
+        while True:
+            name = f".{stem}.{os.getpid()}-{next(_serial_numbers)}.tmp"
+            self.path = os.path.join(directory, name)
+            self._finalizer = weakref.finalize(self, remove, self.path)
+            try:
+                self.made = make(self.path)
+                return
+            except FileExistsError:  # another machine's, in a shared directory
+                self._finalizer.detach()
+
+    def keep(self) -> None:
+        """Leaves it where it is."""
+        self._finalizer.detach()
+
+    def remove(self) -> None:
+        """Removes it, unless it was removed or kept before."""
+        self._finalizer()
+
+
 class Replacement:
     """A new file that takes the place of another when it is complete, and only then.
 
@@ -179,8 +221,8 @@ class Replacement:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if os.path.exists(self._target) and not os.path.isfile(self._target):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        descriptor, self._temporary = _make_temporary(self._target, _open_new)
-        self.file: BinaryIO = open(descriptor, "wb")  # noqa: SIM115
+        self._temporary = _Temporary(self._target, _open_new, _unlink)
+        self.file: BinaryIO = self._temporary.made
 
     def commit(self) -> None:
         """Puts the file in the target's place; on failure it is discarded instead.
@@ -193,19 +235,28 @@ class Replacement:
             os.fsync(self.file.fileno())
             self.file.close()
             with contextlib.suppress(FileNotFoundError):
-                os.chmod(self._temporary, stat.S_IMODE(os.stat(self._target).st_mode))
-            os.replace(self._temporary, self._target)
+                os.chmod(self._temporary.path, stat.S_IMODE(os.stat(self._target).st_mode))
+            os.replace(self._temporary.path, self._target)
         except BaseException:
             self.discard()
             raise
+        self._temporary.keep()
         _sync_directory(os.path.dirname(self._target))
 
     def discard(self) -> None:
         """Removes the file; the target is untouched."""
         with contextlib.suppress(OSError):  # what is still buffered may not fit the disk
             self.file.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
+        self._temporary.remove()
+
+
+def _open_new(path: str) -> BinaryIO:
+    return open(path, "xb")
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
@@ -244,36 +295,16 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     target = os.path.realpath(path)
     if os.path.exists(target) and os.listdir(target):
         raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
-    _, temporary = _make_temporary(target, os.mkdir)
+    temporary = _Temporary(target, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
     try:
-        yield temporary
+        yield temporary.path
         if os.path.exists(target):
             os.rmdir(target)
-        os.rename(temporary, target)
+        os.rename(temporary.path, target)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.remove()
         raise
-
-
-_Made = TypeVar("_Made")
-
-
-def _open_new(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags, 0o666)
-
-
-def _make_temporary(target: str, make: Callable[[str], _Made]) -> tuple[_Made, str]:
-    """Makes a file or directory beside `target` under a name that nothing has yet."""
-    directory, name = os.path.split(target)
-    stem = os.fsdecode(os.fsencode(name)[:200])  # leaves room for the rest in a name of 255 bytes
-    number = 0
-    while True:
-        temporary = os.path.join(directory, f".{stem}.{os.getpid()}-{number}.tmp")
-        try:
-            return make(temporary), temporary
-        except FileExistsError:
-            number += 1
+    temporary.keep()
 
 
 def _sync_directory(directory: str) -> None:

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.cli import main
+from onnxarchive.cli import progress as progress_module
+
+Captured = pytest.CaptureFixture[str]
+
+
+def a_model(*, rows: int = 64, name: str = "layer.0/weight") -> onnx.ModelProto:
+    weight = np.arange(rows * 32, dtype=np.float32).reshape(rows, 32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", name], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", rows])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weight, name), numpy_helper.from_array(np.arange(3), "small")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.producer_name = "tests"
+    model.producer_version = "1.2"
+    return model
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "a model.onnx"
+    path.write_bytes(a_model().SerializeToString())
+    return path
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "an archive.onnxa"
+    onnxarchive.save(a_model(), path, assets={"labels.txt": b"cat\n"})
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def start(*arguments: str | Path, **options: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "onnxarchive", *map(str, arguments)]
+    return subprocess.Popen(command, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_convert_writes_what_save_writes(source: Path, tmp_path: Path, capsys: Captured) -> None:
+    labels = tmp_path / "my labels.txt"
+    labels.write_bytes(b"cat\n")
+    target = tmp_path / "out.onnxa"
+    assert run("convert", source, target, "--asset", f"labels.txt={labels}") == 0
+    assert "1 tensor, 8," in capsys.readouterr().out
+    saved = tmp_path / "saved.onnxa"
+    onnxarchive.save(a_model(), saved, assets={"labels.txt": b"cat\n"})
+    assert target.read_bytes() == saved.read_bytes()
+
+
+def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "out.onnxa"
+    options = ("--size-threshold", "0", "--alignment", "4096", "--json")
+    assert run("convert", source, target, *options) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result == {
+        "path": str(target),
+        "tensors": 2,
+        "in_model": 0,
+        "assets": 0,
+        "nbytes": target.stat().st_size,
+    }
+    with onnxarchive.open(target) as opened:
+        assert all(entry.data_offset % 4096 == 0 for entry in opened.entries.values())
+
+
+def test_convert_to_a_pipe_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.onnxa"
+    assert run("convert", source, target) == 0
+    process = start("convert", source, "-", stdout=subprocess.PIPE)
+    assert process.communicate()[0] == target.read_bytes()
+    assert process.returncode == 0
+
+
+def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -> None:
+    assert run("ls", archive) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["name", "key", "data", "type", "shape", "bytes", "offset"]
+    assert lines[1].split() == [
+        "layer.0/weight",
+        "layer_0_weight",
+        "FLOAT",
+        "64x32",
+        "8,192",
+        "64",
+    ]
+    column = lines[0].index("key")
+    assert [line[column:].split()[0] for line in lines[1:4]] == [
+        "layer_0_weight",
+        "assets/labels.txt",
+        "__MODEL_PROTO",
+    ]
+    assert lines[-1].startswith("1 tensor of 8,192 bytes (8.0 KiB), 1 more in the model, 1 asset; ")
+
+
+def test_ls_gives_offsets_that_hold_in_json(archive: Path, capsys: Captured) -> None:
+    assert run("ls", archive, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    (tensor,) = result["tensors"]
+    assert (tensor["name"], tensor["key"], tensor["data_type"], tensor["dims"]) == (
+        "layer.0/weight",
+        "layer_0_weight",
+        "FLOAT",
+        [64, 32],
+    )
+    data = archive.read_bytes()[tensor["data_offset"] :][: tensor["nbytes"]]
+    assert data == numpy_helper.to_array(a_model().graph.initializer[0]).tobytes()
+    assert result["totals"]["nbytes"] == archive.stat().st_size
+
+
+def test_ls_does_not_let_names_play_with_the_terminal(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "a.onnxa"
+    onnxarchive.save(a_model(name="evil\x1b[2J\nname"), path)
+    assert run("ls", path) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "evil\\x1b[2J\\nname" in printed
+
+
+def test_info_tells_producer_types_parameters_and_bytes(archive: Path, capsys: Captured) -> None:
+    assert run("info", archive) == 0
+    printed = capsys.readouterr().out
+    assert "producer    tests 1.2\n" in printed
+    assert "opsets      ai.onnx: 17\n" in printed
+    assert "inputs      x: FLOAT batchx64\n" in printed
+    assert "outputs     y: FLOAT\n" in printed
+    assert "parameters  2,051\n" in printed
+    assert "weights     8,192 bytes (8.0 KiB)\n" in printed
+
+
+def test_info_accounts_for_every_byte_in_json(archive: Path, capsys: Captured) -> None:
+    assert run("info", archive, "--json") == 0
+    parts = json.loads(capsys.readouterr().out)["bytes"]
+    assert parts.pop("archive") == archive.stat().st_size == sum(parts.values())
+    assert parts["weights"] == 64 * 32 * 4
+    assert parts["assets"] == 4
+
+
+def test_check_of_a_sound_archive_ends_with_0(archive: Path, capsys: Captured) -> None:
+    assert run("check", archive, "--full") == 0
+    assert "keeps all" in capsys.readouterr().out
+
+
+def test_check_of_a_damaged_archive_ends_with_1_and_names_the_rule(
+    archive: Path, capsys: Captured
+) -> None:
+    data = bytearray(archive.read_bytes())
+    data[64] ^= 1
+    archive.write_bytes(data)
+    assert run("check", archive) == 0
+    capsys.readouterr()
+    assert run("check", archive, "--full", "--json") == 1
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert (finding["rule"], finding["severity"], finding["entry"]) == (
+        "ZIP-15",
+        "error",
+        "layer_0_weight",
+    )
+
+
+def test_export_gives_the_model_back(archive: Path, tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "back.onnx"
+    assert run("export", archive, target) == 0
+    assert onnx.load(target) == a_model()
+    assert f"{target}: " in capsys.readouterr().out
+
+
+def test_export_with_external_data_names_both_files(
+    archive: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    target = tmp_path / "back.onnx"
+    assert run("export", archive, target, "--external-data", "back.data", "--json") == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert [file["path"] for file in files] == [str(target), str(tmp_path / "back.data")]
+    assert numpy_helper.to_array(onnx.load(target).graph.initializer[0]).shape == (64, 32)
+
+
+def test_extract_gives_a_directory_that_onnx_loads(
+    archive: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    directory = tmp_path / "un zipped"
+    assert run("extract", archive, directory) == 0
+    model = onnx.load(directory / "__MODEL_PROTO")
+    assert numpy_helper.to_array(model.graph.initializer[0])[1, 1] == 33
+    assert (directory / "assets" / "labels.txt").read_bytes() == b"cat\n"
+    assert str(directory / "__MODEL_PROTO") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["ls", "missing.onnxa"], 2, "missing.onnxa: No such file or directory"),
+        (["ls", "."], 3, "expected a regular file, found a directory"),
+        (["ls", "empty"], 3, "empty: expected an end record"),
+        (["info", "a model.onnx"], 3, "[ZIP-2]"),
+        (["ls", "truncated.onnxa"], 3, "[ZIP-2]"),
+        (["convert", "missing.onnx", "new.onnxa"], 2, "missing.onnx: No such file"),
+        (["convert", "empty", "new.onnxa"], 3, "empty: expected a model"),
+        (["convert", "text", "new.onnxa"], 3, "text: "),
+        (["convert", ".", "new.onnxa"], 3, "found a directory"),
+        (["convert", "-", "new.onnxa"], 2, "a source must be a file"),
+        (["convert", "a model.onnx", "an archive.onnxa"], 2, "exists; --force replaces it"),
+        (["convert", "a model.onnx", "a model.onnx", "--force"], 2, "another file than the input"),
+        (["convert", "a model.onnx", "no/such/new.onnxa"], 2, "No such file or directory"),
+        (["convert", "a model.onnx", "new.onnxa", "--alignment", "100"], 2, "power of two"),
+        (["convert", "a model.onnx", "new.onnxa", "--asset", "../x=text"], 2, "'../x'"),
+        (["convert", "a model.onnx", "new.onnxa", "--asset", "missing"], 2, "missing: No such"),
+        (["convert", "a model.onnx", "/dev/full", "--force"], 2, "is not a regular file"),
+        (["convert", "a model.onnx", "-", "--json"], 2, "standard output"),
+        (["export", "an archive.onnxa", "a model.onnx"], 2, "exists; --force replaces it"),
+        (["export", "an archive.onnxa", "an archive.onnxa", "--force"], 2, "than the input"),
+        (["export", "an archive.onnxa", "n.onnx", "--external-data", "../n"], 2, "'../n'"),
+        (["extract", "an archive.onnxa", "."], 2, "the directory is not empty"),
+        (["check", "missing.onnxa"], 2, "missing.onnxa: No such file"),
+        (["unknown"], 2, "invalid choice"),
+        (["convert", "a model.onnx", "new.onnxa", "--size-threshold", "x"], 2, "invalid int"),
+        ([], 2, "required"),
+    ],
+)
+def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
+    arguments: list[str],
+    status: int,
+    message: str,
+    source: Path,
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    Path("text").write_text("This is not a model, but a text.\n")
+    Path("truncated.onnxa").write_bytes(archive.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert run(*arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_force_replaces_the_target(source: Path, archive: Path, capsys: Captured) -> None:
+    assert run("convert", source, archive, "--force") == 0
+    with onnxarchive.open(archive) as opened:
+        assert len(opened.assets) == 0
+
+
+def test_a_target_that_cannot_grow_is_told_and_removed(tmp_path: Path) -> None:
+    source = tmp_path / "m.onnx"
+    source.write_bytes(a_model(rows=4096).SerializeToString())
+    process = start(
+        "convert",
+        source,
+        tmp_path / "new.onnxa",
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
+    error = process.communicate()[1].decode()
+    assert process.returncode == 2
+    assert error == f"onnxarchive: {tmp_path / 'new.onnxa'}: File too large\n"
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_full_standard_output_is_told(source: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start("convert", source, "-", stdout=full, stderr=subprocess.PIPE)
+        error = process.communicate()[1].decode()
+    assert process.returncode == 2
+    assert "No space left on device" in error
+    assert "Traceback" not in error
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(archive: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = start("ls", archive, stdout=write_end, stderr=subprocess.PIPE)
+    os.close(write_end)
+    assert process.communicate()[1] == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_conversion_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    source = tmp_path / "m.onnx"
+    source.write_bytes(a_model(rows=1 << 20).SerializeToString())  # 128 MiB: takes a moment
+    target = tmp_path / "new.onnxa"
+    process = start("convert", source, target, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(path.name.endswith(".tmp") for path in tmp_path.iterdir()):
+            process.send_signal(number)
+            break
+    error = process.communicate()[1].decode()
+    assert (process.returncode, error) == (130, "onnxarchive: interrupted; nothing was written\n")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_bar_is_shown_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    with open(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(progress_module, "_DELAY", 0)
+        assert run("convert", source, tmp_path / "new.onnxa") == 0
+        os.set_blocking(ours, False)
+        shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "convert:" in shown
+    assert "B/s" in shown
+
+
+def test_no_bar_is_shown_where_standard_error_is_no_terminal(source: Path, tmp_path: Path) -> None:
+    process = start("convert", source, tmp_path / "new.onnxa", stderr=subprocess.PIPE)
+    assert process.communicate()[1] == b""
+
+
+def test_version_and_help_end_with_0(capsys: Captured) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.strip() == onnxarchive.__version__
+    assert run("--help") == 0
+    assert "Exit status" in capsys.readouterr().out

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from onnxarchive.cli.table import count, printable, shape, size, table
+
+
+def test_a_table_aligns_text_left_and_numbers_right() -> None:
+    assert table(["name", "bytes"], [["a", 5], ["longer", 12345]]) == (
+        "name     bytes\na            5\nlonger  12,345"
+    )
+
+
+def test_a_table_without_rows_is_its_header() -> None:
+    assert table(["name", "bytes"], []) == "name  bytes"
+
+
+def test_sizes_name_the_largest_unit_that_they_fill() -> None:
+    assert [size(nbytes) for nbytes in (0, 1023, 1024, 1536, 1 << 30, 1 << 50)] == [
+        "0 bytes",
+        "1,023 bytes",
+        "1,024 bytes (1.0 KiB)",
+        "1,536 bytes (1.5 KiB)",
+        "1,073,741,824 bytes (1.0 GiB)",
+        "1,125,899,906,842,624 bytes (1024.0 TiB)",
+    ]
+
+
+def test_counts_have_a_plural() -> None:
+    assert [count(number, "tensor") for number in (0, 1, 2000)] == [
+        "0 tensors",
+        "1 tensor",
+        "2,000 tensors",
+    ]
+
+
+def test_a_shape_without_dims_is_a_scalar() -> None:
+    assert [shape([]), shape([0]), shape([1, 3, 224])] == ["scalar", "0", "1x3x224"]
+
+
+def test_what_does_not_print_is_escaped_and_what_does_is_kept() -> None:
+    assert printable("a\x1b[0m\nü\u202e\ud800") == "a\\x1b[0m\\nü\\u202e\\ud800"
