@@ -2,7 +2,8 @@
 
 Opening reads the end records, the central directory and the model, by position and not through the
 map, and refuses whatever they show to be wrong. An entry's local header is compared with the
-directory when the entry is first read. Weights are read by whoever looks at a view.
+directory when the entry is first read, the model's therefore on opening. Weights are read by
+whoever looks at a view.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Contents:
 
 
 def read_contents(file: MappedFile, report: Report) -> Contents:
-    """Reads all of an archive but local headers and the data of tensors and assets.
+    """Reads all of an archive but the tensors and assets, data and local headers.
 
     Args:
         file: The archive.
@@ -62,7 +63,7 @@ def read_contents(file: MappedFile, report: Report) -> Contents:
         return Contents((), (), None, {})
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     keys.check_names([entry.name for entry in listed.entries], report)
-    model = _read_model(file, listed.entries, report)
+    model = _read_model(file, listed, report)
     sites: Mapping[str, Site] = {}
     if model is not None:
         sizes = {entry.name: entry.nbytes for entry in listed.entries if keys.is_key(entry.name)}
@@ -71,10 +72,11 @@ def read_contents(file: MappedFile, report: Report) -> Contents:
 
 
 def _read_model(
-    file: MappedFile, entries: tuple[Entry, ...], report: Report
+    file: MappedFile, listed: directory.Directory, report: Report
 ) -> onnx.ModelProto | None:
-    entry = next((entry for entry in reversed(entries) if entry.name == MODEL_PROTO), None)
-    if entry is None:
+    found = zip(listed.entries, listed.records, strict=True)
+    entry, record = next((pair for pair in found if pair[0].name == MODEL_PROTO), (None, None))
+    if entry is None or record is None:
         return None
     if entry.nbytes >= proto.SIZE_LIMIT:
         report.broken(
@@ -83,6 +85,7 @@ def _read_model(
             entry=entry.name,
         )
         return None
+    check_local_header(file, entry, record, report)
     data = file.read(entry.data_offset, entry.nbytes)
     check_crc32(entry, len(data), writer.crc32(data), report)
     return proto.parse(data, report)
@@ -267,7 +270,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         for site in tensors.walk(archive.model):
             if not site.is_initializer:
                 continue
-            name = site.tensor.name
+            name = site.name
             if name in self._ambiguous:
                 self._ambiguous[name].append(site)
             elif name in self._sites:
@@ -346,7 +349,7 @@ def open(path: str | os.PathLike[str]) -> Archive:
     """Opens an archive.
 
     It takes time in proportion to the number of entries and the size of the model without its
-    external tensors; no weight and no local header is read.
+    external tensors; no weight is read, and no local header but the model's.
 
     Args:
         path: The archive.

@@ -14,6 +14,7 @@ from onnxarchive.archive import Contents, Progress, check_crc32, check_local_hea
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import MappedFile
 from onnxarchive.model import tensors
+from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat import writer
 
 if sys.version_info >= (3, 11):
@@ -111,7 +112,8 @@ def check(
     with file:
         contents = read_contents(file, findings)
         for entry, record in zip(contents.entries, contents.records, strict=True):
-            check_local_header(file, entry, record, findings)
+            if entry.name != MODEL_PROTO:  # whose header was compared when it was read
+                check_local_header(file, entry, record, findings)
         if full:
             _check_data(file, contents, findings, progress)
     return findings.list

@@ -241,7 +241,7 @@ def plan_items(
             continue
         nbytes = data_type.nbytes(tensor.dims)
         if nbytes >= size_threshold and (site.is_initializer or convert_attribute):
-            key = assigned.assign(tensor.name)
+            key = assigned.assign(site.name)
             locations[site.path] = key
             read = partial(resolve, site) if is_external else partial(_raw_pieces, site)
             items.append(Item(key, nbytes, read, site))
@@ -477,8 +477,8 @@ class Writer:
                         f"{site}: expected the key of a tensor that was added as its location, "
                         f"found {key!r}"
                     )
-            elif site.is_initializer and site.tensor.name in self._key_of:
-                key = self._key_of[site.tensor.name]
+            elif site.is_initializer and site.name in self._key_of:
+                key = self._key_of[site.name]
             else:
                 continue
             if key in sites:

@@ -226,7 +226,7 @@ def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
         entry = archive.entries[key]
         listed.append(
             {
-                "name": site.tensor.name,
+                "name": site.name,
                 "key": key,
                 "data_type": dtypes.BY_NUMBER[site.tensor.data_type].name,
                 "dims": list(site.tensor.dims),

@@ -71,6 +71,13 @@ class Site:
     tensor: onnx.TensorProto
 
     @property
+    def name(self) -> str:
+        """The tensor's name; what is not UTF-8 in it is replaced."""
+        # protobuf keeps such strings, and hands them out as bytes.
+        name: str | bytes = self.tensor.name
+        return name if isinstance(name, str) else name.decode(errors="replace")
+
+    @property
     def is_initializer(self) -> bool:
         """Whether it is a dense initializer of the main graph or of a subgraph of its nodes.
 
@@ -96,7 +103,7 @@ class Site:
         where = ".".join(
             field if index is None else f"{field}[{index}]" for field, index in self.path
         )
-        return f"tensor {self.tensor.name!r} ({where})"
+        return f"tensor {self.name!r} ({where})"
 
 
 def walk(model: onnx.ModelProto) -> Iterator[Site]:
@@ -260,6 +267,12 @@ def external_data(
     pairs: dict[str, str] = {}
     known = EXTERNAL_DATA_KEYS | also_allowed
     for pair in site.tensor.external_data:
+        if not (isinstance(pair.key, str) and isinstance(pair.value, str)):
+            report.broken(
+                "DATA-4",
+                f"{site}: expected external_data in UTF-8, found {pair.key!r}: {pair.value!r}",
+            )
+            return None
         if pair.key not in known or pair.key in pairs:
             report.broken(
                 "DATA-4",

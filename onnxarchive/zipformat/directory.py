@@ -218,7 +218,9 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     listed = list(_list(data, bounds, report))
     entries: list[Entry] = []
     directory_records: list[DirectoryRecord] = []
-    if listed and listed[0].header_offset != 0:
+    if not listed:
+        return Directory((), ())
+    if listed[0].header_offset != 0:
         report.broken(
             "ZIP-1",
             f"expected the first local header at offset 0, found {listed[0].header_offset}",

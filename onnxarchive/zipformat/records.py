@@ -45,7 +45,7 @@ EPOCH_TIME = 0
 EPOCH_DATE = 1 << 5 | 1
 
 ZIP64_EXTRA = 0x0001  # 4.5.3
-# Registered for zipalign (4.6.1 lists third parties): uint16 alignment, then padding.
+# A third party's (4.6.1), of Android's tools for aligned zips: uint16 alignment, then padding.
 ALIGNMENT_EXTRA = 0xD935
 
 _EXTRA_HEADER = struct.Struct("<HH")

@@ -1,0 +1,399 @@
+"""The specification's text against the code: rules, tables and the worked example agree."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import shutil
+import struct
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxarchive
+from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.rules import rules
+from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.zipformat import directory, layout, records
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    LocalHeader,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+TEXT = (Path(__file__).parent.parent / "spec" / "specification.md").read_text(encoding="utf-8")
+PARAGRAPHS = re.split(r"\n{2,}", TEXT)
+BOLD_RULE = re.compile(r"\*\*([A-Z0-9]+-[0-9]+)\*\*")
+RULE_FAMILIES = "|".join(sorted({id.rsplit("-", 1)[0] for id in rules()}))
+RULE = re.compile(rf"\b(?:{RULE_FAMILIES})-[0-9]+\b")
+
+
+def table(*header: str, containing: str = "") -> list[list[str]]:
+    """The rows of the one table with this header and content, by cell."""
+    line = f"| {' | '.join(header)} |"
+    (found,) = [p for p in PARAGRAPHS if p.startswith(line) and containing in p]
+    rows = found.split("\n")[2:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def rule_paragraph(rule: str) -> str:
+    (found,) = [paragraph for paragraph in PARAGRAPHS if paragraph.startswith(f"**{rule}**")]
+    return found
+
+
+def code(cell: str) -> str:
+    """What stands between the backticks of a cell."""
+    assert cell[0] == cell[-1] == "`", cell
+    return cell[1:-1]
+
+
+# Rules
+
+
+def test_every_rule_stands_in_the_text_exactly_once_in_bold() -> None:
+    assert sorted(BOLD_RULE.findall(TEXT)) == sorted(rules())
+
+
+def test_every_id_in_the_text_is_that_of_a_rule() -> None:
+    assert set(RULE.findall(TEXT)) <= set(rules())
+
+
+@pytest.mark.parametrize("rule", sorted(rules()))
+def test_rule_is_a_paragraph_that_says_must(rule: str) -> None:
+    assert "MUST" in rule_paragraph(rule)
+
+
+def test_must_stands_in_rules_only() -> None:
+    words = re.compile(r'(?<!")\b(MUST|SHALL|REQUIRED)\b')
+    assert [p for p in PARAGRAPHS if words.search(p) and not BOLD_RULE.match(p)] == []
+
+
+def test_stages_are_those_of_the_rules() -> None:
+    rows = table("Stage", "What a reader has by then", "Rules")
+    stages = {rule: stage for stage, _, listed in rows for rule in listed.split(", ")}
+    assert stages == {rule.id: rule.seen for rule in rules().values()}
+
+
+@pytest.mark.parametrize(
+    ("rule", "number"),
+    [
+        ("ZIP-4", directory.MAX_ENTRIES),
+        ("ZIP-4", DirectoryRecord.SIZE),
+        ("ZIP-4", directory.MAX_RECORD_SIZE),
+        ("ZIP-6", LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE),
+        ("ZIP-6", layout.MAX_ALIGNMENT - 1),
+        ("ZIP64-2", Zip64EndRecord.STATED_SIZE),
+        ("ZIP64-3", directory.TAIL_SIZE),
+        ("ALIGN-2", layout.MIN_ALIGNMENT),
+        ("ALIGN-2", layout.MAX_ALIGNMENT),
+        ("KEY-1", keys.MAX_KEY_SIZE),
+        ("ASSET-1", keys.MAX_ASSET_COMPONENT_SIZE),
+        ("ASSET-1", keys.MAX_ASSET_NAME_SIZE),
+        ("TENSOR-2", dtypes.MAX_RANK),
+    ],
+)
+def test_limit_stands_in_its_rule(rule: str, number: int) -> None:
+    assert f"{number:,}" in re.findall(r"[0-9][0-9,]*[0-9]", rule_paragraph(rule))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"2 GiB are {proto.SIZE_LIMIT:,} bytes.",
+        f"The threshold is {DEFAULT_SIZE_THRESHOLD:,} by default.",
+        f"reads the last {directory.TAIL_SIZE} bytes",
+    ],
+)
+def test_number_stands_in_the_text(sentence: str) -> None:
+    assert sentence in re.sub(r"\s+", " ", TEXT)
+
+
+# Records
+
+
+def sizes(rows: list[list[str]], column: int) -> list[int]:
+    """The sizes in a column; fields that a record lacks or that vary in length are left out."""
+    return [int(row[column]) for row in rows if row[column].isdigit()]
+
+
+def struct_sizes(record: struct.Struct) -> list[int]:
+    codes = re.findall(r"([0-9]*)([a-zA-Z])", record.format)
+    return [
+        size
+        for count, code in codes
+        for size in (
+            [int(count)] if code == "s" else [struct.calcsize("<" + code)] * int(count or 1)
+        )
+    ]
+
+
+ENTRY_TABLE = ("Field", "Local header", "Directory record", "A writer writes", "A reader accepts")
+FIELD_TABLE = ("Field", "Size", "A writer writes", "A reader accepts")
+END_TABLE = ("Field", "End record", "Zip64 end record", "A writer writes", "A reader accepts")
+
+
+def test_records_have_the_fields_of_the_tables() -> None:
+    entry, end = table(*ENTRY_TABLE), table(*END_TABLE)
+    assert sizes(entry, 1) == struct_sizes(LocalHeader.STRUCT)
+    assert sizes(entry, 2) == struct_sizes(DirectoryRecord.STRUCT)
+    assert sizes(end, 1) == struct_sizes(EndRecord.STRUCT)
+    assert sizes(end, 2) == struct_sizes(Zip64EndRecord.STRUCT)
+    locator = table(*FIELD_TABLE, containing="offset of the Zip64 end record")
+    assert sizes(locator, 1) == struct_sizes(Zip64Locator.STRUCT)
+    alignment = table(*FIELD_TABLE, containing="0xD935")
+    assert sum(sizes(alignment, 1)) == records.ALIGNMENT_EXTRA_SIZE
+
+
+@pytest.mark.parametrize(
+    ("field", "attribute"),
+    [
+        ("version made by", "version_made_by"),
+        ("version needed to extract", "version_needed"),
+        ("flags", "flags"),
+        ("compression method", "method"),
+        ("modification time", "time"),
+        ("modification date", "date"),
+        ("disk number start", "disk_start"),
+        ("internal file attributes", "internal_attributes"),
+        ("external file attributes", "external_attributes"),
+    ],
+)
+def test_writer_writes_the_values_of_the_table(field: str, attribute: str) -> None:
+    (cell,) = [row[3] for row in table(*ENTRY_TABLE) if row[0] == field]
+    number = re.match(r"0x[0-9A-F]+|[0-9]+", cell)
+    assert number is not None
+    record = layout.Placement(b"w", 8, 0, 0).directory_record()
+    assert getattr(record, attribute) == int(number[0], 0)
+
+
+def test_zip64_fields_hold_the_values_of_the_table() -> None:
+    rows = table(
+        "What does not fit 32 bits",
+        "Zip64 field of the local header",
+        "Zip64 field of the directory record",
+    )
+    size, offset = 1 << 40, 1 << 41
+    names = {size: "size", offset: "header offset"}
+    for row, (nbytes, header_offset) in zip(
+        rows, [(8, 64), (size, 64), (8, offset), (size, offset)], strict=True
+    ):
+        for cell, values in zip(
+            row[1:],
+            (
+                layout.local_zip64_values(nbytes),
+                layout.directory_zip64_values(nbytes, header_offset),
+            ),
+            strict=True,
+        ):
+            assert cell == (", ".join(names[value] for value in values) or "none")
+
+
+# Tensors
+
+
+def test_data_types_are_those_of_the_code() -> None:
+    rows = table("Number", "Name", "Bits", "Element bytes", "Element")
+    listed = [(int(number), name, int(bits), int(size)) for number, name, bits, size, _ in rows]
+    assert listed == [
+        (data_type.number, data_type.name, data_type.bit_width, data_type.dtype.itemsize)
+        for data_type in dtypes.BY_NUMBER.values()
+    ]
+
+
+def test_sizes_are_those_of_the_code() -> None:
+    by_name = {data_type.name: data_type for data_type in dtypes.BY_NUMBER.values()}
+    for name, dims, size, unused in table("Data type", "dims", "Size", "Unused bits"):
+        shape = json.loads(code(dims))
+        assert by_name[name].nbytes(shape) == int(size)
+        assert by_name[name].tail_bits(shape) == int(unused)
+
+
+@pytest.mark.parametrize("bit_width", [4, 2, 6])
+def test_packing_formulas_give_the_bytes_of_the_code(bit_width: int) -> None:
+    (block,) = [p for p in PARAGRAPHS if p.startswith("```\n4 bits: byte0 = ")]
+    match = re.search(rf"{bit_width} bits: (byte0 = .*(?:\n +byte[12] = .*)*)", block)
+    assert match is not None
+    formulas = re.findall(r"byte[0-2] = (.*)", match[1])
+    data_type = next(t for t in dtypes.BY_NUMBER.values() if t.bit_width == bit_width)
+    codes_in_group = len(formulas) * 8 // bit_width
+    codes = np.random.default_rng(0).integers(0, 1 << bit_width, (100, codes_in_group), np.uint8)
+    expected = bytes(
+        eval(formula, {}, {f"x{index}": int(value) for index, value in enumerate(group)})
+        for group in codes
+        for formula in formulas
+    )
+    assert bytes(dtypes.as_raw_data(codes.view(data_type.dtype))) == expected
+
+
+WALK = {
+    message: fields.split(", ")
+    for message, fields in table("Message", "Fields, in the order of the walk")
+}
+
+
+def test_places_of_tensors_are_those_of_onnx() -> None:
+    ways = {*WALK, "TensorProto"}
+    pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]
+    seen: set[str] = set()
+    while pending:
+        descriptor = pending.pop()
+        if descriptor.full_name in seen:
+            continue
+        seen.add(descriptor.full_name)
+        inner = [field for field in descriptor.fields if field.message_type]
+        pending += [field.message_type for field in inner]
+        leading = {field.name for field in inner if field.message_type.name in ways}
+        assert leading == set(WALK.get(descriptor.name, ())), descriptor.full_name
+
+
+def fill(message: Any, depth: int) -> None:
+    """Sets every field that leads to a tensor, repeated ones twice."""
+    for field in WALK.get(message.DESCRIPTOR.name, ()):
+        if depth == 0:
+            return
+        child = getattr(message, field)
+        if tensors.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
+            fill(child.add(), depth - 1)
+            fill(child.add(), depth - 1)
+        else:
+            child.SetInParent()
+            fill(child, depth - 1)
+
+
+def walked(message: Any, path: tensors.Path) -> Iterator[tensors.Path]:
+    """The walk as the text has it."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield path
+    for field in WALK.get(message.DESCRIPTOR.name, ()):
+        child = getattr(message, field)
+        if tensors.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
+            for index, element in enumerate(child):
+                yield from walked(element, (*path, (field, index)))
+        elif message.HasField(field):
+            yield from walked(child, (*path, (field, None)))
+
+
+def test_walk_is_that_of_the_code() -> None:
+    model = onnx.ModelProto()
+    fill(model, depth=6)
+    expected = list(walked(model, ()))
+    assert len(expected) > 100
+    assert [site.path for site in tensors.walk(model)] == expected
+
+
+# Keys
+
+
+def test_keys_are_those_of_the_code() -> None:
+    derived = keys.Keys()
+    for name, key in table("Tensor", "Key"):
+        assert derived.assign(json.loads(code(name))) == code(key)
+
+
+def derive(name: str, earlier: set[str]) -> str:
+    """The steps of the text, word by word."""
+    base = re.sub("[^A-Za-z0-9_]", "_", name)
+    if base.startswith("__"):
+        base = "_" + base.lstrip("_")
+    if not base.strip("_"):
+        base = "tensor"
+    if base[0] in "0123456789":
+        base = "_" + base
+    if re.fullmatch("con|prn|aux|nul|com[0-9]|lpt[0-9]|assets", base.lower()):
+        base += "_"
+    base = base[:255]
+    suffixes = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
+    candidates = (base[: 255 - len(suffix)] + suffix for suffix in suffixes)
+    return next(key for key in candidates if key.lower() not in earlier)
+
+
+def test_steps_of_the_text_give_the_keys_of_the_code() -> None:
+    parts = ["", "_", "__", "a", "A", "1", ".", "é", "con", "Assets", "a_2", "a" * 254, "tensor"]
+    names = ["".join(pair) for pair in itertools.product(parts, repeat=2)] * 2
+    derived = keys.Keys()
+    earlier: set[str] = set()
+    for name in names:
+        key = derive(name, earlier)
+        assert derived.assign(name) == key
+        assert keys.is_key(key)
+        earlier.add(key.lower())
+
+
+# The worked example
+
+
+def example() -> bytes:
+    """The bytes of the hex dump, each line where its offset says."""
+    data = bytearray()
+    for block in re.findall(r"```hex\n(.*?)```", TEXT, re.DOTALL):
+        for line in block.splitlines():
+            match = re.match(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)", line)
+            assert match is not None, line
+            assert int(match[1], 16) == len(data), line
+            data += bytes.fromhex(match[2])
+    return bytes(data)
+
+
+def example_model() -> onnx.ModelProto:
+    weight = np.array([1, -2], np.dtype("<f4"))
+    model = onnx.ModelProto(ir_version=4)
+    model.opset_import.add(version=9)
+    model.graph.name = "g"
+    model.graph.initializer.add(
+        name="w", data_type=onnx.TensorProto.FLOAT, dims=weight.shape, raw_data=weight.tobytes()
+    )
+    return model
+
+
+@pytest.fixture
+def example_path(tmp_path: Path) -> Path:
+    path = tmp_path / "example.onnxa"
+    path.write_bytes(example())
+    return path
+
+
+def test_example_is_what_is_written() -> None:
+    target = io.BytesIO()
+    onnxarchive.save(example_model(), target, size_threshold=0)
+    assert target.getvalue() == example()
+    assert f"an archive of {len(example())} bytes" in re.sub(r"\s+", " ", TEXT)
+
+
+def test_example_breaks_no_rule_and_is_read(example_path: Path) -> None:
+    assert onnxarchive.check(example_path, full=True) == []
+    assert onnxarchive.load(example_path) == example_model()
+
+
+def test_example_unzips_to_a_model_with_external_data(example_path: Path) -> None:
+    unzipped = example_path.with_suffix("")
+    with zipfile.ZipFile(example_path) as archive:
+        archive.extractall(unzipped)
+    path = unzipped / "__MODEL_PROTO"
+    onnx.checker.check_model(path)
+    (weight,) = onnx.load(path).graph.initializer
+    assert onnx.numpy_helper.to_array(weight).tolist() == [1, -2]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["unzip -tqq", "zipinfo", "7z t", "bsdtar -tf", "zipalign -c 64"],
+)
+def test_example_in_other_tools(command: str, example_path: Path) -> None:
+    program, *arguments = command.split()
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    done = subprocess.run(
+        [found, *arguments, example_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
