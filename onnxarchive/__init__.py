@@ -12,6 +12,7 @@ it is a directory of ONNX external data that every ONNX tool reads.
 """
 
 from onnxarchive.archive import Archive, load, open
+from onnxarchive.batch import Conversion, convert_many
 from onnxarchive.convert import convert, export, extract
 from onnxarchive.errors import (
     ArchiveError,
@@ -29,6 +30,7 @@ __all__ = [
     "ArchiveError",
     "ArchiveFormatError",
     "ChecksumError",
+    "Conversion",
     "Entry",
     "Finding",
     "TensorNotFoundError",
@@ -36,6 +38,7 @@ __all__ = [
     "Writer",
     "check",
     "convert",
+    "convert_many",
     "export",
     "extract",
     "load",

@@ -15,9 +15,8 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from onnx import numpy_helper
 
-from onnxarchive.errors import Report, TensorNotFoundError, naming
+from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, naming
 from onnxarchive.files import MappedFile
 from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -63,7 +62,7 @@ def read_contents(file: MappedFile, report: Report) -> Contents:
         return Contents((), (), None, {})
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     keys.check_names([entry.name for entry in listed.entries], report)
-    model = _read_model(file, listed, report)
+    model = _read_model(file, listed.entries, report)
     sites: Mapping[str, Site] = {}
     if model is not None:
         sizes = {entry.name: entry.nbytes for entry in listed.entries if keys.is_key(entry.name)}
@@ -72,11 +71,10 @@ def read_contents(file: MappedFile, report: Report) -> Contents:
 
 
 def _read_model(
-    file: MappedFile, listed: directory.Directory, report: Report
+    file: MappedFile, entries: tuple[Entry, ...], report: Report
 ) -> onnx.ModelProto | None:
-    found = zip(listed.entries, listed.records, strict=True)
-    entry, record = next((pair for pair in found if pair[0].name == MODEL_PROTO), (None, None))
-    if entry is None or record is None:
+    entry = next((entry for entry in entries if entry.name == MODEL_PROTO), None)
+    if entry is None:
         return None
     if entry.nbytes >= proto.SIZE_LIMIT:
         report.broken(
@@ -85,7 +83,6 @@ def _read_model(
             entry=entry.name,
         )
         return None
-    check_local_header(file, entry, record, report)
     data = file.read(entry.data_offset, entry.nbytes)
     check_crc32(entry, len(data), writer.crc32(data), report)
     return proto.parse(data, report)
@@ -120,6 +117,7 @@ class Archive:
 
     Attributes:
         path: The archive's path as it was given.
+        sites: The tensor of each key and where it stands in the model, in the order of the model.
     """
 
     def __init__(self, file: MappedFile) -> None:
@@ -127,12 +125,13 @@ class Archive:
         contents = read_contents(file, Report())
         assert contents.model is not None  # the report would have raised
         self.path = file.path
+        self.sites: Mapping[str, Site] = MappingProxyType(contents.sites)
         self._file = file
         self._model = contents.model
-        self._sites = contents.sites
         self._entries = {entry.name: entry for entry in contents.entries}
         self._records = dict(zip(self._entries, contents.records, strict=True))
-        self._compared: set[str] = set()
+        check_local_header(file, self._entries[MODEL_PROTO], self._records[MODEL_PROTO], Report())
+        self._compared = {MODEL_PROTO}
         self._tensors: Tensors | None = None
 
     @property
@@ -197,7 +196,7 @@ class Archive:
             TensorNotFoundError: No tensor has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
         """
-        site = self._sites.get(key)
+        site = self.sites.get(key)
         if site is None:
             raise self._not_found(f"expected the key of a tensor, found {key!r}")
         data_type = dtypes.BY_NUMBER[site.tensor.data_type]
@@ -266,7 +265,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         self._archive = archive
         self._sites: dict[str, Site] = {}
         self._ambiguous: dict[str, list[Site]] = {}
-        self._keys = {site.path: key for key, site in archive._sites.items()}
+        self._keys = {site.path: key for key, site in archive.sites.items()}
         for site in tensors.walk(archive.model):
             if not site.is_initializer:
                 continue
@@ -286,6 +285,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             initializer that the model itself holds.
 
         Raises:
+            ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         site = self._sites.get(name)
@@ -294,10 +294,17 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         tensor = site.tensor
         if site.path in self._keys:
             return self._archive.tensor(self._keys[site.path])
-        if tensor.data_type == tensors.STRING:
-            return numpy_helper.to_array(tensor)
-        data_type = dtypes.BY_NUMBER[tensor.data_type]
-        return dtypes.as_array(tensors.raw_data(site), data_type, tensor.dims)
+        data_type = tensors.stored_type(tensor)
+        with naming(self._archive.path):
+            if data_type is not None:
+                return dtypes.as_array(tensors.raw_data(site), data_type, tensor.dims)
+            try:
+                return tensors.strings(tensor)
+            except ValueError as error:
+                raise ArchiveFormatError(
+                    f"{site}: expected a data type and a shape that an array can have, found data "
+                    f"type {tensor.data_type} and dims {list(tensor.dims[: dtypes.MAX_RANK + 1])}"
+                ) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sites)
@@ -386,7 +393,7 @@ def load(path: str | os.PathLike[str]) -> onnx.ModelProto:
     with open(path) as archive:
         model = archive.model  # its own, and nobody else has it
         with naming(path):
-            for key, site in archive._sites.items():
+            for key, site in archive.sites.items():
                 tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
         return model
 

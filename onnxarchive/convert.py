@@ -1,4 +1,4 @@
-"""Between archives and `.onnx` files: `convert` in, `export` out, `extract` to a directory.
+"""Models in, whatever they came in, and out again: `convert`, `export`, `extract`.
 
 All three stream: weights go from map to file and are never in memory as a whole.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 
 import onnx
 
@@ -17,11 +19,14 @@ from onnxarchive.archive import Archive, Progress, open, read_verified
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.files import Replacement, new_directory, replacing, require_no_input
 from onnxarchive.model import proto, tensors, wire
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.save import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
+    Item,
     Plan,
+    asset_files,
+    given_data,
     open_assets,
     plan_archive,
     write_archive,
@@ -42,23 +47,34 @@ def planning(
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
+    dedupe: bool = False,
+    verify_checksum: bool = False,
 ) -> Iterator[Plan]:
-    """What converting `source` would write; its files stay mapped until the block ends.
+    """What `convert` would write with the same arguments.
 
-    Raises:
-        ValueError: `path` is one of the source's files.
+    The source's files stay mapped until the block ends.
     """
     with contextlib.ExitStack() as resources:
-        opened = resources.enter_context(open_source(source))
+        opened = resources.enter_context(open_source(source, verify_checksum=verify_checksum))
+        for warning in opened.warnings:
+            warnings.warn(f"{os.fspath(source)}: {warning}", stacklevel=4)
         if isinstance(path, str | os.PathLike):
-            require_no_input(path, opened.files)
+            require_no_input(path, [*opened.files, *asset_files(assets)])
+        given = open_assets(assets)
+        names = {item.name for item in given}
+        kept = [
+            Item(ASSET_PREFIX + name, data.nbytes, partial(given_data, data))
+            for name, data in opened.assets.items()
+            if ASSET_PREFIX + name not in names
+        ]
         with naming(source):
             plan = plan_archive(
                 opened.model,
                 resolve=opened.resolve,
                 size_threshold=size_threshold,
                 convert_attribute=convert_attribute,
-                assets=open_assets(assets or {}, resources),
+                assets=sorted([*kept, *given], key=attrgetter("name")),
+                dedupe=dedupe,
             )
         yield plan
 
@@ -71,24 +87,36 @@ def convert(
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
+    dedupe: bool = False,
+    verify_checksum: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Converts a model to an archive.
 
-    The source's files are mapped and streamed; no tensor is loaded. It is not changed.
+    What the source is, is told by its content. Its files are mapped and streamed; no tensor is
+    loaded, and the source is not changed. Files of a directory or zip that no tensor names are
+    left out with a warning, but for those below `assets/`, which are kept.
 
     Args:
-        source: A `.onnx` file. External data is looked for in its directory and below.
+        source: A `.onnx`, whose external data is looked for in its directory and below; a
+            directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`) and its
+            data files, those of torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
+            exports among them; or an archive, which is written anew. A compressed data file of
+            which a tensor is a part, and a compressed model, are inflated to a temporary file.
         path: The archive, as in `save`.
         size_threshold: As in `save`.
         alignment: As in `save`.
         convert_attribute: As in `save`.
-        assets: As in `save`.
+        assets: As in `save`; they take the place of the source's assets of the same path.
+        dedupe: Whether identical initializers of a graph become one initializer.
+        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors name.
         progress: As in `save`.
 
     Raises:
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
+        ChecksumError: The source is damaged.
+        UnsupportedFeatureError: A zip is encrypted or compressed in a way that is not known.
         ValueError: `alignment` or the path of an asset is not allowed, or `path` is one of the
             source's files.
         OSError: A file cannot be read, or the archive not written.
@@ -100,6 +128,8 @@ def convert(
             size_threshold=size_threshold,
             convert_attribute=convert_attribute,
             assets=assets,
+            dedupe=dedupe,
+            verify_checksum=verify_checksum,
         ) as plan,
         naming(source),
     ):
@@ -154,7 +184,7 @@ def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
 def _export_single(
     archive: Archive, destination: str | os.PathLike[str], progress: Progress | None
 ) -> None:
-    total = sum(entry.nbytes for entry in archive.entries.values())
+    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive.sites))
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
@@ -199,6 +229,7 @@ def _export_external(
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
     try:
+        total = sum(archive.entries[key].nbytes for key, _ in outside)
         done = 0
         for key, start in outside:
             data_replacement.file.seek(start)
@@ -206,13 +237,13 @@ def _export_external(
                 data_replacement.file.write(piece)
                 done += len(piece)
                 if progress is not None:
-                    progress(done, offset)
+                    progress(done, total)
         with replacing(destination) as file:
             file.write(serialized)
             # The data first, so that a new model never stands beside old data for long.
             data_replacement.commit()
-    except BaseException:
-        data_replacement.discard()
+    except BaseException as error:
+        data_replacement.discard(error)
         raise
 
 

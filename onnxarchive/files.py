@@ -179,7 +179,9 @@ class _Temporary(Generic[_Made]):
         while True:
             name = f".{stem}.{os.getpid()}-{next(_serial_numbers)}.tmp"
             self.path = os.path.join(directory, name)
-            self._finalizer = weakref.finalize(self, remove, self.path)
+            self._finalizer = weakref.finalize(
+                self, _remove_in_process, os.getpid(), remove, self.path
+            )
             try:
                 self.made = make(self.path)
                 return
@@ -193,6 +195,11 @@ class _Temporary(Generic[_Made]):
     def remove(self) -> None:
         """Removes it, unless it was removed or kept before."""
         self._finalizer()
+
+
+def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
+    if os.getpid() == process:  # a fork has its parent's finalizers
+        remove(path)
 
 
 class Replacement:
@@ -216,6 +223,7 @@ class Replacement:
         Raises:
             OSError: The file cannot be made, or the target is there and is no regular file.
         """
+        self._path = os.fspath(path)
         self._target = os.path.realpath(path)
         if os.path.isdir(self._target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -237,14 +245,20 @@ class Replacement:
             with contextlib.suppress(FileNotFoundError):
                 os.chmod(self._temporary.path, stat.S_IMODE(os.stat(self._target).st_mode))
             os.replace(self._temporary.path, self._target)
-        except BaseException:
-            self.discard()
+        except BaseException as error:
+            self.discard(error)
             raise
         self._temporary.keep()
         _sync_directory(os.path.dirname(self._target))
 
-    def discard(self) -> None:
-        """Removes the file; the target is untouched."""
+    def discard(self, error: BaseException | None = None) -> None:
+        """Removes the file; the target is untouched.
+
+        Args:
+            error: Why, or None. Where it tells of a full disk, it is made to name the target.
+        """
+        if isinstance(error, OSError) and error.errno in _NO_SPACE and error.filename is None:
+            error.filename = self._path
         with contextlib.suppress(OSError):  # what is still buffered may not fit the disk
             self.file.close()
         self._temporary.remove()
@@ -255,7 +269,7 @@ def _open_new(path: str) -> BinaryIO:
 
 
 def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 
 
@@ -278,9 +292,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     try:
         yield replacement.file
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _NO_SPACE and error.filename is None:
-            error.filename = os.fspath(path)
-        replacement.discard()
+        replacement.discard(error)
         raise
     replacement.commit()
 

@@ -14,7 +14,6 @@ from onnxarchive.archive import Contents, Progress, check_crc32, check_local_hea
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import MappedFile
 from onnxarchive.model import tensors
-from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat import writer
 
 if sys.version_info >= (3, 11):
@@ -112,8 +111,7 @@ def check(
     with file:
         contents = read_contents(file, findings)
         for entry, record in zip(contents.entries, contents.records, strict=True):
-            if entry.name != MODEL_PROTO:  # whose header was compared when it was read
-                check_local_header(file, entry, record, findings)
+            check_local_header(file, entry, record, findings)
         if full:
             _check_data(file, contents, findings, progress)
     return findings.list

@@ -19,24 +19,24 @@ import onnx
 
 from onnxarchive.archive import Progress
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.files import MappedFile, Replacement, replacing
-from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input
+from onnxarchive.model import dtypes, ir, keys, proto, tensors
+from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.zipformat import layout, writer
-from onnxarchive.zipformat.writer import Buffer, SupportsWrite, ZipWriter
+from onnxarchive.zipformat.writer import Buffer, Data, Stored, SupportsWrite, ZipWriter
 
 if TYPE_CHECKING:
+    import onnx_ir
     from numpy.typing import ArrayLike
 
 DEFAULT_SIZE_THRESHOLD = 1024  # bytes; onnx's
 
 # What an asset may be given as: its bytes, or the path of a file.
 Asset: TypeAlias = Buffer | str | os.PathLike[str]
-# The bytes of a tensor in pieces, which can be gone through more than once.
-Pieces: TypeAlias = Iterable[memoryview]
 # Gives the bytes of a tensor whose data is external.
-Resolve: TypeAlias = Callable[[Site], Pieces]
+Resolve: TypeAlias = Callable[[Site], Data]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Item:
 
     name: str
     nbytes: int
-    data: Callable[[], Pieces]
+    data: Callable[[], Data]
     site: Site | None = None
 
 
@@ -64,10 +64,12 @@ class Plan:
     Attributes:
         items: Its entries but for the model, in order.
         model: The serialized model.
+        saved_nbytes: Bytes that need not be written, since identical initializers became one.
     """
 
     items: tuple[Item, ...]
     model: bytes
+    saved_nbytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +89,7 @@ class Plan:
 
 
 def save(
-    model: onnx.ModelProto,
+    model: onnx.ModelProto | onnx_ir.Model,
     path: str | os.PathLike[str] | SupportsWrite,
     *,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
@@ -103,7 +105,8 @@ def save(
     tensor at a time is held in memory.
 
     Args:
-        model: The model, with its tensors in memory. It is not changed.
+        model: The model, with its tensors in memory; or an `onnx_ir.Model`, whose lazy and external
+            tensors are fetched one at a time. It is not changed.
         path: The archive, usually `name.onnxa`; or a binary file that is written to as it comes,
             which need not be seekable.
         size_threshold: Tensors of this many bytes or more are stored outside the model. Smaller
@@ -121,47 +124,103 @@ def save(
     Raises:
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
             shape needs, or its data is external, or what stays in the model is over 2 GiB.
-        ValueError: `alignment` or the path of an asset is not allowed.
+        ValueError: `alignment` or the path of an asset is not allowed, or `path` is the file of
+            an asset.
         OSError: The archive cannot be written.
     """
-    with contextlib.ExitStack() as resources:
-        plan = plan_archive(
-            model,
-            resolve=_refuse_external,
-            size_threshold=size_threshold,
-            convert_attribute=convert_attribute,
-            assets=open_assets(assets or {}, resources),
-        )
-        write_archive(plan, path, alignment=alignment, progress=progress)
+    if isinstance(path, str | os.PathLike):
+        require_no_input(path, asset_files(assets))
+    in_memory, resolve = _in_memory(model, size_threshold)
+    plan = plan_archive(
+        in_memory,
+        resolve=resolve,
+        size_threshold=size_threshold,
+        convert_attribute=convert_attribute,
+        assets=open_assets(assets),
+    )
+    write_archive(plan, path, alignment=alignment, progress=progress)
 
 
-def _refuse_external(site: Site) -> Pieces:
+def _in_memory(
+    model: onnx.ModelProto | onnx_ir.Model, size_threshold: int
+) -> tuple[onnx.ModelProto, Resolve]:
+    if isinstance(model, onnx.ModelProto):
+        return model, _refuse_external
+    if not ir.is_ir_model(model):
+        raise TypeError(f"expected an onnx.ModelProto or onnx_ir.Model, found {type(model)}")
+    converted, outside = ir.to_proto(model, size_threshold=size_threshold)
+
+    def resolve(site: Site) -> Data:
+        if site.path not in outside:
+            return _refuse_external(site)
+        return Stored(memoryview(outside[site.path].tobytes()))
+
+    return converted, resolve
+
+
+def _refuse_external(site: Site) -> Data:
     raise ArchiveFormatError(
         f"{site}: expected its data in the model, found it external; convert the file with "
         "onnxarchive.convert, or load the model with its external data"
     )
 
 
-def open_assets(assets: Mapping[str, Asset], resources: contextlib.ExitStack) -> tuple[Item, ...]:
-    """The assets as entries, in the order of their paths; files are mapped until `resources` end.
+@dataclass(frozen=True, slots=True)
+class FileData:
+    """Some bytes of a file, which is opened when they are gone through.
+
+    Attributes:
+        path: The file.
+        offset: Where they begin in it, in bytes.
+        nbytes: How many they are.
+        crc32: Not known.
+    """
+
+    path: str
+    offset: int
+    nbytes: int
+    crc32: int | None = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        with MappedFile(self.path) as file:
+            view = file.view()[self.offset : self.offset + self.nbytes]
+            if view.nbytes != self.nbytes:
+                raise ArchiveFormatError(
+                    f"{self.path}: expected {self.nbytes} bytes from offset {self.offset}, found "
+                    f"a file that has become smaller, {file.size} bytes"
+                )
+            yield from writer.pieces(view)
+
+
+def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:
+    """The files among assets."""
+    given = (assets or {}).values()
+    return [os.fspath(asset) for asset in given if isinstance(asset, str | os.PathLike)]
+
+
+def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
+    """The assets as entries, in the order of their paths.
 
     Raises:
         ValueError: A path is not allowed (rule ASSET-1).
+        ArchiveFormatError: A file is not a regular one.
         OSError: A file cannot be opened.
     """
     items = []
-    for path, asset in sorted(assets.items()):
+    for path, asset in sorted((assets or {}).items()):
         name = _asset_name(path)
         if isinstance(asset, bytes | bytearray | memoryview):
-            data = writer.as_bytes(asset)
+            data: Data = Stored(writer.as_bytes(asset))
         else:
-            data = resources.enter_context(MappedFile(asset)).view()
-        items.append(Item(name, data.nbytes, partial(_in_pieces, data)))
+            with MappedFile(asset) as file:
+                data = FileData(file.path, 0, file.size)
+        items.append(Item(name, data.nbytes, partial(given_data, data)))
     return tuple(items)
 
 
-def _in_pieces(data: memoryview) -> Pieces:
-    return list(writer.pieces(data))
+def given_data(data: Data) -> Data:
+    """`data` itself, for an `Item` whose bytes are at hand."""
+    return data
 
 
 def _asset_name(path: str) -> str:
@@ -181,6 +240,7 @@ def plan_archive(
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     convert_attribute: bool = False,
     assets: Iterable[Item] = (),
+    dedupe: bool = False,
 ) -> Plan:
     """Decides what goes outside the model and under which key; reads no tensor that does.
 
@@ -190,17 +250,23 @@ def plan_archive(
         size_threshold: As in `save`.
         convert_attribute: As in `save`.
         assets: Entries for the assets.
+        dedupe: Whether identical initializers of a graph become one initializer.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
+    saved_nbytes = 0
+    if dedupe:
+        deduplicated = deduplicate(model, resolve)
+        model, resolve = deduplicated.model, deduplicated.resolve
+        saved_nbytes = deduplicated.saved_nbytes
     items, copy = plan_items(
         model,
         resolve=resolve,
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
     )
-    return Plan((*items, *assets), proto.serialize(copy))
+    return Plan((*items, *assets), proto.serialize(copy), saved_nbytes)
 
 
 def plan_items(
@@ -225,6 +291,7 @@ def plan_items(
     assigned = assigned or Keys()
     locations = dict(stored or {})
     held: dict[Path, bytes] = {}
+    idle: list[Path] = []
     items: list[Item] = []
     for site in tensors.walk(model):
         if site.path in locations:
@@ -232,29 +299,32 @@ def plan_items(
         tensor = site.tensor
         data_type = tensors.stored_type(tensor)
         is_external = tensor.data_location == tensors.EXTERNAL
-        if data_type is None:
-            if is_external:
-                raise ArchiveFormatError(
-                    f"{site}: expected external data of a fixed-width type and a possible shape, "
-                    f"found data type {tensor.data_type} and dims {list(tensor.dims[:65])}"
-                )
-            continue
-        nbytes = data_type.nbytes(tensor.dims)
-        if nbytes >= size_threshold and (site.is_initializer or convert_attribute):
+        if data_type is None and is_external:
+            raise ArchiveFormatError(
+                f"{site}: expected external data of a fixed-width type and a possible shape, "
+                f"found data type {tensor.data_type} and dims "
+                f"{list(tensor.dims[: dtypes.MAX_RANK + 1])}"
+            )
+        nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
+        if nbytes >= max(size_threshold, 0) and (site.is_initializer or convert_attribute):
             key = assigned.assign(site.name)
             locations[site.path] = key
-            read = partial(resolve, site) if is_external else partial(_raw_pieces, site)
+            read = partial(resolve, site) if is_external else partial(_raw_data, site)
             items.append(Item(key, nbytes, read, site))
         elif is_external:
             held[site.path] = b"".join(resolve(site))
+        elif tensor.external_data:
+            idle.append(site.path)
     copy = tensors.with_locations(model, locations)
     for path, data in held.items():
         tensors.set_raw_data(tensors.at(copy, path), data)
+    for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
+        tensors.at(copy, path).ClearField("external_data")
     return tuple(items), copy
 
 
-def _raw_pieces(site: Site) -> Pieces:
-    return _in_pieces(tensors.raw_data(site))
+def _raw_data(site: Site) -> Data:
+    return Stored(tensors.raw_data(site))
 
 
 def write_archive(
@@ -284,7 +354,7 @@ def _require_names(names: list[str]) -> None:
 def _stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> None:
     done = 0
 
-    def counted(data: Pieces) -> Iterator[memoryview]:
+    def counted(data: Iterable[memoryview]) -> Iterator[memoryview]:
         nonlocal done
         for piece in data:
             yield piece
@@ -293,19 +363,27 @@ def _stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> None:
                 progress(done, plan.nbytes)
 
     for item in plan.items:
-        data = item.data()
-        target.add_stream(item.name, item.nbytes, _examine(item, data), counted(data))
-    model = _in_pieces(memoryview(plan.model))
-    target.add_stream(MODEL_PROTO, len(plan.model), writer.crc32(plan.model), counted(model))
+        _write_item(item, target, counted)
+    _write_item(
+        Item(MODEL_PROTO, len(plan.model), partial(given_data, Stored(memoryview(plan.model)))),
+        target,
+        counted,
+    )
     target.finish()
 
 
-def _examine(item: Item, data: Pieces) -> int:
-    """The CRC-32 of an entry's data, which must be what the tensor's shape and type need."""
-    if item.site is not None:
-        data = tensors.checked(item.site, data, Report(), entry=item.name)
+def _write_item(
+    item: Item,
+    target: ZipWriter,
+    counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
+) -> None:
+    """Writes an entry; where its CRC-32 is not known, its bytes are gone through once before."""
+    data = item.data()
+    if data.crc32 is not None:
+        target.add_stream(item.name, item.nbytes, data.crc32, counted(_checked(item, data)))
+        return
     nbytes = crc32 = 0
-    for piece in data:
+    for piece in _checked(item, data):
         nbytes += len(piece)
         crc32 = writer.crc32(piece, crc32)
     if nbytes != item.nbytes:
@@ -313,7 +391,13 @@ def _examine(item: Item, data: Pieces) -> int:
             f"{item.site or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {nbytes}"
         )
-    return crc32
+    target.add_stream(item.name, nbytes, crc32, counted(data))
+
+
+def _checked(item: Item, data: Data) -> Iterable[memoryview]:
+    if item.site is None:
+        return data
+    return tensors.checked(item.site, data, Report(), entry=item.name)
 
 
 class Writer:
@@ -360,6 +444,7 @@ class Writer:
         self._keys = Keys()
         self._key_of: dict[str, str] = {}
         self._added: dict[str, onnx.TensorProto] = {}
+        self._nbytes: dict[str, int] = {}
         self._assets: list[str] = []
 
     def add(self, name: str, array: ArrayLike) -> str:
@@ -387,9 +472,11 @@ class Writer:
         data_type = dtypes.of_array(elements)
         tensor = onnx.TensorProto(name=name, data_type=data_type.number, dims=elements.shape)
         tensors.set_location(tensor, key)
-        self._zip.add(key, data)
+        with self._closing_on_failure():
+            self._zip.add(key, data)
         self._key_of[name] = key
         self._added[key] = tensor
+        self._nbytes[key] = data.nbytes
         return key
 
     def add_asset(self, name: str, data: Asset) -> None:
@@ -404,10 +491,10 @@ class Writer:
             OSError: The file cannot be read, or the archive not written.
         """
         self._require_open()
-        with contextlib.ExitStack() as resources:
-            (item,) = open_assets({name: data}, resources)
-            _require_names([*self._assets, item.name])
-            self._zip.add_stream(item.name, item.nbytes, _examine(item, item.data()), item.data())
+        (item,) = open_assets({name: data})
+        _require_names([*self._assets, item.name])
+        with self._closing_on_failure():
+            _write_item(item, self._zip)
         self._assets.append(item.name)
 
     def finish(self, model: onnx.ModelProto) -> None:
@@ -427,7 +514,7 @@ class Writer:
             OSError: The archive cannot be written.
         """
         self._require_open()
-        try:
+        with self._closing_on_failure():
             items, complete = plan_items(
                 model,
                 resolve=_refuse_external,
@@ -439,15 +526,25 @@ class Writer:
             _stream(Plan(items, self._serialize(complete, items)), self._zip, None)
             self._is_open = False
             self._replacement.commit()
-        except BaseException:
-            self.close()
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        """Gives the archive up when a write fails: its bytes so far are of no use."""
+        try:
+            yield
+        except BaseException as error:
+            self.close(error)
             raise
 
-    def close(self) -> None:
-        """Gives the archive up, unless `finish` has completed it; nothing is left behind."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Gives the archive up, unless `finish` has completed it; nothing is left behind.
+
+        Args:
+            error: Why, or None. Where it tells of a full disk, it is made to name the archive.
+        """
         if self._is_open:
             self._is_open = False
-            self._replacement.discard()
+            self._replacement.discard(error)
 
     def __enter__(self) -> Writer:
         return self
@@ -471,7 +568,13 @@ class Writer:
         for site in tensors.walk(model):
             if site.tensor.data_location == tensors.EXTERNAL:
                 reference = tensors.external_data(site, Report())
-                key = reference.location if reference else ""
+                assert reference is not None  # the report would have raised
+                key = reference.location
+                if reference.offset or reference.length not in (None, self._nbytes.get(key)):
+                    raise ArchiveFormatError(
+                        f"{site}: expected all of a tensor that was added as its data, found "
+                        f"offset {reference.offset} and length {reference.length}"
+                    )
                 if key not in self._added:
                     raise ArchiveFormatError(
                         f"{site}: expected the key of a tensor that was added as its location, "
@@ -510,12 +613,7 @@ class Writer:
         model.graph.initializer.extend(unused.values())
 
     def _serialize(self, model: onnx.ModelProto, items: Iterable[Item]) -> bytes:
-        sizes = {
-            placement.name.decode(): placement.nbytes
-            for placement in self._zip.placements
-            if placement.name.decode() in self._added
-        }
-        sizes.update((item.name, item.nbytes) for item in items)
+        sizes = self._nbytes | {item.name: item.nbytes for item in items}
         proto.check_references(model, sizes, Report())
         return proto.serialize(model)
 

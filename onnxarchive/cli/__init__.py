@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 
@@ -33,8 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said why
         return end.code if isinstance(end.code, int) else WRONG_USE
     try:
-        status: int = arguments.command(arguments)
-        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            status: int = arguments.command(arguments)
+            sys.stdout.flush()
     except BrokenPipeError:
         raise
     except ArchiveError as error:
@@ -47,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; nothing was written", _INTERRUPTED)
     return status
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"onnxarchive: warning: {printable(str(message))}", file=sys.stderr)
 
 
 def _fail(error: object, status: int) -> int:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import math
+import multiprocessing
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, Final
 
 import onnx
 
 import onnxarchive
 from onnxarchive.archive import Archive
-from onnxarchive.cli.progress import progress_bar
+from onnxarchive.batch import convert_many
+from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.convert import planning
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.rules import rules
-from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.save import DEFAULT_SIZE_THRESHOLD, write_archive
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 
@@ -62,9 +69,28 @@ def _add_force(command: argparse.ArgumentParser) -> None:
 
 
 def _add_convert(commands: Any) -> None:
-    command = _command(commands, "convert", _convert, "Convert a .onnx to an archive.")
-    command.add_argument("source", help="a .onnx, its external data in its directory")
-    command.add_argument("target", help="the archive to write, or - for standard output")
+    command = _command(
+        commands,
+        "convert",
+        _convert,
+        "Convert a model to an archive: a .onnx, a directory, a zip of any tool, an archive.",
+    )
+    command.usage = (
+        "onnxarchive convert [options] SOURCE TARGET\n"
+        "       onnxarchive convert [options] DIR_OR_FILE... --output-dir OUT [--jobs N]"
+    )
+    command.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="SOURCE and TARGET (- for standard output), or with --output-dir the sources",
+    )
+    command.add_argument(
+        "--output-dir", metavar="OUT", help="convert every model of the sources, keeping their tree"
+    )
+    command.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="convert N models at once (default 1)"
+    )
     command.add_argument(
         "--size-threshold",
         type=int,
@@ -91,37 +117,145 @@ def _add_convert(commands: Any) -> None:
         metavar="[NAME=]PATH",
         help="a file that the archive shall carry, under its own name or NAME",
     )
+    command.add_argument(
+        "--dedupe",
+        action="store_true",
+        help="let identical initializers of a graph become one",
+    )
+    command.add_argument(
+        "--verify-checksum",
+        action="store_true",
+        help="compare data files with the SHA-1 that their tensors name",
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="tell what would be written, and write nothing"
+    )
     _add_force(command)
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    to_stream = arguments.target == _STANDARD_STREAM
-    if arguments.source == _STANDARD_STREAM:
+    if arguments.jobs < 1:
+        raise ValueError(f"--jobs must be 1 or more, got {arguments.jobs}")
+    options = {
+        "size_threshold": arguments.size_threshold,
+        "alignment": arguments.alignment,
+        "convert_attribute": arguments.convert_attribute,
+        "assets": _assets(arguments.asset),
+        "dedupe": arguments.dedupe,
+        "verify_checksum": arguments.verify_checksum,
+    }
+    if not layout.is_alignment(arguments.alignment):  # before anything is opened
+        raise ValueError(
+            f"--alignment must be a power of two from {layout.MIN_ALIGNMENT} to "
+            f"{layout.MAX_ALIGNMENT}, got {arguments.alignment}"
+        )
+    if arguments.output_dir is not None:
+        if arguments.dry_run:
+            raise ValueError("--dry-run takes one SOURCE and TARGET")
+        return _convert_many(arguments, options)
+    if len(arguments.paths) != 2:
+        raise ValueError("convert takes SOURCE and TARGET, or sources and --output-dir")
+    source, target = arguments.paths
+    if source == _STANDARD_STREAM:
         raise ValueError("a source must be a file, which is mapped; save standard input to one")
-    if to_stream and arguments.json:
+    to_stream = target == _STANDARD_STREAM
+    if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("standard output takes either the archive or --json")
     if not to_stream:
-        _require_free(arguments.target, arguments.force)
-    with progress_bar("convert") as progress:
-        onnxarchive.convert(
-            arguments.source,
-            sys.stdout.buffer if to_stream else arguments.target,
-            size_threshold=arguments.size_threshold,
-            alignment=arguments.alignment,
-            convert_attribute=arguments.convert_attribute,
-            assets=_assets(arguments.asset),
-            progress=progress,
-        )
-    if not to_stream:
-        with onnxarchive.open(arguments.target) as archive:
-            counts = _counts(archive)
-            nbytes = os.path.getsize(arguments.target)
-        _say(
-            arguments,
-            {"path": arguments.target, **counts, "nbytes": nbytes},
-            f"{printable(arguments.target)}: {count(counts['tensors'], 'tensor')}, {size(nbytes)}",
-        )
+        _require_free(target, arguments.force)
+    with planning(
+        source, sys.stdout.buffer if to_stream else target, **_without(options, "alignment")
+    ) as plan:
+        result = {
+            "path": target,
+            "tensors": sum(item.site is not None for item in plan.items),
+            "assets": sum(item.site is None for item in plan.items),
+            "nbytes": plan.size(arguments.alignment),
+            "saved_nbytes": plan.saved_nbytes,
+        }
+        if not arguments.dry_run:
+            with progress_bar("convert") as progress:
+                write_archive(
+                    plan,
+                    sys.stdout.buffer if to_stream else target,
+                    alignment=arguments.alignment,
+                    progress=progress,
+                )
+    if not to_stream or arguments.dry_run:
+        _say(arguments, result, _told(result, arguments.dry_run))
     return DONE
+
+
+def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
+
+
+def _told(result: dict[str, Any], is_dry_run: bool) -> str:
+    text = (
+        f"{printable(result['path'])}: {'would be ' if is_dry_run else ''}"
+        f"{count(result['tensors'], 'tensor')}, {count(result['assets'], 'asset')}, "
+        f"{size(result['nbytes'])}"
+    )
+    if result["saved_nbytes"]:
+        text += f"; {size(result['saved_nbytes'])} saved by merging identical initializers"
+    return text
+
+
+def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(_executor(arguments.jobs)) if arguments.jobs > 1 else None
+        advance = stack.enter_context(count_bar("convert", "model"))
+        conversions = convert_many(
+            arguments.paths,
+            arguments.output_dir,
+            executor,
+            replace=arguments.force,
+            on_done=lambda _, done, total: advance(done, total),
+            **options,
+        )
+    for conversion in conversions:
+        for warning in conversion.warnings:
+            print(f"onnxarchive: warning: {printable(warning)}", file=sys.stderr)
+    failed = [conversion for conversion in conversions if conversion.error is not None]
+    rows = [
+        [item.source, item.target, item.nbytes if item.nbytes is not None else "failed"]
+        for item in conversions
+    ]
+    lines = [table(["source", "archive", "bytes"], rows)] if rows else []
+    lines += [f"\n{count(len(conversions) - len(failed), 'model')} converted, {len(failed)} failed"]
+    lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
+    result = [
+        {
+            "source": item.source,
+            "path": item.target,
+            "nbytes": item.nbytes,
+            "error": item.error,
+            "warnings": list(item.warnings),
+        }
+        for item in conversions
+    ]
+    _say(arguments, result, "\n".join(lines))
+    return FOUND if failed else DONE
+
+
+@contextlib.contextmanager
+def _executor(jobs: int) -> Iterator[Executor]:
+    """Processes that convert; an interrupt ends them, and they clean up after themselves."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_await_the_end) as executor:
+        try:
+            yield executor
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _await_the_end() -> None:
+    """In a worker: the terminal's interrupt is for the parent, which then terminates this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(FOUND))
 
 
 def _assets(given: list[str]) -> dict[str, str]:

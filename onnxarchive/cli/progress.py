@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from onnxarchive.archive import Progress
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _DELAY = 1.0  # seconds; what is done sooner shows no bar
 
@@ -28,9 +33,25 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
         leave=False,
         dynamic_ncols=True,
     ) as bar:
+        yield partial(_move, bar)
 
-        def move(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
 
-        yield move
+@contextlib.contextmanager
+def count_bar(description: str, unit: str) -> Iterator[Progress]:
+    """A callback that moves a bar of things done; it does nothing where there is no terminal."""
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=description,
+        unit=f" {unit}",
+        delay=_DELAY,
+        leave=False,
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        yield partial(_move, bar)
+
+
+def _move(bar: tqdm[NoReturn], done: int, total: int) -> None:
+    bar.total = total
+    bar.update(done - bar.n)

@@ -9,7 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Site
 
@@ -38,17 +38,26 @@ def serialize(model: onnx.ModelProto) -> bytes:
             f"{len(data)}; store more tensors outside (size_threshold, convert_attribute)",
             rule="MODEL-2",
         )
+    # What protobuf writes it may yet refuse to read: messages nested more than 100 deep.
+    parse(data, Report())
     return data
 
 
 def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
     """Parses the bytes of a model (rule MODEL-3); None where they are not one."""
     try:
+        graphs = wire.occurrences(data, "graph")
         model = onnx.ModelProto.FromString(data)
-    except DecodeError as error:
+    except (ArchiveFormatError, DecodeError) as error:
         report.broken(
-            "MODEL-3", f"expected a serialized ModelProto, found: {error}", entry=MODEL_PROTO
+            "MODEL-3",
+            "expected a serialized ModelProto whose messages are nested at most 100 deep, found: "
+            f"{error.args[0]}",
+            entry=MODEL_PROTO,
         )
+        return None
+    if graphs > 1:
+        report.broken("MODEL-3", f"expected one graph, found {graphs}, which protobuf would merge")
         return None
     return model if _check_required(model, report) else None
 
@@ -113,7 +122,7 @@ def check_references(
 def _check_tensor(site: Site, key: str, nbytes: int, report: Report) -> None:
     tensor = site.tensor
     broken = partial(report.broken, entry=key)
-    held = [field for field in tensors.DATA_FIELDS if tensors.has_field(tensor, field)]
+    held = tensors.held_fields(tensor)
     if held or tensor.HasField("segment"):
         broken(
             "DATA-7", f"{site}: expected no data beside external_data, found {held or 'segment'}"

@@ -24,6 +24,7 @@ from onnxarchive.model.dtypes import DataType
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+    from numpy.typing import NDArray
 
 # The way from a model to a message in it: field by field, with an index where it is repeated.
 Path: TypeAlias = tuple[tuple[str, int | None], ...]
@@ -205,11 +206,28 @@ def raw_data(site: Site) -> memoryview:
     return data
 
 
+def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
+    """The elements of a tensor of strings as an array of `str`.
+
+    Raises:
+        ValueError: It is not one, or its elements are not as many as its shape has or not UTF-8.
+    """
+    if tensor.data_type != STRING or any(dim < 0 for dim in tensor.dims):
+        raise ValueError("not a tensor of strings")
+    elements = [element.decode() for element in tensor.string_data]
+    return np.array(elements, dtype=object).reshape(tuple(tensor.dims))
+
+
 def has_field(message: Message, name: str) -> bool:
     """Whether a field is set, or a repeated one not empty; its value is not read."""
     if is_repeated(message.DESCRIPTOR.fields_by_name[name]):
         return len(getattr(message, name)) > 0
     return message.HasField(name)
+
+
+def held_fields(tensor: onnx.TensorProto) -> list[str]:
+    """Which data fields a tensor has; their values are not read."""
+    return [field for field in DATA_FIELDS if has_field(tensor, field)]
 
 
 def stored_type(tensor: onnx.TensorProto) -> DataType | None:
@@ -429,6 +447,10 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
             value = getattr(source, field.name)
             if field.message_type:
                 getattr(target, field.name).CopyFrom(value)
+            elif field.type == field.TYPE_STRING and isinstance(value, bytes):
+                # Text that is not UTF-8, which protobuf reads and keeps but does not let be set.
+                tag = _varint(field.number << 3 | 2)
+                target.MergeFromString(tag + _varint(len(value)) + value)
             else:
                 setattr(target, field.name, value)
     unknown = _serialize(UnknownFieldSet(source))

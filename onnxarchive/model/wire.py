@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-__all__ = ["SPAN_LOCATION", "Hollow", "Span", "decode", "fill", "hollow"]
+__all__ = ["SPAN_LOCATION", "Hollow", "Span", "decode", "fill", "hollow", "occurrences"]
 
 SPAN_LOCATION: Final = "\0onnxarchive/span/"
 """What the location of a hollowed tensor begins with; no file path holds a NUL character."""
@@ -173,6 +173,9 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     """Gives the raw data of a tensor: little-endian, row-major, sub-byte types packed.
 
+    A number of a typed field that is too large for the data type is cut to its low bits, as onnx
+    cuts it. How many elements there are is not compared with the tensor's dims.
+
     Args:
         data: The model that was hollowed.
         span: A span of it.
@@ -198,6 +201,21 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
         pieces = _packed_six_bit(pieces)
     for piece in pieces:
         yield piece.view(np.uint8).data
+
+
+def occurrences(data: Buffer, field: str) -> int:
+    """How often a field of the ModelProto itself occurs, which protobuf merges or lists.
+
+    Args:
+        data: A serialized ModelProto.
+        field: Name of a field that holds a message.
+
+    Raises:
+        ArchiveFormatError: The model is malformed.
+    """
+    wanted = _tag(onnx.ModelProto.DESCRIPTOR, field, _LEN)
+    wire = _bytes_of(data)
+    return sum(tag == wanted for tag, *_ in _fields(wire, 0, len(wire), 0))
 
 
 # The messages that lead to a tensor
@@ -294,13 +312,15 @@ def _tensor_tag(field: str, wire_type: int) -> int:
 
 _DATA_TYPE: Final = _tensor_tag("data_type", _VARINT)
 _DATA_LOCATION: Final = _tensor_tag("data_location", _VARINT)
+_DATA_LOCATIONS: Final = frozenset(onnx.TensorProto.DataLocation.values())
 _EXTERNAL_DATA: Final = _tensor_tag("external_data", _LEN)
 _RAW_DATA: Final = _tensor_tag("raw_data", _LEN)
 _KEY: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "key", _LEN)
 _VALUE: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "value", _LEN)
 _LOCATION_KEY: Final = "location"
 
-# Bytes that one element of a typed field takes in raw data; six-bit codes before they are packed.
+# The bytes that one number of a typed field gives to raw data. A number holds one element, or the
+# byte into which smaller elements are packed, or a six-bit code that is packed later.
 _ELEMENTS: Final[dict[str, dict[int, str]]] = {
     "float_data": {4: "FLOAT COMPLEX64"},
     "double_data": {8: "DOUBLE COMPLEX128"},
@@ -379,28 +399,32 @@ def _span(field: _Field, data_type: int) -> Span | None:
 
 def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[_Field]]:
     """Finds a tensor's external location, and the fields that raw data makes outdated."""
-    location: str | None = None
-    external = False
+    location: bytes | None = None
+    data_location: int = onnx.TensorProto.DEFAULT
     outdated: list[_Field] = []
     for field in _fields(wire, tensor.start, tensor.stop, tensor.depth):
         tag, _, _, value, end = field
-        if tag == _EXTERNAL_DATA:
+        if tag == _DATA_LOCATION:
+            number = _int32(wire, value, end)
+            if number in _DATA_LOCATIONS:  # protobuf takes any other for an unknown field
+                data_location = number
+            if number != onnx.TensorProto.EXTERNAL:
+                continue
+        elif tag == _EXTERNAL_DATA:
             named = _location(wire, value, end, tensor.depth + 1)
             location = location if named is None else named
-            outdated.append(field)
-        elif tag == _RAW_DATA:
-            outdated.append(field)
-        elif tag == _DATA_LOCATION:
-            number = _int32(wire, value, end)
-            if number == onnx.TensorProto.EXTERNAL:
-                external = True
-                outdated.append(field)
-            elif number == onnx.TensorProto.DEFAULT:
-                external = False
-    return (location if external else None), outdated
+        elif tag != _RAW_DATA:
+            continue
+        outdated.append(field)
+    if location is None or data_location != onnx.TensorProto.EXTERNAL:
+        return None, outdated
+    try:
+        return location.decode(), outdated
+    except UnicodeDecodeError:
+        raise _malformed(tensor.start, "a location in UTF-8", repr(location)) from None
 
 
-def _location(wire: memoryview, start: int, stop: int, depth: int) -> str | None:
+def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | None:
     """Gives the location that a pair of external_data names, if it names one."""
     key = value = b""
     for tag, _, _, begin, end in _fields(wire, start, stop, depth):
@@ -408,12 +432,7 @@ def _location(wire: memoryview, start: int, stop: int, depth: int) -> str | None
             key = bytes(wire[begin:end])
         elif tag == _VALUE:
             value = bytes(wire[begin:end])
-    if key != _LOCATION_KEY.encode():
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise _malformed(start, "a location in UTF-8", repr(value)) from None
+    return value if key == _LOCATION_KEY.encode() else None
 
 
 def _is_external(wire: memoryview, start: int, stop: int) -> bool:
@@ -457,7 +476,8 @@ def _fields(wire: memoryview, start: int, stop: int, depth: int) -> Iterator[_Fi
                 length, value = _varint(wire, prefix, stop, _MAX_LENGTH_WIDTH)
             position = value + length
         elif wire_type == _VARINT:
-            _, position = _varint(wire, prefix, stop, _MAX_VARINT_WIDTH)
+            short = prefix < stop and wire[prefix] < _VARINT_CONTINUES
+            position = prefix + 1 if short else _varint(wire, prefix, stop, _MAX_VARINT_WIDTH)[1]
         elif wire_type in _FIXED_WIDTHS:
             position = prefix + _FIXED_WIDTHS[wire_type]
         else:
@@ -491,11 +511,13 @@ def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -
 
 def _varint(wire: memoryview, start: int, stop: int, max_width: int) -> tuple[int, int]:
     """Reads a varint; gives its value, not yet cut to 64 bits, and the offset after it."""
-    value = 0
-    for width, byte in enumerate(wire[start : min(stop, start + max_width)]):
-        value |= (byte & _VARINT_MASK) << width * _VARINT_BITS
+    value = shift = 0
+    for position in range(start, min(stop, start + max_width)):
+        byte = wire[position]
+        value |= (byte & _VARINT_MASK) << shift
         if byte < _VARINT_CONTINUES:
-            return value, start + width + 1
+            return value, position + 1
+        shift += _VARINT_BITS
     raise _malformed(start, f"a varint of at most {max_width} bytes that ends by {stop}", "none")
 
 
@@ -544,7 +566,8 @@ class _Edits:
                 yield self._wire[position:begin]
             yield from contents
             position = end
-        yield self._wire[position:]
+        if position < len(self._wire):
+            yield self._wire[position:]
 
     def _mend_lengths(self) -> None:
         inner_first = sorted(self._frames.values(), key=lambda frame: frame.start, reverse=True)
@@ -555,7 +578,7 @@ class _Edits:
                     f"the model would take {length} bytes in one message; "
                     f"protobuf allows {_MAX_MESSAGE_BYTES}: keep its data external"
                 )
-            if frame.parent is not None and frame.growth:
+            if frame.parent is not None:
                 frame.parent.growth += frame.growth
                 self.replace(frame.parent, frame.prefix, frame.start, _encoded(length))
 
@@ -595,10 +618,12 @@ def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64
         piece = np.frombuffer(payload[start : start + _PIECE_BYTES], np.uint8)
         ends = np.flatnonzero(piece < _VARINT_CONTINUES) + 1
         widths = np.diff(ends, prepend=0)
-        if not ends.size or widths.max() > _MAX_VARINT_WIDTH:
-            bad = start if not ends.size else start + int((ends - widths)[widths.argmax()])
-            raise _malformed(offset + bad, "a varint of at most 10 bytes", "none")
         firsts = ends - widths
+        if not ends.size or widths.max() > _MAX_VARINT_WIDTH:
+            bad = firsts[(widths > _MAX_VARINT_WIDTH).argmax()] if ends.size else 0
+            raise _malformed(
+                offset + start + int(bad), f"a varint of at most {_MAX_VARINT_WIDTH} bytes", "none"
+            )
         values = (piece[firsts] & _VARINT_MASK).astype(np.uint64)
         for width in range(1, widths.max()):
             longer = np.flatnonzero(widths > width)

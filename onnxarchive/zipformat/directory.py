@@ -229,7 +229,7 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     ends = [following.header_offset for following in listed[1:]] + [bounds.offset]
     for item, end in zip(listed, ends, strict=True):
         data_offset = end - item.nbytes
-        if _require_header_space(item, data_offset, report):
+        if _require_header_space(item, data_offset, bounds, report):
             entries.append(
                 Entry(item.name, item.header_offset, data_offset, item.nbytes, item.record.crc32)
             )
@@ -291,11 +291,6 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
         )
     if record.version_needed not in _VERSIONS_NEEDED:
         broken("ZIP-10", f"expected version needed 10, 20 or 45, found {record.version_needed}")
-    elif record.extra and record.version_needed != records.VERSION_ZIP64:
-        broken(
-            "ZIP-10",
-            f"expected version needed 45 beside a Zip64 field, found {record.version_needed}",
-        )
     unix_type = record.external_attributes >> records.UNIX_MODE_SHIFT & records.UNIX_TYPE_MASK
     dos_type = record.external_attributes & (records.DOS_DIRECTORY | records.DOS_VOLUME_LABEL)
     if unix_type not in (0, records.UNIX_REGULAR) or dos_type or record.internal_attributes:
@@ -328,6 +323,11 @@ def _zip64_values(record: DirectoryRecord, name: str, report: Report) -> tuple[i
         broken("ZIP-13", f"expected whole extra fields, found {error}")
         return None
     identifiers = [identifier for identifier, _ in fields]
+    if records.ZIP64_EXTRA in identifiers and record.version_needed < records.VERSION_ZIP64:
+        broken(
+            "ZIP-10",
+            f"expected version needed 45 beside a Zip64 field, found {record.version_needed}",
+        )
     size_fits = layout.fits_32(record.uncompressed_size)
     offset_fits = layout.fits_32(record.header_offset)
     expected_identifiers = [] if size_fits and offset_fits else [records.ZIP64_EXTRA]
@@ -365,11 +365,12 @@ def _hexadecimal(identifiers: list[int]) -> str:
     return "[" + ", ".join(f"{identifier:#06x}" for identifier in identifiers) + "]"
 
 
-def _require_header_space(item: _Listed, data_offset: int, report: Report) -> bool:
+def _require_header_space(item: _Listed, data_offset: int, bounds: Bounds, report: Report) -> bool:
     """Whether the local header has room between its offset and the data, and no more than that."""
     least = Placement(item.record.name, item.nbytes, 0, 0).unpadded_offset
     space = data_offset - item.header_offset
-    if not least <= space < least + layout.MAX_ALIGNMENT:
+    is_inside = data_offset + item.nbytes <= bounds.offset
+    if not (is_inside and least <= space < least + layout.MAX_ALIGNMENT):
         report.broken(
             "ZIP-6",
             f"expected {least} to {least + layout.MAX_ALIGNMENT - 1} "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from zlib_ng import zlib_ng
@@ -27,6 +28,42 @@ class SupportsWrite(Protocol):
 
     def write(self, data: memoryview, /) -> int | None:
         """Writes `data`, or its first bytes, and gives how many; None means all."""
+
+
+class Data(Protocol):
+    """The bytes of an entry, in pieces that can be gone through more than once."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+
+    @property
+    def crc32(self) -> int | None:
+        """Their CRC-32 where it is known beforehand; it is verified when they are written."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """The pieces, of at most a few MiB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes that are at hand or mapped.
+
+    Attributes:
+        view: The bytes.
+        crc32: Their CRC-32 where it is known.
+    """
+
+    view: memoryview
+    crc32: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return self.view.nbytes
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return pieces(self.view)
 
 
 def as_bytes(data: Buffer) -> memoryview:
@@ -119,6 +156,6 @@ class ZipWriter:
             written = self._file.write(view)
             if written is None:
                 if isinstance(self._file, io.RawIOBase):
-                    raise BlockingIOError(errno.EAGAIN, "the target would block", view.nbytes)
+                    raise BlockingIOError(errno.EAGAIN, "the target would block", 0)
                 return
             view = view[written:]

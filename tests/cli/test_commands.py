@@ -68,7 +68,7 @@ def test_convert_writes_what_save_writes(source: Path, tmp_path: Path, capsys: C
     labels.write_bytes(b"cat\n")
     target = tmp_path / "out.onnxa"
     assert run("convert", source, target, "--asset", f"labels.txt={labels}") == 0
-    assert "1 tensor, 8," in capsys.readouterr().out
+    assert "1 tensor, 1 asset, 8," in capsys.readouterr().out
     saved = tmp_path / "saved.onnxa"
     onnxarchive.save(a_model(), saved, assets={"labels.txt": b"cat\n"})
     assert target.read_bytes() == saved.read_bytes()
@@ -82,9 +82,9 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
     assert result == {
         "path": str(target),
         "tensors": 2,
-        "in_model": 0,
         "assets": 0,
         "nbytes": target.stat().st_size,
+        "saved_nbytes": 0,
     }
     with onnxarchive.open(target) as opened:
         assert all(entry.data_offset % 4096 == 0 for entry in opened.entries.values())
@@ -223,7 +223,7 @@ def test_extract_gives_a_directory_that_onnx_loads(
         (["convert", "missing.onnx", "new.onnxa"], 2, "missing.onnx: No such file"),
         (["convert", "empty", "new.onnxa"], 3, "empty: expected a model"),
         (["convert", "text", "new.onnxa"], 3, "text: "),
-        (["convert", ".", "new.onnxa"], 3, "found a directory"),
+        (["convert", ".", "new.onnxa"], 3, "expected one model"),
         (["convert", "-", "new.onnxa"], 2, "a source must be a file"),
         (["convert", "a model.onnx", "an archive.onnxa"], 2, "exists; --force replaces it"),
         (["convert", "a model.onnx", "a model.onnx", "--force"], 2, "another file than the input"),
@@ -255,6 +255,7 @@ def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()
+    Path("another.onnx").touch()
     Path("text").write_text("This is not a model, but a text.\n")
     Path("truncated.onnxa").write_bytes(archive.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}

@@ -1,0 +1,374 @@
+"""Identical initializers of a graph made one.
+
+Within a graph, initializers of one data type and shape whose bytes are equal become the first of
+them, and nodes that took the others take that one instead, in the graph and in its subgraphs. What
+has a meaning beside its bytes stays: what a caller can override, what a graph gives out, and what
+is named by anything but a node's input.
+
+Names are resolved as ONNX scopes them (IR.md, "Names Within a Graph"): a name that a subgraph does
+not define is that of the graph around it. Functions see nothing of the graph that calls them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeAlias, TypeVar, cast
+
+import numpy as np
+import onnx
+from google.protobuf.unknown_fields import UnknownFieldSet
+from zlib_ng import zlib_ng
+
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.tensors import Path, Site
+
+# What the caller has the bytes of a tensor in: pieces that can be gone through.
+_Data = TypeVar("_Data", bound=Iterable[memoryview])
+_Resolve: TypeAlias = Callable[[Site], Iterable[memoryview]]
+
+_MAX_COMPARED = 1 << 20  # bytes at a time; numpy makes a boolean of each
+# The one operator of ONNX that names values in its attributes (ai.onnx.preview.training).
+_GRADIENT = "Gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicated(Generic[_Data]):
+    """A model without the initializers that were identical to others.
+
+    Attributes:
+        model: A copy of the original without them.
+        resolve: Gives the bytes of an external tensor of `model`, as the one for the original
+            does for the original's.
+        removed: How many initializers were removed.
+        saved_nbytes: Bytes of their data.
+    """
+
+    model: onnx.ModelProto
+    resolve: Callable[[Site], _Data]
+    removed: int
+    saved_nbytes: int
+
+
+def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Deduplicated[_Data]:
+    """Makes one of the identical initializers of each graph.
+
+    Every graph is looked at by itself: the main one, its subgraphs and those in functions. The
+    graphs of training_info are left as they are. Initializers are identical if they have the same
+    data type, shape, bytes, doc_string and metadata_props; whether the bytes are external makes no
+    difference. The first one stays, or one that is an output of a graph, since its name has to.
+
+    Left alone are initializers
+
+    - that are also an input of their graph, which a caller can override (up to IR version 3 all
+      initializers are);
+    - of strings;
+    - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names.
+
+    Of those that may be identical, judged by type and shape, each is read once for its CRC-32 and
+    again to be compared. External data is gone through in the pieces that `resolve` gives; of data
+    in the model two tensors are held at a time.
+
+    Args:
+        model: The model. It is not changed.
+        resolve: Gives the bytes of an external tensor. It is called several times for one.
+
+    Raises:
+        ArchiveFormatError: A tensor in the model does not hold the bytes that its shape needs.
+    """
+    scopes = _scopes_of(model)
+    removed: dict[Path, int] = {}
+    moved: dict[Path, Path] = {}
+    # The innermost first: a name that a subgraph no longer defines is in nobody's way outside.
+    for scope in reversed(scopes):
+        sites = _remove_identical(scope, resolve)
+        removed.update(sites)
+        if sites:
+            moved.update(_moves(scope, removed))
+        scope.shadow_names()
+    # The removed ones are copied without their bytes, and deleted then.
+    copy = tensors.with_locations(model, dict.fromkeys(removed, "removed"))
+    if removed:
+        for scope in scopes:
+            _apply(scope, removed, copy)
+
+    def resolve_moved(site: Site) -> _Data:
+        return resolve(replace(site, path=moved.get(site.path, site.path)))
+
+    return Deduplicated(copy, resolve_moved, len(removed), sum(removed.values()))
+
+
+class _Scope:
+    """A graph, the names that it defines, and how they are used in it and in its subgraphs.
+
+    Attributes:
+        graph: The graph.
+        path: The way to it.
+        outer: The scope around it, whose names it sees; None for the main graph, and for a graph
+            in a function, around which there are no initializers.
+        defined: How often it defines each name.
+        captured: Names that it defines and that nodes of a subgraph take.
+        shadowed: Names that it defines and that a subgraph defines anew, and will afterwards.
+        outputs: Names that it defines and that are an output of it or of a subgraph.
+        left_alone: Names that it defines and that are not only a node's input or an output.
+        replaced: For initializers that are to be removed, the one that takes their place.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, path: Path, outer: _Scope | None) -> None:
+        self.graph = graph
+        self.path = path
+        self.outer = outer
+        self.defined = Counter(value.name for value in graph.input)
+        self.defined.update(tensor.name for tensor in graph.initializer)
+        self.defined.update(sparse.values.name for sparse in graph.sparse_initializer)
+        for node in graph.node:
+            self.defined.update(node.output)
+        self.captured: set[str] = set()
+        self.shadowed: set[str] = set()
+        self.outputs: set[str] = set()
+        self.left_alone: set[str] = set()
+        self.replaced: dict[str, str] = {}
+
+    def subgraphs(self) -> Iterator[_Scope]:
+        """The scopes of the graphs in its nodes."""
+        for index, node in enumerate(self.graph.node):
+            for path, graph in _graphs(node.attribute, (*self.path, ("node", index)), "attribute"):
+                yield _Scope(graph, path, self)
+
+    def follow_names(self) -> None:
+        """Tells the scopes that define them how names are used in this graph."""
+        for node in self.graph.node:
+            for name in node.input:
+                scope = self._definer(name)
+                if scope is not None and scope is not self:
+                    scope.captured.add(name)
+            for name in _named_otherwise(node):
+                self._leave_alone(name)
+        for value in self.graph.output:
+            scope = self._definer(value.name)
+            if scope is not None:
+                scope.outputs.add(value.name)
+        for annotation in self.graph.quantization_annotation:
+            self._leave_alone(annotation.tensor_name)
+            for parameter in annotation.quant_parameter_tensor_names:
+                self._leave_alone(parameter.value)
+
+    def shadow_names(self) -> None:
+        """Tells the scopes around it which of their names the graph, when done, defines anew."""
+        names = self.defined.keys() - self.replaced.keys()
+        scope = self.outer
+        while scope is not None:
+            scope.shadowed.update(names & scope.defined.keys())
+            scope = scope.outer
+
+    def can_replace(self, name: str, other: str) -> bool:
+        """Whether `other` means the same as `name` wherever that is taken.
+
+        Where a subgraph shadows `other`, no subgraph is made to capture it, not even another one:
+        onnxruntime 1.31 then gives the outer value to both.
+        """
+        return name not in self.captured or other not in self.shadowed
+
+    def replacement(self, name: str) -> str | None:
+        """What `name`, used in this graph, is to be replaced by; None where it stays."""
+        scope = self._definer(name)
+        return scope.replaced.get(name) if scope is not None else None
+
+    def _definer(self, name: str) -> _Scope | None:
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.defined:
+            scope = scope.outer
+        return scope
+
+    def _leave_alone(self, name: str) -> None:
+        scope = self._definer(name)
+        if scope is not None:
+            scope.left_alone.add(name)
+
+
+def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
+    """The scopes whose initializers may be made one, outer ones before those in them."""
+    main = _Scope(model.graph, (("graph", None),), None)
+    scopes = _within(main)
+    for number, function in enumerate(model.functions):
+        at_function: Path = (("functions", number),)
+        found = list(_graphs(function.attribute_proto, at_function, "attribute_proto"))
+        for index, node in enumerate(function.node):
+            found.extend(_graphs(node.attribute, (*at_function, ("node", index)), "attribute"))
+        for path, graph in found:
+            scopes.extend(_within(_Scope(graph, path, None)))
+    _leave_trained_alone(model, main)
+    return scopes
+
+
+def _within(outermost: _Scope) -> list[_Scope]:
+    """A scope and those of its subgraphs at any depth, their names followed."""
+    scopes: list[_Scope] = []
+    stack = [outermost]
+    while stack:
+        scope = stack.pop()
+        scope.follow_names()
+        scopes.append(scope)
+        stack.extend(scope.subgraphs())
+    return scopes
+
+
+def _leave_trained_alone(model: onnx.ModelProto, main: _Scope) -> None:
+    """Leaves alone what training changes or uses (onnx.proto, TrainingInfoProto).
+
+    Two variables that begin alike are trained apart.
+    """
+    for number, training in enumerate(model.training_info):
+        for binding in (*training.initialization_binding, *training.update_binding):
+            main.left_alone.update((binding.key, binding.value))
+        for field in ("initialization", "algorithm"):
+            path: Path = (("training_info", number), (field, None))
+            # The algorithm is run as a continuation of the main graph, whose names it sees.
+            seen = _Scope(model.graph, main.path, None)
+            trained = _Scope(getattr(training, field), path, seen)
+            _within(trained)
+            main.left_alone.update(trained.defined, seen.captured, seen.outputs, seen.left_alone)
+
+
+def _graphs(
+    attributes: Iterable[onnx.AttributeProto], path: Path, field: str
+) -> Iterator[tuple[Path, onnx.GraphProto]]:
+    """The graphs in attributes, which stand in `field` of the message at `path`."""
+    for index, attribute in enumerate(attributes):
+        if attribute.HasField("g"):
+            yield (*path, (field, index), ("g", None)), attribute.g
+        for number, graph in enumerate(attribute.graphs):
+            yield (*path, (field, index), ("graphs", number)), graph
+
+
+def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of values that a node uses elsewhere than among its inputs and outputs."""
+    for configuration in node.device_configurations:
+        for sharding in configuration.sharding_spec:
+            yield sharding.tensor_name
+    if node.op_type == _GRADIENT:
+        for attribute in node.attribute:
+            for value in (attribute.s, *attribute.strings):
+                yield value.decode(errors="replace")
+
+
+def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
+    """Decides which initializers of a graph are to be removed, and what replaces them.
+
+    Returns:
+        Where each of them stands, and the size of its data in bytes.
+    """
+    removed: dict[Path, int] = {}
+    for alike in _groups(_candidates(scope), _description):
+        nbytes = _nbytes(alike[0].tensor)
+        for identical in _groups(alike, lambda site: _checksum(_data(site, resolve))):
+            staying: list[Site] = []
+            # Outputs first: they stay in any case.
+            for site in sorted(identical, key=lambda site: site.name not in scope.outputs):
+                other = None
+                if site.name not in scope.outputs:
+                    other = next(
+                        (
+                            other
+                            for other in staying
+                            if scope.can_replace(site.name, other.name)
+                            and _are_equal(_data(site, resolve), _data(other, resolve))
+                        ),
+                        None,
+                    )
+                if other is None:
+                    staying.append(site)
+                else:
+                    scope.replaced[site.name] = other.name
+                    removed[site.path] = nbytes
+    return removed
+
+
+def _candidates(scope: _Scope) -> Iterator[Site]:
+    for index, tensor in enumerate(scope.graph.initializer):
+        name: str | bytes = tensor.name
+        if (
+            isinstance(name, str)  # what is not UTF-8 comes as bytes, and cannot be written
+            and name  # as an input, an empty name is one that is left out
+            and scope.defined[name] == 1  # and so no input of the graph
+            and name not in scope.left_alone
+            and tensors.stored_type(tensor) is not None
+            and not len(UnknownFieldSet(tensor))
+        ):
+            yield Site((*scope.path, ("initializer", index)), tensor)
+
+
+def _groups(sites: Iterable[Site], property_of: Callable[[Site], object]) -> Iterator[list[Site]]:
+    """Those that share a property with another, in the order of the first of each."""
+    groups: defaultdict[object, list[Site]] = defaultdict(list)
+    for site in sites:
+        groups[property_of(site)].append(site)
+    return (group for group in groups.values() if len(group) > 1)
+
+
+def _description(site: Site) -> object:
+    """All that a tensor says of itself, but for its name, its elements and where they are."""
+    tensor = site.tensor
+    return (
+        tensor.data_type,
+        tuple(tensor.dims),
+        tensor.doc_string,
+        tuple((prop.key, prop.value) for prop in tensor.metadata_props),
+    )
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    return dtypes.BY_NUMBER[tensor.data_type].nbytes(tensor.dims)
+
+
+def _data(site: Site, resolve: _Resolve) -> Iterable[memoryview]:
+    if site.tensor.data_location == tensors.EXTERNAL:
+        return resolve(site)
+    return [tensors.raw_data(site)]
+
+
+def _checksum(data: Iterable[memoryview]) -> int:
+    checksum = 0
+    for piece in data:
+        checksum = zlib_ng.crc32(piece, checksum)
+    return checksum
+
+
+def _are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
+    """Whether the bytes are the same, however they are cut into pieces."""
+    end = memoryview(b"")
+    pieces, others = filter(len, first), filter(len, second)
+    piece, other = next(pieces, end), next(others, end)
+    while piece and other:
+        size = min(len(piece), len(other), _MAX_COMPARED)
+        if not np.array_equal(
+            np.frombuffer(piece[:size], np.uint8), np.frombuffer(other[:size], np.uint8)
+        ):
+            return False
+        piece = piece[size:] or next(pieces, end)
+        other = other[size:] or next(others, end)
+    return not piece and not other
+
+
+def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path]]:
+    """Where initializers of a graph will stand that do not stay in their place, and stand now."""
+    paths = [(*scope.path, ("initializer", index)) for index in range(len(scope.graph.initializer))]
+    kept = (path for path in paths if path not in removed)
+    return ((path, before) for path, before in zip(paths, kept, strict=False) if path != before)
+
+
+def _apply(scope: _Scope, removed: Container[Path], copy: onnx.ModelProto) -> None:
+    """Removes initializers of a graph from the copy, and replaces the names of those it uses."""
+    graph = cast(onnx.GraphProto, tensors.at(copy, scope.path))  # ways lead to any message
+    for index in reversed(range(len(graph.initializer))):
+        if (*scope.path, ("initializer", index)) in removed:
+            del graph.initializer[index]
+    for index in reversed(range(len(graph.value_info))):
+        if scope.replacement(graph.value_info[index].name) is not None:
+            del graph.value_info[index]
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            replacement = scope.replacement(name)
+            if replacement is not None:
+                node.input[index] = replacement

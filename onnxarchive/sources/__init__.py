@@ -1,0 +1,322 @@
+"""What can be converted, recognised by its content.
+
+A source is a model whose large tensors are external, and the bytes of each of them, which stay
+where they are until they are written. The large tensors of a single `.onnx` are external here, too:
+their bytes are spans of that file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxarchive.archive import Archive
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
+from onnxarchive.files import MappedFile
+from onnxarchive.model import dtypes, tensors, wire
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.tensors import ExternalData, Path, Site
+from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace, plain, sha1
+from onnxarchive.zipformat import foreign
+from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.zipformat.writer import Data, Stored
+
+# What torch.onnx up to 1.x puts into raw_data of a tensor whose bytes it writes to a file of the
+# tensor's name (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
+_TORCH_PLACEHOLDER = b"__EXTERNAL"
+# onnx writes it into models that it has loaded; it says where they were, and is passed over.
+_BASEPATH = frozenset({"basepath"})
+_MAX_LISTED = 20
+_MODEL_SUFFIX = ".onnx"
+# Folders and files that file managers leave in zips and directories.
+_LITTER_FOLDER = "__MACOSX/"
+_LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to be converted.
+
+    Attributes:
+        model: The model; large tensors are external.
+        data: The bytes of each external tensor.
+        assets: The bytes of each asset, by path without the prefix `assets/`.
+        files: The paths of the files that it is read from.
+        warnings: What was left out, a sentence each.
+    """
+
+    model: onnx.ModelProto
+    data: Mapping[Path, Data]
+    assets: Mapping[str, Data] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def resolve(self, site: Site) -> Data:
+        """The bytes of an external tensor of the model."""
+        return self.data[site.path]
+
+
+@contextlib.contextmanager
+def open_source(path: str | os.PathLike[str], *, verify_checksum: bool = False) -> Iterator[Source]:
+    """Opens what is to be converted; its files are mapped until the block ends.
+
+    Args:
+        path: A `.onnx`, whose external data is looked for in its directory and below; a directory
+            or a zip with one model and its data files; an archive.
+        verify_checksum: Whether to compare data files with the `checksum` that tensors name.
+
+    Raises:
+        ArchiveFormatError: The file is not a model, or external data is missing, too short or
+            outside the model's directory. Every such tensor is named.
+        OSError: A file cannot be opened.
+    """
+    with contextlib.ExitStack() as resources, naming(path):
+        opening = _Opening(os.fspath(path), resources, verify_checksum)
+        yield opening.directory() if os.path.isdir(path) else opening.file()
+
+
+class _Opening:
+    """Opens one source, of whatever kind."""
+
+    def __init__(self, path: str, resources: contextlib.ExitStack, verify_checksum: bool) -> None:
+        self._path = path
+        self._resources = resources
+        self._verify_checksum = verify_checksum
+        self._checksums: dict[str, str] = {}
+
+    def file(self) -> Source:
+        """A `.onnx`, an archive, or a zip that another tool made."""
+        file = self._resources.enter_context(MappedFile(self._path))
+        view = file.view()
+        if view[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE:
+            archive = self._strictly()
+            return self._zip(view) if archive is None else self._archive(archive)
+        place = DirectoryPlace(os.path.dirname(self._path) or os.curdir, self._resources)
+        external = self._external(_parse(view), place)
+        return Source(external.model, external.data, files=(self._path, *place.paths))
+
+    def directory(self) -> Source:
+        """A directory with one model and its data files."""
+        place = DirectoryPlace(self._path, self._resources)
+        models = [name for name in place.names if _is_model(name)]
+        source = self._whole(place, _only(models))
+        return replace(source, files=tuple(place.paths))
+
+    def _strictly(self) -> Archive | None:
+        """The file as an archive, or None where it is not one."""
+        file = self._resources.enter_context(MappedFile(self._path))
+        try:
+            return Archive(file)
+        except ArchiveError:
+            return None
+
+    def _archive(self, archive: Archive) -> Source:
+        def stored(name: str) -> Data:
+            return Stored(archive.read(name), archive.entries[name].crc32)
+
+        data = {site.path: stored(key) for key, site in archive.sites.items()}
+        assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
+        return Source(archive.model, data, assets, (self._path,))
+
+    def _zip(self, view: memoryview) -> Source:
+        """A zip with one model and its data files, all of them in a folder perhaps."""
+        read = foreign.read(view)
+        entries = [entry for entry in read.entries if not _is_litter(entry.name)]
+        name = _only([entry.name for entry in entries if _is_model(entry.name)])
+        folder = name[: name.rfind("/") + 1]
+        inside = [entry for entry in entries if entry.name.startswith(folder)]
+        moved = [replace(entry, name=entry.name.removeprefix(folder)) for entry in inside]
+        place = ZipPlace(view, moved, self._resources)
+        source = self._whole(place, name.removeprefix(folder))
+        outside = [entry.name for entry in read.entries if entry not in inside]
+        warnings = (*read.dropped, *_left_out(outside), *source.warnings)
+        return replace(source, files=(self._path,), warnings=warnings)
+
+    def _whole(self, place: Place, name: str) -> Source:
+        """A place with the model `name` and all that belongs to it."""
+        file = place.find(name)
+        assert file is not None  # it was listed
+        external = self._external(_parse(file.whole()), place)
+        rest = [other for other in place.names if other not in {name, *external.locations}]
+        assets: dict[str, Data] = {}
+        for other in rest:
+            if other.startswith(ASSET_PREFIX):
+                asset = place.find(other)
+                assert asset is not None  # it was listed
+                assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
+        left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
+        return Source(external.model, external.data, assets, warnings=left_out)
+
+    def _external(self, parsed: _Parsed, place: Place) -> _External:
+        """Finds the bytes of every external tensor, or tells of all that are not there."""
+        external = _External(parsed.model, {}, set())
+        problems: list[str] = []
+        for site in tensors.walk(parsed.model):
+            try:
+                self._find(site, parsed, place, external)
+            except ArchiveFormatError as error:
+                problems.append(f"{site}: {error.message.removeprefix(f'{site}: ')}")
+        if len(problems) > 1:
+            listed = problems[:_MAX_LISTED]
+            if len(listed) < len(problems):
+                listed.append(f"and {len(problems) - len(listed)} more")
+            problems = ["\n  ".join([f"{len(problems)} tensors have no data:", *listed])]
+        for problem in problems:
+            raise ArchiveFormatError(problem)
+        return external
+
+    def _find(self, site: Site, parsed: _Parsed, place: Place, external: _External) -> None:
+        tensor = site.tensor
+        is_external = tensor.data_location == tensors.EXTERNAL
+        if (is_external and tensors.held_fields(tensor)) or (
+            tensor.external_data and not is_external
+        ):
+            raise ArchiveFormatError(
+                "expected its data in one place, found it in the model and in external_data"
+            )
+        if is_external:
+            reference = tensors.external_data(site, Report(), also_allowed=_BASEPATH)
+            assert reference is not None  # the report would have raised
+        elif _is_torch_placeholder(site):
+            reference = ExternalData(site.name, None, None, None)
+            tensors.set_location(tensor, site.name)
+        else:
+            return
+        data_type = tensors.stored_type(tensor)
+        if reference.location.startswith(wire.SPAN_LOCATION):
+            span = parsed.spans[int(reference.location.removeprefix(wire.SPAN_LOCATION))]
+            if data_type is None:  # a segment, or an impossible shape: not ours to judge
+                tensors.set_raw_data(tensor, b"".join(wire.decode(parsed.view, span)))
+            else:
+                nbytes = data_type.nbytes(tensor.dims)
+                external.data[site.path] = _Embedded(parsed.view, span, nbytes)
+            return
+        if data_type is None:
+            raise ArchiveFormatError(
+                "expected external data of a fixed-width type and a possible shape, found data "
+                f"type {tensor.data_type} and dims "
+                f"{list(tensor.dims[: dtypes.MAX_RANK + 1])}"
+            )
+        nbytes = data_type.nbytes(tensor.dims)
+        file = place.find(reference.location)
+        if file is None:
+            raise ArchiveFormatError(
+                f"expected {nbytes} bytes in {reference.location!r}, found no such file"
+            )
+        if reference.length not in (None, nbytes):
+            raise ArchiveFormatError(
+                f"expected length {nbytes} for {data_type.name} of shape "
+                f"{list(tensor.dims)}, found {reference.length} in external_data"
+            )
+        offset = reference.offset or 0
+        if offset + nbytes > file.nbytes:
+            raise ArchiveFormatError(
+                f"expected {nbytes} bytes from offset {offset} of {reference.location!r}, found a "
+                f"file of {file.nbytes} bytes"
+            )
+        if self._verify_checksum and reference.checksum is not None:
+            found = self._sha1(reference.location, file)
+            if found != reference.checksum.lower():
+                raise ArchiveFormatError(
+                    f"expected SHA-1 {reference.checksum} of {reference.location!r}, found {found}"
+                )
+        external.locations.add(plain(reference.location))
+        external.data[site.path] = file.part(offset, nbytes)
+
+    def _sha1(self, location: str, file: DataFile) -> str:
+        if location not in self._checksums:
+            self._checksums[location] = sha1(file)
+        return self._checksums[location]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """A model without its large tensors, which are spans of the serialized one."""
+
+    model: onnx.ModelProto
+    view: memoryview
+    spans: tuple[wire.Span, ...]
+
+
+def _parse(view: memoryview) -> _Parsed:
+    hollow = wire.hollow(view)
+    if wire.occurrences(hollow.skeleton, "graph") > 1:
+        raise ArchiveFormatError(
+            "expected one graph, found several, which protobuf would merge; the file is two models "
+            "in one"
+        )
+    try:
+        model = onnx.ModelProto.FromString(hollow.skeleton)
+    except DecodeError as error:
+        raise ArchiveFormatError(
+            f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
+            "damaged"
+        ) from None
+    if not model.HasField("graph"):
+        raise ArchiveFormatError(
+            f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
+            ".onnx"
+        )
+    return _Parsed(model, view, hollow.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class _External:
+    """A model, the bytes of its external tensors, and the locations where they were found."""
+
+    model: onnx.ModelProto
+    data: dict[Path, Data]
+    locations: set[str]
+
+
+class _Embedded:
+    """The bytes of a tensor that stand in a serialized model, decoded as they are gone through."""
+
+    def __init__(self, model: memoryview, span: wire.Span, nbytes: int) -> None:
+        self._model = model
+        self._span = span
+        self.nbytes = nbytes
+        self.crc32 = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return wire.decode(self._model, self._span)
+
+
+def _is_torch_placeholder(site: Site) -> bool:
+    tensor = site.tensor
+    if tensor.raw_data != _TORCH_PLACEHOLDER:
+        return False
+    data_type = tensors.stored_type(tensor)
+    # Ten bytes of data may be these by chance.
+    return data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER)
+
+
+def _is_model(name: str) -> bool:
+    base = name[name.rfind("/") + 1 :]
+    return base == MODEL_PROTO or base.lower().endswith(_MODEL_SUFFIX)
+
+
+def _only(names: list[str]) -> str:
+    if len(names) != 1:
+        found = ", ".join(map(repr, names[:_MAX_LISTED])) or "none"
+        raise ArchiveFormatError(
+            f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}, found {found}"
+        )
+    return names[0]
+
+
+def _is_litter(name: str) -> bool:
+    return name.startswith(_LITTER_FOLDER) or name[name.rfind("/") + 1 :] in _LITTER
+
+
+def _left_out(names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    listed = ", ".join(names[:_MAX_LISTED])
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return (f"left out, since no tensor names them: {listed}{more}",)

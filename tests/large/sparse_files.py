@@ -1,0 +1,85 @@
+"""Large files that take no disk, and models whose weights are in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import onnxarchive
+
+GIB = 1 << 30
+NEEDED = 8 * GIB  # what is written for real, and all of it where files cannot be sparse
+
+
+def require_room(path: Path) -> None:
+    """Skips the test on a disk without room for it."""
+    free = shutil.disk_usage(path).free
+    if free < NEEDED:
+        pytest.skip(f"8 GiB of free disk are needed, {free / GIB:.1f} GiB are free in {path}")
+
+
+class SparseTarget:
+    """Writes a file that has holes where whole pieces are zero."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, data: memoryview, /) -> int:
+        """Writes `data`, or its first bytes, and gives how many."""
+        if np.frombuffer(data, np.uint8).any():
+            return self._file.write(data)
+        self._file.seek(len(data), os.SEEK_CUR)
+        return len(data)
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.truncate()
+        self._file.close()
+
+
+def convert_sparsely(source: Path, path: Path) -> None:
+    """Converts a model to an archive with holes."""
+    target = SparseTarget(path)
+    try:
+        onnxarchive.convert(source, target)
+    finally:
+        target.close()
+
+
+def write_data(path: Path, size: int, marks: Mapping[int, bytes]) -> None:
+    """A file of zeros with `marks` at their offsets."""
+    with open(path, "wb") as file:
+        file.truncate(size)
+        for offset, mark in marks.items():
+            file.seek(offset)
+            file.write(mark)
+
+
+def external(
+    name: str, number: int, dims: Sequence[int], location: str, offset: int
+) -> TensorProto:
+    """A tensor whose bytes are in a file."""
+    tensor = TensorProto(name=name, data_type=number, dims=dims, data_location=TensorProto.EXTERNAL)
+    size = helper.tensor_dtype_to_np_dtype(number).itemsize * int(np.prod(dims))
+    for key, value in (("location", location), ("offset", offset), ("length", size)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
+    """A model of these initializers, which are its outputs."""
+    nodes = [helper.make_node("Identity", [tensor.name], [f"{tensor.name}!"]) for tensor in tensors]
+    outputs = [
+        helper.make_tensor_value_info(f"{tensor.name}!", tensor.data_type, tensor.dims)
+        for tensor in tensors
+    ]
+    graph = helper.make_graph(nodes, "graph", [], outputs, tensors)
+    opset = helper.make_opsetid("", 21)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    path.write_bytes(model.SerializeToString())

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.model.keys import (
+    MODEL_PROTO,
+    Keys,
+    check_names,
+    fold,
+    is_asset_name,
+    is_key,
+)
+
+
+def _assign(*names: str) -> list[str]:
+    keys = Keys()
+    return [keys.assign(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("layer.0/weight", "layer_0_weight"),
+        ("weight", "weight"),
+        ("Weight", "Weight"),
+        ("_weight", "_weight"),
+        ("__weight", "_weight"),
+        ("____weight", "_weight"),
+        ("__MODEL_PROTO", "_MODEL_PROTO"),
+        ("/weight", "_weight"),
+        ("//weight", "_weight"),
+        ("../../etc/passwd", "_etc_passwd"),
+        ("a b\tc", "a_b_c"),
+        ("größe", "gr__e"),
+        ("0", "_0"),
+        ("7.weight", "_7_weight"),
+        ("_7", "_7"),
+        ("__7", "_7"),
+        ("", "tensor"),
+        ("_", "tensor"),
+        ("__", "tensor"),
+        ("...", "tensor"),
+        ("重み", "tensor"),
+        ("assets", "assets_"),
+        ("Assets", "Assets_"),
+        ("ASSETS", "ASSETS_"),
+        ("assets/", "assets_"),
+        ("assets_", "assets_"),
+        ("asset", "asset"),
+        ("con", "con_"),
+        ("NUL", "NUL_"),
+        ("com1", "com1_"),
+        ("Lpt9", "Lpt9_"),
+        ("prn", "prn_"),
+        ("aux", "aux_"),
+        ("com", "com"),
+        ("com10", "com10"),
+        ("con.weight", "con_weight"),
+        ("console", "console"),
+        ("a\0b", "a_b"),
+        ("²", "tensor"),
+        ("x" * 255, "x" * 255),
+        ("x" * 256, "x" * 255),
+        ("x" * 300, "x" * 255),
+        ("0" * 255, "_" + "0" * 254),
+    ],
+)
+def test_a_key_is_the_name_where_it_can_be(name: str, key: str) -> None:
+    assert _assign(name) == [key]
+    assert is_key(key)
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (["layer.0/weight", "layer_0_weight"], ["layer_0_weight", "layer_0_weight_2"]),
+        (["w", "w", "w", "w"], ["w", "w_2", "w_3", "w_4"]),
+        (["w", "W"], ["w", "W_2"]),
+        (["W", "w", "W"], ["W", "w_2", "W_3"]),
+        (["w_2", "w", "w"], ["w_2", "w", "w_3"]),
+        (["w", "w_2", "w"], ["w", "w_2", "w_3"]),
+        (["w", "w", "w_2"], ["w", "w_2", "w_2_2"]),
+        (["w", "w_3", "w", "w"], ["w", "w_3", "w_2", "w_4"]),
+        (["", "_", "tensor"], ["tensor", "tensor_2", "tensor_3"]),
+        (["con", "con_"], ["con_", "con__2"]),
+        (["x" * 300, "x" * 255], ["x" * 255, "x" * 253 + "_2"]),
+    ],
+    ids=lambda names: names[0][:20],
+)
+def test_a_number_tells_equal_keys_apart(names: list[str], keys: list[str]) -> None:
+    assert _assign(*names) == keys
+
+
+def test_a_thousand_equal_names_of_any_length_get_keys_at_once() -> None:
+    began = time.perf_counter()
+    for name in ("weight", "w" * 300, "", "con"):
+        keys = _assign(*[name] * 1000)
+        assert len({fold(key) for key in keys}) == 1000
+        assert all(is_key(key) for key in keys)
+    # names that are one another's numbered keys
+    keys = _assign(*[f"w_{number}" for number in range(2, 1000)], *["w"] * 1000)
+    assert len(set(keys)) == 1998
+    assert time.perf_counter() - began < 1
+
+
+_text = st.text(st.characters(), max_size=12)
+_awkward = st.text("aA_.0/ü", max_size=4)
+_long = st.builds(lambda text, count: text * count, _awkward, st.integers(1, 300))
+_device = st.sampled_from(["con", "PRN", "Aux", "nul", "com0", "COM9", "lpt1", "assets", "ASSETS"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_text | _awkward | _long | _device, max_size=30))
+def test_any_names_get_different_keys_that_every_file_system_takes(names: list[str]) -> None:
+    keys = _assign(*names)
+    assert all(is_key(key) for key in keys)
+    assert len({key.lower() for key in keys}) == len(keys)
+    assert not {key.lower() for key in keys} & {
+        *("con", "prn", "aux", "nul", "assets"),
+        *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)),
+    }
+    assert _assign(*names) == keys
+    check_names([*keys, MODEL_PROTO], Report())
+
+
+@given(st.text(st.characters(max_codepoint=0x250), max_size=20))
+def test_names_are_compared_under_ascii_down_casing_alone(name: str) -> None:
+    folded = fold(name)
+    assert folded.encode() == name.encode().lower()  # bytes.lower() is that of ASCII
+    assert fold(folded) == folded
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", "_", "_a", "A9", "x" * 255, "con", "nul", "COM1", "asset", "assets_", "_assets", "_0"],
+)
+def test_keys_are_keys(name: str) -> None:
+    assert is_key(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "0",
+        "9a",
+        "__",
+        "__a",
+        "__MODEL_PROTO",
+        "a.b",
+        "a/b",
+        "a-b",
+        "a b",
+        "a\n",
+        "\na",
+        "a\0",
+        "größe",
+        "\uff41",  # str.isidentifier() takes this letter
+        "x" * 256,
+        "assets",
+        "ASSETS",
+        "aSSets",
+    ],
+)
+def test_other_names_are_no_keys(name: str) -> None:
+    assert not is_key(name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tokenizer.json",
+        "a/b/c",
+        "größe.txt",
+        "重み",
+        "a b",
+        "...",
+        "..a",
+        ".hidden",
+        "a.",
+        "-",
+        "~",
+        "con",
+        "__MODEL_PROTO",
+        "x" * 255,
+        "/".join(["x" * 250] * 4),
+        "é" * 127,
+        "a?*<>|\"'",
+    ],
+)
+def test_relative_plain_paths_are_asset_names(path: str) -> None:
+    assert is_asset_name(f"assets/{path}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/a",
+        "a/",
+        "a//b",
+        "//",
+        ".",
+        "./a",
+        "a/.",
+        "a/./b",
+        "..",
+        "../a",
+        "a/..",
+        "a/../b",
+        "a\\b",
+        "..\\a",
+        "C:",
+        "C:/a",
+        "a:b",
+        "a\0",
+        "a\nb",
+        "a\x1fb",
+        "a\x7fb",
+        "a\x80b",
+        "a\x9fb",
+        "x" * 256,
+        "é" * 128,
+        "/".join(["x" * 250] * 4) + "/" + "y" * 20,
+        "\ud800",
+    ],
+)
+def test_other_paths_are_no_asset_names(path: str) -> None:
+    assert not is_asset_name(f"assets/{path}")
+
+
+@pytest.mark.parametrize("name", ["a", "asset/a", "Assets/a", "assets", "xassets/a", "/assets/a"])
+def test_an_asset_name_begins_with_the_folder_of_assets(name: str) -> None:
+    assert not is_asset_name(name)
+
+
+def test_an_asset_name_has_at_most_1024_bytes_with_its_prefix() -> None:
+    path = "/".join(["x" * 200] * 5)
+    fill = "y" * (1024 - len(f"assets/{path}/"))
+    assert is_asset_name(f"assets/{path}/{fill}")
+    assert not is_asset_name(f"assets/{path}/{fill}y")
+
+
+class _Collected(Report):
+    def __init__(self) -> None:
+        self.broken_rules: list[tuple[str, str | None]] = []
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        self.broken_rules.append((rule, entry))
+
+
+@pytest.mark.parametrize(
+    ("names", "broken"),
+    [
+        ([MODEL_PROTO], []),
+        (["a", "b", "assets/a", "assets/b/c", "assets/b/d", MODEL_PROTO], []),
+        ([], [("MODEL-1", None)]),
+        (["a"], [("MODEL-1", None)]),
+        ([MODEL_PROTO, "a"], [("MODEL-1", None)]),
+        (["__Model_Proto"], [("MODEL-1", None), ("KEY-1", "__Model_Proto")]),
+        (["__OTHER", MODEL_PROTO], [("KEY-1", "__OTHER")]),
+        (["Assets", MODEL_PROTO], [("KEY-1", "Assets")]),
+        (["x" * 256, MODEL_PROTO], [("KEY-1", "x" * 256)]),
+        (["a.b", MODEL_PROTO], [("NAME-1", "a.b")]),
+        (["", MODEL_PROTO], [("NAME-1", "")]),
+        (["a\n", MODEL_PROTO], [("NAME-1", "a\n")]),
+        (["a/b", MODEL_PROTO], [("NAME-1", "a/b")]),
+        (["assets/", MODEL_PROTO], [("ASSET-1", "assets/")]),
+        (["assets/../a", MODEL_PROTO], [("ASSET-1", "assets/../a")]),
+        (["a", "a", MODEL_PROTO], [("NAME-2", "a")]),
+        (["a", "A", MODEL_PROTO], [("NAME-2", "A")]),
+        ([MODEL_PROTO, MODEL_PROTO], [("NAME-2", MODEL_PROTO)]),
+        (["assets/a", "assets/A", MODEL_PROTO], [("NAME-2", "assets/A")]),
+        (["assets/ä", "assets/Ä", MODEL_PROTO], []),  # ASCII alone
+        (["assets/a", "assets/a/b", MODEL_PROTO], [("NAME-2", "assets/a/b")]),
+        (["assets/a/b", "assets/a", MODEL_PROTO], [("NAME-2", "assets/a/b")]),
+        (["assets/A", "assets/a/b/c", MODEL_PROTO], [("NAME-2", "assets/a/b/c")]),
+        (["assets/a", "assets/ab", "assets/a.b", MODEL_PROTO], []),
+    ],
+    ids=str,
+)
+def test_names_of_entries_are_checked(
+    names: list[str], broken: list[tuple[str, str | None]]
+) -> None:
+    collected = _Collected()
+    check_names(names, collected)
+    assert collected.broken_rules == broken
+    if broken:
+        with pytest.raises(ArchiveFormatError) as caught:
+            check_names(names, Report())
+        assert (caught.value.rule, caught.value.entry) == broken[0]

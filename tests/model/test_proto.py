@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from models import (
+    attribute,
+    external,
+    full_model,
+    model_of,
+    model_protos,
+    nested_model,
+    node,
+    raw_tensor,
+    typed,
+)
+from onnx import TensorProto
+
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.model import proto, tensors
+
+
+class _Collected(Report):
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+        self.messages: list[str] = []
+        self.entries: list[str | None] = []
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        self.rules.append(rule)
+        self.messages.append(message)
+        self.entries.append(entry)
+
+
+# Serializing and parsing
+
+
+@settings(deadline=None)
+@given(model_protos())
+def test_a_model_comes_back_equal(model: onnx.ModelProto) -> None:
+    data = proto.serialize(model)
+    assert proto.parse(data, Report()) == model
+    assert proto.serialize(onnx.ModelProto.FromString(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("model", "missing"),
+    [
+        (onnx.ModelProto(), "no ir_version and no graph"),
+        (onnx.ModelProto(ir_version=10), "no graph"),
+        (onnx.ModelProto(graph=onnx.GraphProto()), "no ir_version"),
+    ],
+)
+def test_a_model_has_ir_version_and_graph(model: onnx.ModelProto, missing: str) -> None:
+    with pytest.raises(ArchiveFormatError, match=missing) as caught:
+        proto.serialize(model)
+    assert caught.value.rule == "MODEL-3"
+    collected = _Collected()
+    assert proto.parse(model.SerializeToString(), collected) is None
+    assert collected.rules == ["MODEL-3"]
+
+
+def test_an_empty_graph_is_a_graph() -> None:
+    model = onnx.ModelProto(ir_version=10, graph=onnx.GraphProto())
+    assert proto.parse(proto.serialize(model), Report()) == model
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"text", b"\x08", b"\x3a\x05\0", b"\xff" * 20], ids=repr
+)
+def test_other_bytes_are_no_model(data: bytes) -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        proto.parse(data, Report())
+    assert caught.value.rule == "MODEL-3"
+    collected = _Collected()
+    assert proto.parse(data, collected) is None
+    assert collected.rules == ["MODEL-3"]
+
+
+def test_a_model_too_deep_to_be_read_back_is_refused() -> None:
+    deepest = nested_model(33)  # 98 messages below the model
+    assert proto.parse(proto.serialize(deepest), Report()) == deepest
+    with pytest.raises(ArchiveFormatError, match="nested") as caught:
+        proto.serialize(nested_model(300))
+    assert caught.value.rule is not None
+
+
+@pytest.mark.parametrize("depth", range(32, 37))
+def test_what_cannot_be_parsed_is_not_serialized(depth: int) -> None:
+    # protobuf writes deeper than it reads
+    model = nested_model(depth)
+    data = model.SerializeToString()
+    collected = _Collected()
+    is_readable = proto.parse(data, collected) is not None
+    assert is_readable == (depth <= 33)
+    if is_readable:
+        assert proto.serialize(model) == data
+    else:
+        with pytest.raises(ArchiveFormatError):
+            proto.serialize(model)
+
+
+def test_a_model_over_the_limit_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of(raw_tensor("w", dims=(1000,)))
+    size = len(model.SerializeToString())
+    monkeypatch.setattr(proto, "SIZE_LIMIT", size + 1)
+    assert len(proto.serialize(model)) == size
+    monkeypatch.setattr(proto, "SIZE_LIMIT", size)
+    with pytest.raises(ArchiveFormatError, match="size_threshold") as caught:
+        proto.serialize(model)
+    assert caught.value.rule == "MODEL-2"
+
+
+def test_the_limit_is_that_of_protobuf() -> None:
+    assert proto.SIZE_LIMIT == 2 * 1024**3
+
+
+# References
+
+
+def _references(model: onnx.ModelProto, sizes: dict[str, int]) -> list[str]:
+    collected = _Collected()
+    proto.check_references(model, sizes, collected)
+    assert all("expected" in message for message in collected.messages)
+    return collected.rules
+
+
+def test_every_tensor_finds_its_entry() -> None:
+    model = full_model()
+    located = tensors.with_locations(
+        model, {site.path: f"k{i}" for i, site in enumerate(tensors.walk(model))}
+    )
+    nbytes = {True: 300 * 8, False: 300 * 4}
+    sizes = {
+        f"k{i}": nbytes[site.tensor.data_type == TensorProto.INT64]
+        for i, site in enumerate(tensors.walk(model))
+    }
+    found = proto.check_references(located, sizes, Report())
+    assert list(found) == list(sizes)
+    assert all(tensors.location(site.tensor) == key for key, site in found.items())
+    assert all(tensors.at(located, site.path) is site.tensor for site in found.values())
+
+
+def test_length_and_offset_and_checksum_may_be_stated() -> None:
+    tensor = external(raw_tensor("w"), "w", offset=0, length=16, checksum="any")
+    assert _references(model_of(tensor), {"w": 16}) == []
+
+
+def _change(change: Callable[[TensorProto], object], **pairs: object) -> onnx.ModelProto:
+    tensor = external(raw_tensor("w"), "w", **pairs)
+    change(tensor)
+    return model_of(tensor)
+
+
+def _nothing(_: TensorProto) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "rules"),
+    [
+        (_change(lambda it: it.external_data[0].ClearField("value")), ["DATA-1", "DATA-2"]),
+        (_change(lambda it: it.ClearField("external_data")), ["DATA-4", "DATA-2"]),
+        (_change(_nothing, other="1"), ["DATA-4", "DATA-2"]),
+        (_change(_nothing, offset="00"), ["DATA-5", "DATA-2"]),
+        (_change(_nothing, offset="1"), ["DATA-5"]),
+        (_change(_nothing, offset="64"), ["DATA-5"]),
+        (_change(_nothing, length="15"), ["DATA-5"]),
+        (_change(_nothing, length="17"), ["DATA-5"]),
+        (_change(_nothing, length="0"), ["DATA-5"]),
+        (_change(lambda it: it.ClearField("data_location")), ["DATA-7", "DATA-2"]),
+        (_change(lambda it: setattr(it, "data_location", 0)), ["DATA-7", "DATA-2"]),
+        (_change(lambda it: setattr(it, "raw_data", b"")), ["DATA-7"]),
+        (_change(lambda it: setattr(it, "raw_data", bytes(16))), ["DATA-7"]),
+        (_change(lambda it: it.float_data.append(1)), ["DATA-7"]),
+        (_change(lambda it: it.int32_data.append(1)), ["DATA-7"]),
+        (_change(lambda it: it.int64_data.append(1)), ["DATA-7"]),
+        (_change(lambda it: it.double_data.append(1)), ["DATA-7"]),
+        (_change(lambda it: it.uint64_data.append(1)), ["DATA-7"]),
+        (_change(lambda it: it.string_data.append(b"a")), ["DATA-7"]),
+        (_change(lambda it: setattr(it.segment, "begin", 0)), ["DATA-7"]),
+        (_change(lambda it: it.ClearField("data_type")), ["TENSOR-1"]),
+        (_change(lambda it: setattr(it, "data_type", 0)), ["TENSOR-1"]),
+        (_change(lambda it: setattr(it, "data_type", 8)), ["TENSOR-1"]),
+        (_change(lambda it: setattr(it, "data_type", 1000)), ["TENSOR-1"]),
+        (_change(lambda it: setattr(it, "data_type", -1)), ["TENSOR-1"]),
+        (_change(lambda it: it.dims.append(-1)), ["TENSOR-2"]),
+        (_change(lambda it: it.dims.extend([1] * 64)), ["TENSOR-2"]),
+        (_change(lambda it: it.dims.extend([1 << 32, 1 << 32])), ["TENSOR-2"]),
+        (_change(lambda it: it.dims.extend([0, 1 << 62])), ["TENSOR-2"]),
+        (_change(lambda it: it.dims.append(2)), ["TENSOR-3"]),
+        (_change(lambda it: it.dims.append(0)), ["TENSOR-3"]),
+        (_change(lambda it: it.ClearField("dims")), ["TENSOR-3"]),
+        (_change(lambda it: setattr(it, "data_type", 11)), ["TENSOR-3"]),
+        (_change(lambda it: setattr(it, "data_type", 22)), ["TENSOR-3"]),
+    ],
+    ids=lambda it: "-".join(it) if isinstance(it, list) else "",
+)
+def test_a_tensor_that_does_not_fit_its_entry_breaks_a_rule(
+    model: onnx.ModelProto, rules: list[str]
+) -> None:
+    assert _references(model, {"w": 16}) == rules
+    with pytest.raises(ArchiveFormatError) as caught:
+        proto.check_references(model, {"w": 16}, Report())
+    assert caught.value.rule == rules[0]
+
+
+@pytest.mark.parametrize(
+    "location", ["", "v", "W", "w ", "./w", "a/w", "/w", "../w", "__MODEL_PROTO", "assets/a"]
+)
+def test_a_location_is_a_key_to_the_letter(location: str) -> None:
+    model = model_of(external(raw_tensor("w"), location))
+    assert _references(model, {"w": 16}) == ["DATA-1", "DATA-2"]
+
+
+def test_two_tensors_do_not_share_an_entry() -> None:
+    tensor = external(raw_tensor("w"), "w")
+    model = model_of(tensor)
+    model.graph.node.append(node(attribute("t", t=tensor)))
+    collected = _Collected()
+    found = proto.check_references(model, {"w": 16}, collected)
+    assert (collected.rules, collected.entries) == (["DATA-3"], ["w"])
+    assert "graph.initializer[0]" in collected.messages[0]
+    assert "graph.node[0].attribute[0].t" in collected.messages[0]
+    assert [str(site) for site in found.values()] == ["tensor 'w' (graph.initializer[0])"]
+
+
+def test_an_entry_that_no_tensor_names_breaks_a_rule() -> None:
+    collected = _Collected()
+    assert proto.check_references(model_of(raw_tensor("w")), {"w": 16}, collected) == {}
+    assert (collected.rules, collected.entries) == (["DATA-2"], ["w"])
+
+
+def test_every_broken_rule_is_reported_and_not_only_the_first() -> None:
+    model = model_of(
+        external(raw_tensor("a"), "nowhere"),
+        external(raw_tensor("b"), "b", length=1),
+        external(raw_tensor("c", dims=(5,)), "c"),
+    )
+    rules = _references(model, {"b": 16, "c": 16, "d": 16})
+    assert rules == ["DATA-1", "DATA-5", "TENSOR-3", "DATA-2"]
+
+
+def test_tensors_that_the_model_holds_are_not_looked_at() -> None:
+    model = model_of(raw_tensor("a"), typed(raw_tensor("b")))
+    model.graph.initializer[0].dims[:] = [-1]
+    assert _references(model, {}) == []
+
+
+def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
+    model = _change(lambda it: it.dims.extend([7] * 100_000))
+    collected = _Collected()
+    proto.check_references(model, {"w": 16}, collected)
+    assert collected.rules == ["TENSOR-2"]
+    assert len(collected.messages[0]) < 1000
+
+
+def test_a_wrong_number_of_bytes_is_said_with_type_and_shape() -> None:
+    model = model_of(external(raw_tensor("layer/w", TensorProto.INT4, (3, 5)), "w"))
+    with pytest.raises(ArchiveFormatError) as caught:
+        proto.check_references(model, {"w": 9}, Report())
+    assert str(caught.value) == (
+        "entry 'w': tensor 'layer/w' (graph.initializer[0]): expected 8 bytes for INT4 of shape "
+        "[3, 5], found an entry of 9 [TENSOR-3]"
+    )

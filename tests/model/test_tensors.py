@@ -1,0 +1,566 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import (
+    attribute,
+    every_tensor,
+    external,
+    full_model,
+    model_of,
+    model_protos,
+    names,
+    nested_model,
+    node,
+    normalised,
+    raw_tensor,
+    string_tensor,
+    typed,
+)
+from onnx import TensorProto
+
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.model import tensors
+from onnxarchive.model.dtypes import BY_NUMBER
+from onnxarchive.model.tensors import ExternalData, Site
+from onnxarchive.rules import rules
+
+
+class Collected(Report):
+    """Keeps the ids of broken rules."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        assert rule in rules()
+        assert message
+        self.rules.append(rule)
+
+
+def _site(tensor: TensorProto) -> Site:
+    model = model_of(tensor)
+    (site,) = tensors.walk(model)
+    return site
+
+
+# The walk
+
+
+def _identities(found: Any) -> Counter[int]:
+    return Counter(id(tensor) for tensor in found)
+
+
+def test_the_walk_visits_every_tensor_of_every_place_once() -> None:
+    model = full_model()
+    found = list(tensors.walk(model))
+    expected = list(every_tensor(model))  # kept alive, so that identities stay
+    assert _identities(site.tensor for site in found) == _identities(expected)
+    assert len(found) == 257
+
+
+@settings(deadline=None, max_examples=150)
+@given(model_protos())
+def test_the_walk_visits_every_tensor_of_any_model_once(model: onnx.ModelProto) -> None:
+    found = list(tensors.walk(model))
+    expected = list(every_tensor(model))
+    assert _identities(site.tensor for site in found) == _identities(expected)
+
+
+def test_the_way_to_a_tensor_leads_to_it_and_to_no_other() -> None:
+    model = full_model()
+    found = list(tensors.walk(model))
+    assert len({site.path for site in found}) == len(found)
+    for site in found:
+        assert tensors.at(model, site.path) is site.tensor
+
+
+def test_the_walk_visits_places_named_one_by_one() -> None:
+    model = full_model(count=1)
+    ways = {".".join(field for field, _ in site.path) for site in tensors.walk(model)}
+    in_graph = {
+        "initializer",
+        "sparse_initializer.values",
+        "sparse_initializer.indices",
+        "node.attribute.t",
+        "node.attribute.tensors",
+        "node.attribute.sparse_tensor.values",
+        "node.attribute.sparse_tensor.indices",
+        "node.attribute.sparse_tensors.values",
+        "node.attribute.sparse_tensors.indices",
+    }
+    in_graph |= {f"node.attribute.{field}.{way}" for field in ("g", "graphs") for way in in_graph}
+    for start in ("graph", "training_info.initialization", "training_info.algorithm"):
+        assert {f"{start}.{way}" for way in in_graph} <= ways
+    in_node = {way for way in in_graph if way.startswith("node")}
+    assert {f"functions.{way}" for way in in_node} <= ways
+    assert "functions.attribute_proto.t" in ways
+
+
+def test_the_walk_visits_what_is_nested_in_default_attributes_of_functions() -> None:
+    model = model_of()
+    graph = onnx.GraphProto(initializer=[raw_tensor("deep")])
+    model.functions.add(name="f").attribute_proto.append(attribute("g", g=graph))
+    assert [site.tensor.name for site in tensors.walk(model)] == ["deep"]
+
+
+def test_the_walk_goes_through_graphs_nested_twenty_deep() -> None:
+    model = nested_model(20)
+    expected = [f"weight{level}" for level in range(20)]
+    assert [site.tensor.name for site in tensors.walk(model)] == expected
+
+
+def test_the_walk_and_the_copy_need_no_stack() -> None:
+    model = nested_model(700)
+    found = list(tensors.walk(model))
+    assert [site.tensor.name for site in found] == [f"weight{level}" for level in range(700)]
+    copy = tensors.with_locations(model, {found[-1].path: "key", found[300].path: "other"})
+    located = [site for site in tensors.walk(copy) if tensors.location(site.tensor) is not None]
+    assert [site.path for site in located] == [found[300].path, found[-1].path]
+    assert tensors.at(copy, found[-1].path).name == "weight699"
+
+
+def test_the_walk_gives_tensors_of_a_graph_before_those_of_its_nodes() -> None:
+    graph = onnx.GraphProto(initializer=[raw_tensor("inner")])
+    model = model_of(raw_tensor("first"), raw_tensor("second"))
+    model.graph.node.append(node(attribute("g", g=graph)))
+    model.graph.node.append(node(attribute("t", t=raw_tensor("attribute"))))
+    found = [site.tensor.name for site in tensors.walk(model)]
+    assert found == ["first", "second", "inner", "attribute"]
+
+
+def test_initializers_are_those_of_the_main_graph_and_of_its_subgraphs() -> None:
+    found = {site.tensor.name for site in tensors.walk(full_model(1)) if site.is_initializer}
+    graphs = ("main", "main.a", "main.b", "main.c")
+    assert found == {f"{graph}.initializer{end}" for graph in graphs for end in ("", "2")}
+
+
+def test_a_site_says_which_tensor_it_is_and_where() -> None:
+    model = model_of()
+    graph = onnx.GraphProto(initializer=[raw_tensor("w/1")])
+    model.graph.node.append(node(attribute("i", i=1), attribute("g", g=graph)))
+    (site,) = tensors.walk(model)
+    assert str(site) == "tensor 'w/1' (graph.node[0].attribute[1].g.initializer[0])"
+
+
+def test_onnx_loads_the_tensors_that_are_said_to_be_loaded_by_it(tmp_path: Any) -> None:
+    model = full_model(300)
+    (tmp_path / "data").write_bytes(bytes(1200))
+    for site in tensors.walk(model):
+        site.tensor.CopyFrom(external(site.tensor, "data"))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    loaded = onnx.load(tmp_path / "m.onnx")
+    for site in tensors.walk(loaded):
+        is_loaded = site.tensor.data_location != TensorProto.EXTERNAL
+        assert is_loaded == site.is_loaded_by_onnx, str(site)
+
+
+# Copies with locations
+
+
+def test_a_copy_without_locations_is_equal() -> None:
+    model = full_model()
+    copy = tensors.with_locations(model, {})
+    assert copy == model
+    assert copy is not model
+
+
+@settings(deadline=None, max_examples=150)
+@given(model_protos(), st.randoms(use_true_random=False))
+def test_only_the_tensors_with_locations_change_in_a_copy(
+    model: onnx.ModelProto, random: Any
+) -> None:
+    before = model.SerializeToString(deterministic=True)
+    found = list(tensors.walk(model))
+    chosen = {site.path: f"key{i}" for i, site in enumerate(found) if random.random() < 0.4}
+    copy = tensors.with_locations(model, chosen)
+    assert model.SerializeToString(deterministic=True) == before
+    for path, key in chosen.items():
+        located = tensors.at(copy, path)
+        assert located.data_location == TensorProto.EXTERNAL
+        assert [(pair.key, pair.value) for pair in located.external_data] == [("location", key)]
+        assert not any(tensors.has_field(located, field) for field in tensors.DATA_FIELDS)
+        located.CopyFrom(tensors.at(model, path))
+    assert copy == model
+    assert copy.SerializeToString(deterministic=True) == before
+
+
+# Fields that no ONNX has: a varint, 8 bytes, a string, a group with a varint in it, 4 bytes.
+UNKNOWN = (
+    b"\x80\xfa\x01\x96\x01"  # field 4000
+    b"\x89\xfa\x01abcdefgh"  # field 4001
+    b"\x92\xfa\x01\x03\xff\x00\x80"  # field 4002
+    b"\x9b\xfa\x01\x80\xfa\x01\x05\x9c\xfa\x01"  # field 4003
+    b"\xa5\xfa\x01wxyz"  # field 4004
+    b"\x80\xfa\x01\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # field 4000 again
+)
+
+
+def test_unknown_fields_of_every_message_are_kept() -> None:
+    model = model_of(raw_tensor("w"))
+    graph = onnx.GraphProto(initializer=[raw_tensor("inner")])
+    model.graph.node.append(node(attribute("g", g=graph)))
+    model.graph.sparse_initializer.add(values=raw_tensor("s"))
+    subgraph_attribute = model.graph.node[0].attribute[0]
+    messages = [
+        model,
+        model.graph,
+        model.graph.initializer[0],
+        model.graph.node[0],
+        subgraph_attribute,
+        subgraph_attribute.g,
+        subgraph_attribute.g.initializer[0],
+        model.graph.sparse_initializer[0],
+        model.graph.sparse_initializer[0].values,
+        model.opset_import[0],
+    ]
+    for message in messages:
+        message.MergeFromString(UNKNOWN)
+        assert len(UnknownFieldSet(message)) == 6
+    expected = model.SerializeToString(deterministic=True)
+    assert expected.count(b"abcdefgh") == len(messages)
+
+    copy = tensors.with_locations(model, {site.path: "key" for site in tensors.walk(model)})
+    assert copy.SerializeToString().count(UNKNOWN) == len(messages)
+    for site in tensors.walk(model):
+        located = tensors.at(copy, site.path)
+        tensors.set_raw_data(located, site.tensor.raw_data)
+    assert copy.SerializeToString(deterministic=True) == expected
+
+
+def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
+    tensor = raw_tensor("w")
+    tensor.doc_string = "what it is"
+    tensor.metadata_props.add(key="k", value="v")
+    model = model_of(tensor)
+    ((path,),) = [[site.path for site in tensors.walk(model)]]
+    located = tensors.at(tensors.with_locations(model, {path: "key"}), path)
+    assert (located.name, located.doc_string) == ("w", "what it is")
+    assert list(located.dims) == list(tensor.dims)
+    assert located.data_type == tensor.data_type
+    assert located.metadata_props[0].value == "v"
+
+
+def test_an_empty_message_on_the_way_to_nothing_is_still_there() -> None:
+    model = model_of(raw_tensor("w"))
+    model.graph.node.append(node(attribute("g", g=onnx.GraphProto())))
+    ((path,),) = [[site.path for site in tensors.walk(model)]]
+    copy = tensors.with_locations(model, {path: "key"})
+    assert copy.graph.node[0].attribute[0].HasField("g")
+
+
+def test_a_location_replaces_another() -> None:
+    tensor = external(raw_tensor("w"), "old", offset=3, length=16, checksum="c")
+    tensors.set_location(tensor, "new")
+    assert [(pair.key, pair.value) for pair in tensor.external_data] == [("location", "new")]
+    tensors.set_location(tensor, "newer", offset=0, length=16)
+    pairs = [(pair.key, pair.value) for pair in tensor.external_data]
+    assert pairs == [("location", "newer"), ("offset", "0"), ("length", "16")]
+
+
+def test_raw_data_replaces_a_location() -> None:
+    tensor = external(raw_tensor("w"), "old", offset=3)
+    tensors.set_raw_data(tensor, b"1234")
+    assert tensor.raw_data == b"1234"
+    assert not tensor.external_data
+    assert not tensor.HasField("data_location")
+
+
+# Bytes
+
+
+@settings(deadline=None, max_examples=150)
+@given(model_protos())
+def test_the_bytes_of_every_tensor_are_those_of_onnx(model: onnx.ModelProto) -> None:
+    expected = list(every_tensor(normalised(model)))
+    by_way = zip(tensors.walk(normalised(model)), tensors.walk(model), strict=True)
+    for reference, site in by_way:
+        if tensors.stored_type(site.tensor) is not None:
+            assert bytes(tensors.raw_data(site)) == reference.tensor.raw_data
+    assert len(expected) == len(list(tensors.walk(model)))
+
+
+@pytest.mark.parametrize("raw_data", [b"", b"123", bytes(15), bytes(17), bytes(32)])
+def test_raw_data_of_another_size_is_refused(raw_data: bytes) -> None:
+    tensor = raw_tensor("layer/w", dims=(4,))
+    tensor.raw_data = raw_data
+    with pytest.raises(ArchiveFormatError, match=r"'layer/w'.*expected 16 bytes for FLOAT of"):
+        tensors.raw_data(_site(tensor))
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_typed_data_of_another_size_is_refused(count: int) -> None:
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], float_data=[0] * count)
+    with pytest.raises(ArchiveFormatError, match=rf"'w'.*expected 16 bytes.*found {count * 4}"):
+        tensors.raw_data(_site(tensor))
+
+
+# Which tensors can be stored
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dims", "is_possible"),
+    [
+        ("FLOAT", (), True),
+        ("FLOAT", (0,), True),
+        ("FLOAT", (-1,), False),
+        ("FLOAT", (0, -1), False),
+        ("FLOAT", (1,) * 64, True),
+        ("FLOAT", (1,) * 65, False),
+        ("UINT8", ((1 << 63) - 1,), True),
+        ("UINT8", (0, (1 << 63) - 1), True),
+        ("UINT8", (1 << 31, 1 << 32), False),
+        ("UINT8", (1 << 32, 1 << 32, 1), False),  # 0 where numbers have 64 bits
+        ("UINT8", (1 << 32, 1 << 32, 0), False),
+        ("UINT8", (1 << 33, 0, 1 << 33), False),
+        ("UINT16", (1 << 61, 2), False),
+        ("UINT16", (1 << 61, 1), True),
+        ("UINT16", ((1 << 62) - 1,), True),
+        ("FLOAT", (1 << 61,), False),
+        ("FLOAT", ((1 << 61) - 1,), True),
+        ("COMPLEX128", (1 << 59,), False),
+        ("COMPLEX128", ((1 << 59) - 1,), True),
+        ("UINT2", ((1 << 63) - 1,), True),
+        ("UINT2", (1 << 62, 2), False),
+    ],
+)
+def test_shapes_that_no_array_has_are_told(
+    data_type: str, dims: tuple[int, ...], is_possible: bool
+) -> None:
+    number = TensorProto.DataType.Value(data_type)
+    assert tensors.are_dims(dims, BY_NUMBER[number]) == is_possible
+    tensor = TensorProto(data_type=number, dims=dims)
+    assert (tensors.stored_type(tensor) is not None) == is_possible
+    if is_possible and 0 in dims:
+        assert np.empty(0, np.uint8).reshape(dims).shape == dims
+
+
+def test_strings_segments_and_unknown_types_stay_in_the_model() -> None:
+    segment = raw_tensor("w")
+    segment.segment.begin = 0
+    both = raw_tensor("w")
+    both.string_data.append(b"a")
+    unknown = [TensorProto(data_type=number, dims=[1]) for number in (0, 8, 29, 1000, -1)]
+    for tensor in (string_tensor("s"), segment, both, *unknown):
+        assert tensors.stored_type(tensor) is None
+    assert tensors.stored_type(raw_tensor("w")) is BY_NUMBER[TensorProto.FLOAT]
+    assert tensors.stored_type(typed(raw_tensor("w"))) is BY_NUMBER[TensorProto.FLOAT]
+
+
+# external_data
+
+
+def test_external_data_is_read() -> None:
+    site = _site(external(raw_tensor("w"), "key", offset=0, length="16", checksum="abc"))
+    assert tensors.external_data(site, Report()) == ExternalData("key", 0, 16, "abc")
+    site = _site(external(raw_tensor("w"), "key"))
+    assert tensors.external_data(site, Report()) == ExternalData("key", None, None, None)
+    assert tensors.location(site.tensor) == "key"
+    assert tensors.checksum(site.tensor) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [("0", 0), ("1", 1), ("16", 16), ("9" * 19, 10**19 - 1), (str(1 << 63), 1 << 63)],
+)
+def test_decimal_numbers_are_read(number: str, value: int) -> None:
+    site = _site(external(raw_tensor("w"), "key", offset=number, length=number))
+    assert tensors.external_data(site, Report()) == ExternalData("key", value, value, None)
+
+
+@pytest.mark.parametrize("field", ["offset", "length"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        "",
+        " ",
+        "1_6",
+        " 16 ",
+        "16 ",
+        " 16",
+        "16\n",
+        "+1",
+        "-1",
+        "-0",
+        "00",
+        "016",
+        "1.0",
+        "1e3",
+        "0x10",
+        "\u0663",  # an Arabic digit
+        "\uff11\uff16",  # wide digits
+        "\u00b2",  # a superscript
+        "16\0",
+        "True",
+        "9" * 20,
+        "9" * 5000,
+    ],
+)
+def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) -> None:
+    site = _site(external(raw_tensor("w"), "key", **{field: number}))
+    with pytest.raises(ArchiveFormatError, match=r"'w'.*decimal digits") as caught:
+        tensors.external_data(site, Report())
+    assert caught.value.rule == "DATA-5"
+    assert field in str(caught.value)
+    collected = Collected()
+    assert tensors.external_data(site, collected) is None
+    assert collected.rules == ["DATA-5"]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [],
+        [("offset", "0")],
+        [("Location", "key")],
+        [("location ", "key")],
+        [("location", "key"), ("location", "key")],
+        [("location", "key"), ("location", "other")],
+        [("location", "key"), ("offset", "0"), ("offset", "0")],
+        [("location", "key"), ("length", "1"), ("length", "1")],
+        [("location", "key"), ("checksum", "1"), ("checksum", "1")],
+        [("location", "key"), ("basepath", "/tmp")],
+        [("location", "key"), ("", "")],
+        [("location", "key"), ("Offset", "0")],
+        [("location", "key"), ("compression", "zlib")],
+    ],
+    ids=str,
+)
+def test_missing_repeated_and_unknown_keys_are_refused(pairs: list[tuple[str, str]]) -> None:
+    tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
+    for key, value in pairs:
+        tensor.external_data.add(key=key, value=value)
+    site = _site(tensor)
+    with pytest.raises(ArchiveFormatError, match="'w'") as caught:
+        tensors.external_data(site, Report())
+    assert caught.value.rule == "DATA-4"
+    collected = Collected()
+    assert tensors.external_data(site, collected) is None
+    assert collected.rules == ["DATA-4"]
+
+
+def test_a_key_may_be_allowed_besides_and_then_once() -> None:
+    also_allowed = frozenset({"basepath"})
+    site = _site(external(raw_tensor("w"), "key", basepath="/tmp"))
+    found = tensors.external_data(site, Report(), also_allowed=also_allowed)
+    assert found == ExternalData("key", None, None, None)
+    site.tensor.external_data.add(key="basepath", value="")
+    with pytest.raises(ArchiveFormatError, match="'basepath' again"):
+        tensors.external_data(site, Report(), also_allowed=also_allowed)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        b"\x0a\x01\xff\x12\x010",  # the key is not UTF-8
+        b"\x0a\x06offset\x12\x01\xff",
+        b"\x0a\x06length\x12\x01\xff",
+        b"\x0a\x08checksum\x12\x01\xff",
+    ],
+    ids=repr,
+)
+def test_external_data_that_is_no_text_is_refused(pair: bytes) -> None:
+    # protobuf gives bytes in the place of a string that is not UTF-8
+    tensor = external(raw_tensor("w"), "key")
+    tensor.external_data.add().MergeFromString(pair)
+    collected = Collected()
+    assert tensors.external_data(_site(tensor), collected) is None
+    assert collected.rules == ["DATA-4"]
+
+
+def test_a_name_that_is_no_text_can_be_said() -> None:
+    damaged = raw_tensor("MARK").SerializeToString().replace(b"MARK", b"M\xffRK")
+    site = _site(TensorProto.FromString(damaged))
+    assert site.name == "M\ufffdRK"
+    assert repr(site.name) in str(site)
+
+
+def test_an_internal_tensor_has_no_location() -> None:
+    tensor = external(raw_tensor("w"), "key", checksum="abc")
+    assert (tensors.location(tensor), tensors.checksum(tensor)) == ("key", "abc")
+    tensor.data_location = TensorProto.DEFAULT
+    assert (tensors.location(tensor), tensors.checksum(tensor)) == (None, None)
+
+
+# Values that only the bytes show
+
+
+def _checked(tensor: TensorProto, *pieces: bytes) -> list[str]:
+    collected = Collected()
+    views = [memoryview(piece) for piece in pieces]
+    passed_on = list(tensors.checked(_site(tensor), views, collected, entry="key"))
+    assert passed_on == views
+    return collected.rules
+
+
+@pytest.mark.parametrize("value", [2, 3, 127, 128, 255])
+@pytest.mark.parametrize("position", [0, 3, 7])
+def test_a_boolean_is_0_or_1(value: int, position: int) -> None:
+    tensor = TensorProto(name="b", data_type=TensorProto.BOOL, dims=[8])
+    data = bytearray(8)
+    assert _checked(tensor, bytes(data)) == []
+    data[position] = value
+    assert _checked(tensor, bytes(data)) == ["TENSOR-5"]
+    assert _checked(tensor, bytes(data[:4]), b"", bytes(data[4:])) == ["TENSOR-5"]
+
+
+def test_a_byte_of_another_type_may_be_anything() -> None:
+    tensor = TensorProto(name="b", data_type=TensorProto.UINT8, dims=[4])
+    assert _checked(tensor, b"\xff\x02\x80\x7f") == []
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dims", "used_bits"),
+    [
+        ("INT4", (1,), 4),
+        ("INT4", (3,), 4),
+        ("UINT4", (3, 5), 4),
+        ("FLOAT4E2M1", (1, 1), 4),
+        ("UINT2", (1,), 2),
+        ("INT2", (2,), 4),
+        ("INT2", (7,), 6),
+        ("FLOAT6E2M3", (1,), 6),
+        ("FLOAT6E2M3", (2,), 4),
+        ("FLOAT6E3M2", (3,), 2),
+    ],
+)
+def test_bits_that_no_element_has_are_zero(
+    data_type: str, dims: tuple[int, ...], used_bits: int
+) -> None:
+    number = TensorProto.DataType.Value(data_type)
+    tensor = TensorProto(name="p", data_type=number, dims=dims)
+    data = bytearray(b"\xff" * BY_NUMBER[number].nbytes(dims))
+    for bit in range(8):
+        data[-1] = 1 << bit
+        assert _checked(tensor, bytes(data)) == (["TENSOR-4"] if bit >= used_bits else [])
+    assert _checked(tensor, *(bytes([byte]) for byte in data), b"") == ["TENSOR-4"]
+
+
+@pytest.mark.parametrize("data_type", ["INT4", "UINT2", "FLOAT6E2M3", "BOOL", "FLOAT"])
+def test_a_tensor_of_whole_bytes_has_no_unused_bits(data_type: str) -> None:
+    number = TensorProto.DataType.Value(data_type)
+    tensor = TensorProto(name="p", data_type=number, dims=[4])
+    nbytes = BY_NUMBER[number].nbytes([4])
+    assert _checked(tensor, b"\1" * (nbytes - 1) + b"\1") == []
+    tensor.dims[:] = [0]
+    assert _checked(tensor) == []
+    assert _checked(tensor, b"") == []
+
+
+def test_a_broken_value_names_tensor_and_entry() -> None:
+    tensor = TensorProto(name="layer/mask", data_type=TensorProto.BOOL, dims=[1])
+    with pytest.raises(ArchiveFormatError, match="layer/mask") as caught:
+        list(tensors.checked(_site(tensor), [memoryview(b"\2")], Report(), entry="layer_mask"))
+    assert (caught.value.rule, caught.value.entry) == ("TENSOR-5", "layer_mask")
+
+
+@given(names)
+def test_a_site_can_be_said_whatever_its_name(name: str) -> None:
+    assert repr(name) in str(_site(raw_tensor(name)))

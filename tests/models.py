@@ -1,0 +1,407 @@
+"""Models for the tests: small ones, one with a tensor in every place, and random ones.
+
+Nothing here uses the library's own idea of a tensor, so that the tests compare it with onnx's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import Message
+from hypothesis import strategies as st
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from onnxarchive.zipformat.directory import Entry
+
+# Every type of fixed width, by onnx's own name.
+NUMBERS: dict[str, int] = {
+    name: number
+    for name, number in TensorProto.DataType.items()
+    if name not in ("UNDEFINED", "STRING")
+}
+PACKED_WIDTHS = {
+    "UINT2": 2,
+    "INT2": 2,
+    "UINT4": 4,
+    "INT4": 4,
+    "FLOAT4E2M1": 4,
+    "FLOAT6E2M3": 6,
+    "FLOAT6E3M2": 6,
+}
+BIT_WIDTHS: dict[int, int] = {
+    number: PACKED_WIDTHS.get(name) or helper.tensor_dtype_to_np_dtype(number).itemsize * 8
+    for name, number in NUMBERS.items()
+}
+_SIGNED = {NUMBERS[name] for name in ("INT8", "INT16", "INT32", "INT64")}
+
+
+def element_count(dims: Iterable[int]) -> int:
+    count = 1
+    for dim in dims:
+        count *= dim
+    return count
+
+
+def random_raw(number: int, dims: Sequence[int], seed: int = 0) -> bytes:
+    """Bytes that a tensor of this type and shape may have: any, but for BOOL and unused bits."""
+    bits = element_count(dims) * BIT_WIDTHS[number]
+    data = bytearray(random.Random(seed).randbytes(-(-bits // 8)))
+    if number == TensorProto.BOOL:
+        data = bytearray(byte & 1 for byte in data)
+    if bits % 8:
+        data[-1] &= (1 << bits % 8) - 1
+    return bytes(data)
+
+
+def raw_tensor(
+    name: str, number: int = TensorProto.FLOAT, dims: Sequence[int] = (4,), seed: int = 0
+) -> TensorProto:
+    """A tensor of random elements in raw_data."""
+    raw_data = random_raw(number, dims, seed)
+    return TensorProto(name=name, data_type=number, dims=dims, raw_data=raw_data)
+
+
+def typed(tensor: TensorProto) -> TensorProto:
+    """The tensor with its elements in the field of its type, as onnx.proto says, bit by bit."""
+    result = TensorProto()
+    result.CopyFrom(tensor)
+    result.ClearField("raw_data")
+    width = BIT_WIDTHS[tensor.data_type]
+    field = helper.tensor_dtype_to_field(tensor.data_type)
+    if field in ("float_data", "double_data"):
+        kind = "<f4" if field == "float_data" else "<f8"
+        values: Iterable[Any] = np.frombuffer(tensor.raw_data, kind).tolist()
+    elif width == 6:
+        values = numpy_helper.to_array(tensor).reshape(-1).view(np.uint8).tolist()
+    else:
+        kind = "i" if tensor.data_type in _SIGNED else "u"
+        values = np.frombuffer(tensor.raw_data, f"<{kind}{max(width // 8, 1)}").tolist()
+    getattr(result, field).extend(values)
+    return result
+
+
+def string_tensor(name: str, values: Sequence[str] = ("a", "ü", "")) -> TensorProto:
+    strings = [value.encode() for value in values]
+    return TensorProto(
+        name=name, data_type=TensorProto.STRING, dims=[len(values)], string_data=strings
+    )
+
+
+def external(tensor: TensorProto, location: str, **pairs: object) -> TensorProto:
+    """The tensor without its data, which is said to be in `location`."""
+    result = TensorProto(
+        name=tensor.name,
+        data_type=tensor.data_type,
+        dims=tensor.dims,
+        data_location=TensorProto.EXTERNAL,
+    )
+    for key, value in {"location": location, **pairs}.items():
+        result.external_data.add(key=key, value=str(value))
+    return result
+
+
+def model_of(*initializers: TensorProto) -> onnx.ModelProto:
+    """A model whose graph has these initializers and nothing else."""
+    graph = onnx.GraphProto(name="graph", initializer=initializers)
+    return onnx.ModelProto(
+        ir_version=10, opset_import=[onnx.OperatorSetIdProto(version=21)], graph=graph
+    )
+
+
+def sparse_tensor(name: str, seed: int = 0, count: int = 3) -> onnx.SparseTensorProto:
+    indices = raw_tensor(f"{name}_indices", TensorProto.INT64, (count,), seed + 1)
+    return onnx.SparseTensorProto(
+        values=raw_tensor(name, TensorProto.FLOAT, (count,), seed), indices=indices, dims=[100]
+    )
+
+
+def attribute(name: str, **value: Any) -> AttributeProto:
+    """An attribute with its type set, which onnx goes by when it looks for tensors."""
+    kinds = {
+        "t": AttributeProto.TENSOR,
+        "tensors": AttributeProto.TENSORS,
+        "sparse_tensor": AttributeProto.SPARSE_TENSOR,
+        "sparse_tensors": AttributeProto.SPARSE_TENSORS,
+        "g": AttributeProto.GRAPH,
+        "graphs": AttributeProto.GRAPHS,
+        "i": AttributeProto.INT,
+    }
+    (field,) = value
+    return AttributeProto(name=name, type=kinds[field], **value)
+
+
+def node(*attributes: AttributeProto) -> onnx.NodeProto:
+    return onnx.NodeProto(op_type="Anything", domain="test", attribute=attributes)
+
+
+def full_graph(prefix: str, count: int, *, subgraphs: bool = True) -> onnx.GraphProto:
+    """A graph with a tensor of `count` elements in every place that a graph has."""
+    seeds = iter(range(hash_of(prefix), 1 << 62))
+
+    def tensor(name: str) -> TensorProto:
+        return raw_tensor(f"{prefix}.{name}", TensorProto.FLOAT, (count,), next(seeds))
+
+    def sparse(name: str) -> onnx.SparseTensorProto:
+        return sparse_tensor(f"{prefix}.{name}", next(seeds), count)
+
+    graph = onnx.GraphProto(
+        name=prefix,
+        initializer=[tensor("initializer"), tensor("initializer2")],
+        sparse_initializer=[sparse("sparse_initializer")],
+        node=[
+            node(
+                attribute("t", t=tensor("t")),
+                attribute("tensors", tensors=[tensor("tensors0"), tensor("tensors1")]),
+                attribute("i", i=1),
+            ),
+            node(
+                attribute("sparse_tensor", sparse_tensor=sparse("sparse_tensor")),
+                attribute("sparse_tensors", sparse_tensors=[sparse("sparse0"), sparse("sparse1")]),
+            ),
+        ],
+    )
+    if subgraphs:
+        below = [full_graph(f"{prefix}.{name}", count, subgraphs=False) for name in "abc"]
+        graph.node.append(node(attribute("g", g=below[0]), attribute("graphs", graphs=below[1:])))
+    return graph
+
+
+def hash_of(text: str) -> int:
+    """A number for `text`, the same in every process."""
+    return int.from_bytes(text.encode()[-7:], "little")
+
+
+def full_model(count: int = 300) -> onnx.ModelProto:
+    """A model with tensors of `count` floats in every place that ONNX has for one."""
+    model = model_of()
+    model.graph.CopyFrom(full_graph("main", count))
+    function = onnx.FunctionProto(
+        name="function",
+        domain="test",
+        node=[
+            *full_graph("function", count).node,
+            node(attribute("g", g=full_graph("in_function", count))),
+        ],
+        attribute_proto=[attribute("t", t=raw_tensor("default", dims=(count,), seed=5))],
+    )
+    model.functions.append(function)
+    model.training_info.append(
+        onnx.TrainingInfoProto(
+            initialization=full_graph("initialization", count),
+            algorithm=full_graph("algorithm", count),
+        )
+    )
+    return model
+
+
+def nested_model(depth: int, tensor: TensorProto | None = None) -> onnx.ModelProto:
+    """A model with an initializer in each of `depth` graphs, each in a node of the one before."""
+    model = model_of()
+    graph = model.graph
+    for level in range(depth):
+        graph.name = f"level{level}"
+        graph.initializer.append(tensor or raw_tensor(f"weight{level}", seed=level))
+        if level + 1 < depth:
+            graph.node.add(op_type="If", attribute=[attribute("b", g=onnx.GraphProto())])
+            graph = graph.node[0].attribute[0].g
+    return model
+
+
+def every_tensor(message: Message) -> Iterator[TensorProto]:
+    """Every TensorProto below a message, found by reflection; recursive."""
+    if isinstance(message, TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for child in [value] if isinstance(value, Message) else value:
+            yield from every_tensor(child)
+
+
+def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which every tensor has its elements in raw_data, as onnx converts them.
+
+    A data_location that says DEFAULT, as onnx leaves it after loading, is as good as none.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in every_tensor(copy):
+        if tensor.data_location == TensorProto.DEFAULT:
+            tensor.ClearField("data_location")
+        if tensor.data_type in BIT_WIDTHS and not tensor.HasField("raw_data"):
+            raw_data = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+            tensor.ClearField(helper.tensor_dtype_to_field(tensor.data_type))
+            tensor.raw_data = raw_data
+    return copy
+
+
+def runnable_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
+    """A model that onnxruntime runs: y = x @ w + b, where w takes `nbytes`."""
+    rows = nbytes // 4 // 16
+    weight = np.random.default_rng(1).standard_normal((rows, 16), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "layer.0/weight"], ["product"]),
+            helper.make_node("Add", ["product", "layer.0/bias"], ["y"]),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, rows])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 16])],
+        [
+            numpy_helper.from_array(weight, "layer.0/weight"),
+            numpy_helper.from_array(np.arange(16, dtype=np.float32), "layer.0/bias"),
+        ],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10, producer_name="test"
+    )
+
+
+def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDArray[Any]]:
+    """What onnxruntime makes of a model."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(os.fspath(path), options, ["CPUExecutionProvider"])
+    outputs: list[NDArray[Any]] = session.run(None, inputs)
+    return outputs
+
+
+def run_python(code: str, *arguments: object, **environment: str) -> str:
+    """What a Python program of its own prints; it must end well."""
+    tests = os.path.dirname(os.path.abspath(__file__))
+    path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Begins a program that is to say how much memory a call takes: `growth(call)` gives the most bytes
+# of anonymous memory that it took beyond what was there before. `sample` may be called meanwhile.
+MEASURE_MEMORY = """
+import sys, threading
+peak = 0
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+def sample(*_):
+    global peak
+    peak = max(peak, anonymous())
+def growth(call):
+    global peak
+    done = threading.Event()
+    def watch():
+        while not done.wait(0.005):
+            sample()
+    watcher = threading.Thread(target=watch)
+    before = peak = anonymous()
+    watcher.start()
+    try:
+        call()
+    finally:
+        done.set()
+        watcher.join()
+    return peak - before
+"""
+
+
+def flip_byte(path: str | os.PathLike[str], offset: int) -> None:
+    """Changes one byte of a file in place."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x40]))
+
+
+def break_local_header(path: str | os.PathLike[str], entry: Entry) -> None:
+    """Changes the signature of an entry's local header."""
+    flip_byte(path, entry.header_offset)
+
+
+# Few names and awkward ones, so that keys collide.
+names = st.sampled_from(
+    ["", "w", "W", "w_2", "a/b", "a.b", "con", "assets", "__w", "7", "größe", "w" * 300]
+)
+
+
+@st.composite
+def tensor_protos(draw: st.DrawFn) -> TensorProto:
+    """Tensors of every type, of 0 to 125 elements, raw or typed."""
+    name = draw(names)
+    if draw(st.integers(0, 15)) == 0:
+        return string_tensor(name, draw(st.lists(st.text(max_size=3), max_size=3)))
+    number = draw(st.sampled_from(sorted(BIT_WIDTHS)))
+    dims = draw(st.lists(st.integers(0, 5), max_size=3))
+    tensor = raw_tensor(name, number, dims, draw(st.integers(0, 1 << 32)))
+    return typed(tensor) if draw(st.booleans()) else tensor
+
+
+@st.composite
+def sparse_tensor_protos(draw: st.DrawFn) -> onnx.SparseTensorProto:
+    return onnx.SparseTensorProto(
+        values=draw(tensor_protos()), indices=draw(tensor_protos()), dims=[1000]
+    )
+
+
+@st.composite
+def node_protos(draw: st.DrawFn, depth: int) -> onnx.NodeProto:
+    kinds: dict[str, st.SearchStrategy[Any]] = {
+        "t": tensor_protos(),
+        "tensors": st.lists(tensor_protos(), max_size=2),
+        "sparse_tensor": sparse_tensor_protos(),
+        "sparse_tensors": st.lists(sparse_tensor_protos(), max_size=2),
+        "i": st.integers(-5, 5),
+    }
+    if depth:
+        kinds["g"] = graph_protos(depth - 1)
+        kinds["graphs"] = st.lists(graph_protos(depth - 1), max_size=2)
+    fields = draw(st.lists(st.sampled_from(sorted(kinds)), max_size=2))
+    return node(*(attribute(f"{field}_", **{field: draw(kinds[field])}) for field in fields))
+
+
+@st.composite
+def graph_protos(draw: st.DrawFn, depth: int = 2) -> onnx.GraphProto:
+    return onnx.GraphProto(
+        name=draw(names),
+        initializer=draw(st.lists(tensor_protos(), max_size=3)),
+        sparse_initializer=draw(st.lists(sparse_tensor_protos(), max_size=1)),
+        node=draw(st.lists(node_protos(depth), max_size=2)),
+    )
+
+
+@st.composite
+def model_protos(draw: st.DrawFn) -> onnx.ModelProto:
+    """Models with tensors of every type in every place; onnx would not run them."""
+    model = model_of()
+    model.graph.CopyFrom(draw(graph_protos()))
+    model.doc_string = draw(st.text(max_size=5))
+    for key in draw(st.lists(st.text(max_size=3), max_size=2)):
+        model.metadata_props.add(key=key, value="value")
+    if draw(st.integers(0, 3)) == 0:
+        function = model.functions.add(name="f", node=draw(st.lists(node_protos(1), max_size=2)))
+        function.attribute_proto.append(attribute("t", t=draw(tensor_protos())))
+    if draw(st.integers(0, 3)) == 0:
+        model.training_info.add(
+            initialization=draw(graph_protos(0)), algorithm=draw(graph_protos(0))
+        )
+    return model

@@ -1,0 +1,769 @@
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    BIT_WIDTHS,
+    NUMBERS,
+    attribute,
+    break_local_header,
+    flip_byte,
+    full_model,
+    model_of,
+    node,
+    raw_tensor,
+    run_python,
+    runnable_model,
+    string_tensor,
+    typed,
+)
+from onnx import TensorProto, numpy_helper
+
+import onnxarchive
+from onnxarchive import (
+    Archive,
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    TensorNotFoundError,
+    UnsupportedFeatureError,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def _values(*tensors: TensorProto) -> dict[str, NDArray[Any]]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+
+
+def _model() -> onnx.ModelProto:
+    """Two large initializers, a small one, a string, and one in a subgraph."""
+    model = model_of(
+        raw_tensor("layer.0/weight", dims=(20, 30), seed=1),
+        raw_tensor("layer.0/bias", TensorProto.BFLOAT16, (700,), seed=2),
+        raw_tensor("scale", dims=(), seed=3),
+        string_tensor("labels", ["a", "b"]),
+    )
+    inner = onnx.GraphProto(initializer=[raw_tensor("inner", TensorProto.INT8, (2000,), seed=4)])
+    model.graph.node.append(node(attribute("g", g=inner)))
+    return model
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(_model(), path, assets={"a/labels.txt": b"cat\n", "empty": b""})
+    return path
+
+
+@pytest.fixture
+def archive(path: Path) -> Iterator[Archive]:
+    with onnxarchive.open(path) as archive:
+        yield archive
+
+
+# What an archive shows
+
+
+def test_entries_are_shown_in_the_order_of_the_archive(path: Path, archive: Archive) -> None:
+    names = ["layer_0_weight", "layer_0_bias", "inner", "assets/a/labels.txt", "assets/empty"]
+    assert list(archive.entries) == [*names, "__MODEL_PROTO"]
+    data = path.read_bytes()
+    end = 0
+    for name, entry in archive.entries.items():
+        assert entry.name == name
+        assert entry.header_offset == end
+        assert data[entry.header_offset :].startswith(b"PK\x03\x04")
+        assert entry.data_offset % 64 == 0
+        end = entry.data_offset + entry.nbytes
+        assert bytes(archive.read(name)) == data[entry.data_offset : end]
+    assert data[end:].startswith(b"PK\x01\x02")
+    with pytest.raises(TypeError):
+        archive.entries["x"] = archive.entries["inner"]  # type: ignore[index]
+
+
+def test_initializers_of_the_main_graph_and_its_subgraphs_are_tensors(archive: Archive) -> None:
+    expected = _values(*_model().graph.initializer)
+    expected |= _values(*_model().graph.node[0].attribute[0].g.initializer)
+    assert list(archive.tensors) == ["layer.0/weight", "layer.0/bias", "scale", "labels", "inner"]
+    assert len(archive.tensors) == 5
+    assert dict(archive.tensors).keys() == expected.keys()
+    for name, array in archive.tensors.items():
+        assert array.dtype == expected[name].dtype
+        assert array.shape == expected[name].shape
+        assert array.tobytes() == expected[name].tobytes() or array.dtype == object
+    assert archive.tensors["labels"].tolist() == ["a", "b"]
+    assert "inner" in archive.tensors
+    assert "layer_0_weight" not in archive.tensors
+    assert archive.tensors.get("layer_0_weight") is None
+
+
+def test_the_model_is_parsed_once_and_names_its_keys(archive: Archive) -> None:
+    assert archive.model is archive.model
+    located = archive.model.graph.initializer[0]
+    assert located.data_location == TensorProto.EXTERNAL
+    assert located.external_data[0].value == "layer_0_weight"
+    assert archive.model.graph.initializer[2].HasField("raw_data")
+
+
+def test_assets_are_shown_by_their_path(archive: Archive) -> None:
+    assert list(archive.assets) == ["a/labels.txt", "empty"]
+    assert len(archive.assets) == 2
+    assert bytes(archive.assets["a/labels.txt"]) == b"cat\n"
+    assert bytes(archive.assets["empty"]) == b""
+    assert "assets/empty" not in archive.assets
+    with pytest.raises(TensorNotFoundError, match="'a/nothing'"):
+        archive.assets["a/nothing"]
+
+
+def test_an_archive_and_its_tensors_say_what_they_are(path: Path, archive: Archive) -> None:
+    assert repr(archive) == f"<onnxarchive.Archive {str(path)!r}, 6 entries>"
+    assert repr(archive.tensors) == f"<5 tensors of {archive!r}>"
+    assert archive.path == str(path)
+
+
+def test_an_archive_without_tensors_is_an_archive(path: Path) -> None:
+    onnxarchive.save(model_of(), path)
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == ["__MODEL_PROTO"]
+        assert len(archive.tensors) == len(archive.assets) == 0
+        archive.verify()
+    assert onnxarchive.load(path) == model_of()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("dims", [(), (0,), (7,), (2, 3)], ids=str)
+@pytest.mark.parametrize("size_threshold", [0, 1 << 40])
+def test_tensors_of_every_type_are_the_arrays_of_onnx(
+    path: Path, name: str, dims: tuple[int, ...], size_threshold: int
+) -> None:
+    tensor = raw_tensor("raw", NUMBERS[name], dims)
+    in_field = typed(tensor)
+    in_field.name = "typed"
+    onnxarchive.save(model_of(tensor, in_field), path, size_threshold=size_threshold)
+    with onnxarchive.open(path) as archive:
+        for expected in (tensor, in_field):
+            array = archive.tensors[expected.name]
+            reference = numpy_helper.to_array(expected)
+            assert (array.dtype, array.shape) == (reference.dtype, dims)
+            assert array.tobytes() == reference.tobytes()
+            assert not array.flags.writeable
+            if size_threshold == 0:
+                assert bytes(archive.read(expected.name)) == tensor.raw_data
+                assert archive.tensor(expected.name).tobytes() == reference.tobytes()
+
+
+def test_tensors_with_a_zero_among_large_dims_are_read(path: Path) -> None:
+    dims = (0, 1 << 40, 3)
+    onnxarchive.save(model_of(raw_tensor("w", dims=dims)), path, size_threshold=0)
+    with onnxarchive.open(path) as archive:
+        assert archive.tensors["w"].shape == dims
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dims"),
+    [(0, [1]), (1, [-1]), (1, [1 << 33, 0, 1 << 33]), (1, [2]), (8, [1]), (99, [1])],
+)
+def test_a_tensor_that_makes_no_array_is_an_error_of_this_library(
+    path: Path, data_type: int, dims: list[int]
+) -> None:
+    tensor = TensorProto(name="odd/one", data_type=data_type, dims=dims, raw_data=bytes(4))
+    if 0 in dims:
+        tensor.raw_data = b""
+    onnxarchive.save(model_of(tensor, raw_tensor("w")), path)
+    with onnxarchive.open(path) as archive:
+        with pytest.raises(ArchiveError, match="odd/one"):
+            archive.tensors["odd/one"]
+        assert archive.tensors["w"].shape == (4,)
+
+
+def test_tensors_outside_initializers_are_reached_by_their_key(path: Path) -> None:
+    model = full_model()
+    onnxarchive.save(model, path, convert_attribute=True)
+    with onnxarchive.open(path) as archive:
+        assert len(archive.tensors) == 8
+        assert "function.t" not in archive.tensors
+        for name in ("function_t", "main_t", "default", "initialization_a_tensors1"):
+            assert archive.tensor(name).shape == (300,)
+        indices = archive.tensor("main_sparse_tensor_indices")
+        assert indices.dtype == np.int64
+        with pytest.raises(TensorNotFoundError, match="'__MODEL_PROTO'"):
+            archive.tensor("__MODEL_PROTO")
+        with pytest.raises(TensorNotFoundError, match=r"'main\.t'"):
+            archive.tensor("main.t")
+
+
+# Names that several graphs have
+
+
+@pytest.fixture
+def branches(path: Path) -> Iterator[Archive]:
+    """An If whose branches both have a `w` and a small `b`, besides other names."""
+    model = model_of(raw_tensor("own", dims=(300,)))
+    graphs = [
+        onnx.GraphProto(
+            initializer=[
+                raw_tensor("w", dims=(300,), seed=seed),
+                raw_tensor("b", dims=(3,), seed=seed),
+                raw_tensor(f"own{seed}", dims=(300,), seed=seed),
+            ]
+        )
+        for seed in (1, 2)
+    ]
+    model.graph.node.append(
+        node(attribute("then_branch", g=graphs[0]), attribute("else_branch", g=graphs[1]))
+    )
+    onnxarchive.save(model, path)
+    with onnxarchive.open(path) as archive:
+        yield archive
+
+
+def test_a_name_of_two_graphs_is_ambiguous_and_its_keys_are_named(branches: Archive) -> None:
+    with pytest.raises(TensorNotFoundError) as caught:
+        branches.tensors["w"]
+    assert str(caught.value) == (
+        f"{branches.path}: expected a name that one graph has, found 'w' in several: "
+        "take tensor('w'), tensor('w_2')"
+    )
+    for key, seed in (("w", 1), ("w_2", 2)):
+        expected = numpy_helper.to_array(raw_tensor("w", dims=(300,), seed=seed))
+        assert branches.tensor(key).tobytes() == expected.tobytes()
+
+
+def test_an_ambiguous_name_is_not_among_the_tensors(branches: Archive) -> None:
+    assert list(branches.tensors) == ["own", "own1", "own2"]
+    assert len(branches.tensors) == 3
+    assert "w" not in branches.tensors
+    assert branches.tensors.get("w") is None
+    assert len(dict(branches.tensors)) == 3
+
+
+def test_an_ambiguous_name_in_the_model_says_where_it_stands(branches: Archive) -> None:
+    with pytest.raises(TensorNotFoundError) as caught:
+        branches.tensors["b"]
+    for index in range(2):
+        where = f"graph.node[0].attribute[{index}].g.initializer[1]"
+        assert where in str(caught.value)
+
+
+def test_three_graphs_may_have_the_same_name(path: Path) -> None:
+    model = model_of(raw_tensor("w", dims=(300,)))
+    for seed in (1, 2):
+        graph = onnx.GraphProto(initializer=[raw_tensor("w", dims=(300,), seed=seed)])
+        model.graph.node.append(node(attribute("g", g=graph)))
+    onnxarchive.save(model, path)
+    with onnxarchive.open(path) as archive:
+        with pytest.raises(TensorNotFoundError, match=r"tensor\('w'\).*'w_2'.*'w_3'"):
+            archive.tensors["w"]
+        assert len(archive.tensors) == 0
+
+
+# Views
+
+
+def test_views_are_read_only_and_of_one_map(archive: Archive) -> None:
+    view = archive.read("layer_0_weight")
+    assert view.readonly
+    assert (view.format, view.ndim) == ("B", 1)
+    array = archive.tensors["layer.0/weight"]
+    assert np.shares_memory(array, np.frombuffer(view, np.uint8))
+    assert np.shares_memory(array, archive.tensor("layer_0_weight"))
+    assert not array.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        array[0, 0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+    for asset in archive.assets.values():
+        assert asset.readonly
+
+
+def test_data_lies_aligned_in_memory(archive: Archive) -> None:
+    for name in ("layer.0/weight", "layer.0/bias", "inner"):
+        assert archive.tensors[name].ctypes.data % 64 == 0
+
+
+def test_views_outlive_close_and_the_archive_and_the_file(path: Path) -> None:
+    archive = onnxarchive.open(path)
+    array = archive.tensors["layer.0/weight"]
+    packed_view = archive.read("inner")
+    asset = archive.assets["a/labels.txt"]
+    tensors = archive.tensors
+    archive.close()
+    del archive, tensors
+    gc.collect()
+    path.unlink()
+    expected = numpy_helper.to_array(_model().graph.initializer[0])
+    assert array.tobytes() == expected.tobytes()
+    assert len(bytes(packed_view)) == 2000
+    assert bytes(asset) == b"cat\n"
+
+
+def test_close_may_be_called_with_live_views_and_twice(archive: Archive) -> None:
+    views = [archive.read(name) for name in archive.entries]
+    array = archive.tensors["layer.0/weight"]
+    archive.close()
+    archive.close()
+    with archive:
+        pass
+    assert sum(map(len, views)) > array.nbytes > 0
+
+
+def test_reading_after_close_is_a_value_error_that_says_so(path: Path) -> None:
+    archive = onnxarchive.open(path)
+    archive.read("inner")
+    assets, tensors = archive.assets, archive.tensors
+    archive.close()
+    calls: list[Callable[[], object]] = [
+        lambda: archive.read("inner"),
+        lambda: archive.read("layer_0_weight"),
+        lambda: archive.tensor("inner"),
+        lambda: tensors["inner"],
+        lambda: assets["empty"],
+        lambda: assets["a/labels.txt"],
+        archive.verify,
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"model\.onnxa: the file is closed"):
+            call()
+    assert next(iter(archive.entries)) == "layer_0_weight"  # what was read once is still there
+    assert archive.model.graph.initializer[0].name == "layer.0/weight"
+
+
+def test_an_archive_closes_when_a_block_ends_by_an_error(path: Path) -> None:
+    with pytest.raises(RuntimeError), onnxarchive.open(path) as archive:
+        raise RuntimeError
+    with pytest.raises(ValueError, match="closed"):
+        archive.read("inner")
+
+
+def _descriptors() -> list[str]:
+    return sorted(
+        os.readlink(f"/proc/self/fd/{name}")
+        for name in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{name}")
+    )
+
+
+def _mappings(path: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+def test_no_descriptor_and_no_map_is_left(path: Path) -> None:
+    gc.collect()
+    before = _descriptors()
+    archive = onnxarchive.open(path)
+    assert len(_descriptors()) == len(before) + 1
+    assert _mappings(path) == 0
+    views = [archive.read(name) for name in archive.entries for _ in range(10)]
+    arrays = list(archive.tensors.values())
+    assert _mappings(path) == 1
+    assert len(_descriptors()) <= len(before) + 2
+    archive.close()
+    assert _mappings(path) == 1
+    del views, arrays, archive
+    gc.collect()
+    assert _mappings(path) == 0
+    assert _descriptors() == before
+
+
+def test_an_archive_that_nobody_closed_leaves_nothing(path: Path) -> None:
+    gc.collect()
+    before = _descriptors()
+    archive = onnxarchive.open(path)
+    archive.read("inner")
+    del archive
+    gc.collect()
+    assert _descriptors() == before
+
+
+def test_no_descriptor_is_left_by_what_fails(path: Path) -> None:
+    gc.collect()
+    before = _descriptors()
+    path.write_bytes(b"text")
+    for call in (onnxarchive.open, onnxarchive.load, onnxarchive.check):
+        with contextlib.suppress(ArchiveFormatError):
+            call(path)
+    with pytest.raises(ArchiveFormatError):
+        onnxarchive.open(path.parent)
+    gc.collect()
+    assert _descriptors() == before
+
+
+def test_hundreds_of_archives_may_be_open_at_once(path: Path) -> None:
+    archives = [onnxarchive.open(path) for _ in range(200)]
+    try:
+        assert all(bytes(it.assets["a/labels.txt"]) == b"cat\n" for it in archives)
+    finally:
+        for archive in archives:
+            archive.close()
+
+
+# Damage, and when it is seen
+
+
+def test_opening_touches_no_weight_and_no_local_header_but_that_of_the_model(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        entries = dict(archive.entries)
+    for name, entry in entries.items():
+        if name not in ("inner", "assets/a/labels.txt", "__MODEL_PROTO"):
+            break_local_header(path, entry)
+        if entry.nbytes and name != "__MODEL_PROTO":
+            flip_byte(path, entry.data_offset)
+    with onnxarchive.open(path) as archive:
+        assert len(archive.tensors) == 5
+        assert archive.tensors["inner"].shape == (2000,)
+        assert len(archive.assets["a/labels.txt"]) == 4
+        for name in ("layer_0_weight", "layer_0_bias", "assets/empty"):
+            for _ in range(2):  # it is not taken for compared after a failure
+                with pytest.raises(ArchiveFormatError) as caught:
+                    archive.read(name)
+                assert (caught.value.rule, caught.value.entry) == ("ZIP-7", name)
+                assert caught.value.path == str(path)
+                assert str(path) in str(caught.value)
+        with pytest.raises(ArchiveFormatError, match="ZIP-7"):
+            archive.tensors["layer.0/weight"]
+        with pytest.raises(ArchiveFormatError, match="ZIP-7"):
+            archive.tensor("layer_0_bias")
+        assert archive.tensors["scale"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("offset", "rule"),
+    [
+        (0, "ZIP-7"),  # signature
+        (4, "ZIP-7"),  # version needed
+        (6, "ZIP-7"),  # flags
+        (8, "ZIP-7"),  # method
+        (10, "ZIP-7"),  # time
+        (12, "ZIP-7"),  # date
+        (14, "ZIP-7"),  # CRC-32
+        (18, "ZIP-7"),  # compressed size
+        (22, "ZIP-7"),  # size
+        (26, "ZIP-7"),  # size of the name
+        (28, "ZIP-7"),  # size of the extra fields
+        (30, "ZIP-7"),  # name
+        (30 + 5, "ZIP-14"),  # id of the alignment field
+        (30 + 7, "ZIP-14"),  # its size
+        (30 + 9, "ALIGN-2"),  # the alignment
+        (30 + 11, "ALIGN-3"),  # padding
+    ],
+)
+def test_every_field_of_a_local_header_is_compared_when_it_is_read(
+    path: Path, offset: int, rule: str
+) -> None:
+    flip_byte(path, onnxarchive.open(path).entries["inner"].header_offset + offset)
+    with onnxarchive.open(path) as archive:
+        with pytest.raises(ArchiveFormatError) as caught:
+            archive.tensors["inner"]
+        assert (caught.value.rule, caught.value.entry) == (rule, "inner")
+        assert archive.tensors["layer.0/weight"].shape == (20, 30)
+        with pytest.raises(ArchiveFormatError, match=rule):
+            archive.verify()
+    with pytest.raises(ArchiveFormatError, match=rule):
+        onnxarchive.load(path)
+
+
+@pytest.mark.parametrize("name", ["layer_0_weight", "inner", "assets/a/labels.txt"])
+@pytest.mark.parametrize("where", [0, -1])
+def test_one_flipped_bit_is_found(path: Path, name: str, where: int) -> None:
+    with onnxarchive.open(path) as archive:
+        archive.verify()
+        entry = archive.entries[name]
+    data = bytearray(path.read_bytes())
+    data[entry.data_offset + where % entry.nbytes] ^= 0x10
+    path.write_bytes(data)
+    with onnxarchive.open(path) as archive:
+        archive.read(name)
+        with pytest.raises(ChecksumError, match="CRC-32") as caught:
+            archive.verify()
+    assert (caught.value.rule, caught.value.entry) == ("ZIP-15", name)
+    assert str(caught.value).startswith(f"{path}: entry {name!r}: ")
+    if not name.startswith("assets"):
+        with pytest.raises(ChecksumError, match=name):
+            onnxarchive.load(path)
+
+
+def test_a_flipped_bit_of_the_model_is_found_on_opening(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries["__MODEL_PROTO"]
+    flip_byte(path, entry.data_offset + entry.nbytes // 2)
+    with pytest.raises(ChecksumError, match="__MODEL_PROTO") as caught:
+        onnxarchive.open(path)
+    assert caught.value.rule == "ZIP-15"
+
+
+def test_a_damaged_header_of_the_model_is_found_on_opening(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        break_local_header(path, archive.entries["__MODEL_PROTO"])
+    with pytest.raises(ArchiveFormatError, match="__MODEL_PROTO") as caught:
+        onnxarchive.open(path)
+    assert caught.value.rule == "ZIP-7"
+
+
+def test_verify_says_how_far_it_is(path: Path) -> None:
+    model = model_of(raw_tensor("w", TensorProto.UINT8, (20 << 20,)), raw_tensor("b"))
+    onnxarchive.save(model, path, size_threshold=0)
+    calls: list[tuple[int, int]] = []
+    with onnxarchive.open(path) as archive:
+        archive.verify(lambda *call: calls.append(call))
+        total = sum(entry.nbytes for entry in archive.entries.values())
+    assert [call[0] for call in calls] == sorted({call[0] for call in calls})
+    assert {call[1] for call in calls} == {total}
+    assert calls[-1][0] == total
+    assert len(calls) >= 5
+
+
+def test_verify_stops_when_progress_raises(path: Path, archive: Archive) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        archive.verify(stop)
+    archive.verify()
+
+
+# Files that are no archives
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "ZIP-2"),
+        (b"PK", "ZIP-2"),
+        (b"text\n" * 100, "ZIP-2"),
+        (bytes(5000), "ZIP-2"),
+        (runnable_model().SerializeToString(), "ZIP-2"),
+        (b"PK\x05\x06" + bytes(18), "MODEL-1"),  # an empty zip
+    ],
+    ids=["empty", "2 bytes", "text", "zeros", "onnx", "empty zip"],
+)
+def test_a_file_that_is_no_archive_is_refused_and_named(
+    path: Path, content: bytes, rule: str
+) -> None:
+    path.write_bytes(content)
+    for call in (onnxarchive.open, onnxarchive.load):
+        with pytest.raises(ArchiveFormatError) as caught:
+            call(path)
+        assert (caught.value.rule, caught.value.path) == (rule, str(path))
+        assert str(caught.value).startswith(f"{path}: expected ")
+        assert str(caught.value).endswith(f" [{rule}]")
+
+
+def test_an_archive_cut_anywhere_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    with onnxarchive.open(path) as archive:
+        edges = [it.header_offset for it in archive.entries.values()]
+        edges += [it.data_offset + it.nbytes for it in archive.entries.values()]
+    places = {edge + by for edge in edges for by in (-1, 0, 1)} | set(range(0, len(data), 97))
+    places |= set(range(len(data) - 200, len(data)))
+    for size in sorted(place for place in places if 0 <= place < len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(ArchiveFormatError, match=r"model\.onnxa") as caught:
+            onnxarchive.open(path)
+        assert caught.value.rule == "ZIP-2"
+        assert onnxarchive.check(path) != []
+
+
+def test_bytes_before_or_after_an_archive_are_refused(path: Path) -> None:
+    data = path.read_bytes()
+    for content in (b"#!" + data, data + b"\0", data + data, bytes(64) + data):
+        path.write_bytes(content)
+        with pytest.raises(ArchiveFormatError, match="ZIP-"):
+            onnxarchive.open(path)
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveFormatError, match="found a directory") as caught:
+        onnxarchive.open(tmp_path)
+    assert (caught.value.rule, caught.value.path) == ("FILE-1", str(tmp_path))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    began = time.monotonic()
+    with pytest.raises(ArchiveFormatError, match="found a pipe") as caught:
+        onnxarchive.open(tmp_path / "pipe")
+    assert caught.value.rule == "FILE-1"
+    assert time.monotonic() - began < 1
+
+
+def test_a_device_is_refused() -> None:
+    with pytest.raises(ArchiveFormatError, match="found a device"):
+        onnxarchive.open("/dev/zero")
+
+
+def test_a_socket_is_no_archive(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        with pytest.raises((ArchiveFormatError, OSError)):
+            onnxarchive.open(tmp_path / "socket")
+
+
+def test_errors_of_the_system_pass(tmp_path: Path) -> None:
+    for call in (onnxarchive.open, onnxarchive.load, onnxarchive.check):
+        with pytest.raises(FileNotFoundError):
+            call(tmp_path / "nothing")
+        with pytest.raises(NotADirectoryError):
+            call("/dev/null/x")
+
+
+def test_a_link_to_an_archive_is_an_archive(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "link").symlink_to(path)
+    with onnxarchive.open(tmp_path / "link") as archive:
+        assert archive.path == str(tmp_path / "link")
+        archive.verify()
+
+
+# The file changes below
+
+
+def test_a_replaced_file_keeps_the_old_view(tmp_path: Path, path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        before = archive.tensors["layer.0/weight"].tobytes()
+        onnxarchive.save(model_of(raw_tensor("other", dims=(5000,))), tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+        assert archive.tensors["layer.0/weight"].tobytes() == before
+        assert archive.tensors["inner"].shape == (2000,)  # first read of it: the old file
+        archive.verify()
+    with onnxarchive.open(path) as archive:
+        assert list(archive.tensors) == ["other"]
+
+
+def test_saving_over_an_open_archive_leaves_its_views_alone(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        array = archive.tensors["layer.0/weight"]
+        before = array.tobytes()
+        onnxarchive.save(model_of(raw_tensor("layer.0/weight", dims=(9,))), path)
+        assert array.tobytes() == before
+
+
+def test_a_file_that_became_shorter_is_refused_and_not_mapped(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        os.truncate(path, 100)
+        with pytest.raises(ArchiveFormatError, match=r"model\.onnxa: expected .* found 100"):
+            archive.read("inner")
+        with pytest.raises(ArchiveFormatError, match=r"model\.onnxa"):
+            archive.verify()
+
+
+# Threads
+
+
+def test_threads_may_read_at_once(path: Path) -> None:
+    model = model_of(*(raw_tensor(f"w{index}", dims=(300,), seed=index) for index in range(200)))
+    onnxarchive.save(model, path)
+    expected = {name: array.tobytes() for name, array in _values(*model.graph.initializer).items()}
+    errors: list[BaseException] = []
+    with onnxarchive.open(path) as archive:
+        barrier = threading.Barrier(8)
+
+        def read(seed: int) -> None:
+            try:
+                names = list(expected)
+                np.random.default_rng(seed).shuffle(names)
+                barrier.wait()
+                for name in names:
+                    assert archive.tensors[name].tobytes() == expected[name]
+                archive.verify()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+# Errors
+
+
+def test_a_missing_tensor_is_said_without_the_quotes_of_a_key_error(archive: Archive) -> None:
+    with pytest.raises(TensorNotFoundError) as caught:
+        archive.tensors["layer_0_weight"]
+    assert str(caught.value) == (
+        f"{archive.path}: expected the name of an initializer, found 'layer_0_weight'"
+    )
+    assert isinstance(caught.value, KeyError)
+    assert isinstance(caught.value, ArchiveError)
+    with pytest.raises(TensorNotFoundError, match="expected the name of an entry, found 'x'"):
+        archive.read("x")
+    with pytest.raises(KeyError):
+        archive.entries["x"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ArchiveError,
+        ArchiveFormatError,
+        ChecksumError,
+        TensorNotFoundError,
+        UnsupportedFeatureError,
+    ],
+)
+def test_an_error_is_the_same_after_pickling_and_copying(kind: type[ArchiveError]) -> None:
+    error = kind("expected this, found that", rule="ZIP-6", entry="w")
+    error.path = "/a/model.onnxa"
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(other) is kind
+        assert (other.rule, other.entry, other.path) == ("ZIP-6", "w", "/a/model.onnxa")
+        assert other.message == "expected this, found that"
+        assert str(other) == "/a/model.onnxa: expected this, found that [ZIP-6]"
+
+
+def test_an_error_of_an_archive_survives_a_process_pool(path: Path) -> None:
+    path.write_bytes(b"text")
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.open(path)
+    other = pickle.loads(pickle.dumps(caught.value))
+    assert (str(other), other.rule) == (str(caught.value), "ZIP-2")
+
+
+def test_an_error_of_format_is_a_value_error() -> None:
+    assert issubclass(ArchiveFormatError, ValueError)
+    assert issubclass(ChecksumError, ArchiveFormatError)
+    assert not issubclass(UnsupportedFeatureError, ValueError)
+
+
+# Cost
+
+
+def test_opening_takes_no_memory_for_weights(path: Path) -> None:
+    with onnxarchive.Writer(path) as writer:
+        for index in range(8):
+            writer.add(f"w{index}", np.zeros(4 << 20, np.float32))
+        writer.finish(model_of())
+    code = """
+import sys, onnxarchive
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmRSS"))
+onnxarchive.open(sys.argv[1]).close()
+before = resident()
+archive = onnxarchive.open(sys.argv[1])
+views = [archive.tensors[name] for name in archive.tensors]
+print(len(views), sum(view.nbytes for view in views) >> 20, resident() - before)
+"""
+    count, nbytes, growth = map(int, run_python(code, path).split())
+    assert (count, nbytes) == (8, 128)
+    assert growth < 4
+
+
+def test_packed_widths_are_those_of_types_of_less_than_eight_bits() -> None:
+    assert sorted({width for width in BIT_WIDTHS.values() if width < 8}) == [2, 4, 6]

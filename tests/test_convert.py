@@ -1,0 +1,573 @@
+from __future__ import annotations
+
+import io
+import os
+import resource
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    MEASURE_MEMORY,
+    NUMBERS,
+    attribute,
+    every_tensor,
+    external,
+    flip_byte,
+    full_model,
+    model_of,
+    nested_model,
+    node,
+    normalised,
+    raw_tensor,
+    run_model,
+    run_python,
+    runnable_model,
+    string_tensor,
+    typed,
+)
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import (
+    ArchiveFormatError,
+    ChecksumError,
+    UnsupportedFeatureError,
+)
+
+MIB = 1 << 20
+
+
+def _model() -> onnx.ModelProto:
+    """Initializers large and small, of packed and whole types, empty, strings, and an attribute."""
+    model = model_of(
+        raw_tensor("a/w", dims=(2000,), seed=1),
+        raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
+        raw_tensor("nothing", dims=(0, 3)),
+        raw_tensor("scalar", dims=(), seed=3),
+        string_tensor("labels"),
+        raw_tensor("c", TensorProto.BFLOAT16, (4097,), seed=4),
+    )
+    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
+    return model
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(_model(), path, assets={"a/labels.txt": b"cat\n"})
+    return path
+
+
+def _left(path: Path) -> dict[str, bytes]:
+    return {it.name: it.read_bytes() for it in path.parent.iterdir() if it != path}
+
+
+# Convert
+
+
+def test_a_converted_model_is_the_archive_of_the_model(tmp_path: Path) -> None:
+    for index, model in enumerate((_model(), full_model(), nested_model(20), runnable_model())):
+        source = tmp_path / f"{index}.onnx"
+        source.write_bytes(model.SerializeToString())
+        for options in (
+            {},
+            {"size_threshold": 0},
+            {"size_threshold": 0, "convert_attribute": True, "alignment": 4096},
+            {"size_threshold": 1 << 40},
+            {"assets": {"x": b"1", "y/z": source}},
+        ):
+            onnxarchive.convert(source, tmp_path / "converted", **options)
+            onnxarchive.save(model, tmp_path / "saved", **options)
+            converted = (tmp_path / "converted").read_bytes()
+            assert converted == (tmp_path / "saved").read_bytes()
+            file = io.BytesIO()
+            onnxarchive.convert(source, file, **options)
+            assert file.getvalue() == converted
+        assert source.read_bytes() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("count", [2, 300, 5000])
+def test_typed_fields_are_converted(tmp_path: Path, count: int) -> None:
+    model = model_of()
+    for name, number in NUMBERS.items():
+        model.graph.initializer.append(typed(raw_tensor(name, number, (count,), seed=number)))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=0)
+    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
+    assert onnxarchive.load(tmp_path / "m.onnxa") == normalised(model)
+
+
+def test_converting_says_how_far_it_is(tmp_path: Path) -> None:
+    model = model_of(raw_tensor("w", TensorProto.UINT8, (20 * MIB,)), raw_tensor("v"))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    calls: list[tuple[int, int]] = []
+    onnxarchive.convert(
+        tmp_path / "m.onnx", tmp_path / "m.onnxa", progress=lambda *call: calls.append(call)
+    )
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert {call[1] for call in calls} == {done[-1]}
+    assert len(done) >= 3
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert done[-1] == sum(entry.nbytes for entry in archive.entries.values())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        TensorProto(name="odd/one", data_type=1, dims=[600], raw_data=bytes(2399)),
+        TensorProto(name="odd/one", data_type=1, dims=[600], raw_data=bytes(2401)),
+        TensorProto(name="odd/one", data_type=1, dims=[600], float_data=[0] * 599),
+        TensorProto(name="odd/one", data_type=6, dims=[2000], int32_data=[7] * 1999),
+        TensorProto(name="odd/one", data_type=9, dims=[2000], raw_data=b"\2" * 2000),
+        TensorProto(name="odd/one", data_type=9, dims=[2000], int32_data=[2] * 2000),
+        TensorProto(name="odd/one", data_type=22, dims=[3001], raw_data=b"\xff" * 1501),
+        TensorProto(name="odd/one", data_type=1, dims=[600]),
+    ],
+    ids=["short", "long", "short field", "short varints", "bool", "bool field", "tail", "nothing"],
+)
+def test_a_bad_tensor_of_a_source_is_named_and_nothing_is_left(
+    tmp_path: Path, tensor: TensorProto
+) -> None:
+    source = tmp_path / "m.onnx"
+    source.write_bytes(model_of(raw_tensor("w", dims=(600,)), tensor).SerializeToString())
+    with pytest.raises(ArchiveFormatError, match="'odd/one'") as caught:
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert caught.value.path == str(source)
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "link", "m.data", "asset"])
+def test_a_source_is_not_written_over(tmp_path: Path, name: str) -> None:
+    onnx.save(_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
+    (tmp_path / "link").symlink_to("m.onnx")
+    (tmp_path / "asset").write_bytes(b"cat")
+    before = _left(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.convert(tmp_path / "m.onnx", tmp_path / name, assets={"a": tmp_path / "asset"})
+    assert _left(tmp_path / "nothing") == before
+
+
+# Export to one file
+
+
+@pytest.mark.parametrize("options", [{}, {"size_threshold": 0, "convert_attribute": True}], ids=str)
+def test_an_exported_model_equals_the_original(tmp_path: Path, options: dict[str, Any]) -> None:
+    for model in (_model(), full_model(), nested_model(20), runnable_model(), model_of()):
+        onnxarchive.save(model, tmp_path / "m.onnxa", **options)
+        onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "m.onnx")
+        exported = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+        assert exported == model
+        assert exported.SerializeToString(deterministic=True) == model.SerializeToString(
+            deterministic=True
+        )
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnxa"]
+
+
+def test_exporting_what_was_converted_gives_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(full_model().SerializeToString())
+    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=0)
+    onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "again.onnx")
+    onnxarchive.convert(tmp_path / "again.onnx", tmp_path / "again.onnxa", size_threshold=0)
+    assert (tmp_path / "again.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+
+
+def test_onnxruntime_runs_an_exported_model(tmp_path: Path) -> None:
+    model = runnable_model()
+    onnx.save(model, tmp_path / "original.onnx")
+    onnxarchive.convert(tmp_path / "original.onnx", tmp_path / "m.onnxa")
+    onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "single.onnx")
+    onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "e.onnx", external_data="e.data")
+    onnxarchive.extract(tmp_path / "m.onnxa", tmp_path / "extracted")
+    rows = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    x = np.random.default_rng(0).standard_normal((2, rows), np.float32)
+    (expected,) = run_model(tmp_path / "original.onnx", x=x)
+    for name in ("single.onnx", "e.onnx", "extracted/__MODEL_PROTO"):
+        (found,) = run_model(tmp_path / name, x=x)
+        assert np.array_equal(found, expected)
+        onnx.checker.check_model(str(tmp_path / name), full_check=True)
+
+
+def test_a_model_over_the_limit_is_not_exported_to_one_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with onnxarchive.open(path) as archive:
+        size = sum(archive.entries[name].nbytes for name in ("__MODEL_PROTO", *archive.sites))
+    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", size)
+    with pytest.raises(UnsupportedFeatureError, match="external_data=") as caught:
+        onnxarchive.export(path, path.parent / "m.onnx")
+    assert caught.value.path == str(path)
+    assert _left(path) == {}
+    onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
+    assert normalised(onnx.load(path.parent / "m.onnx")) == _model()
+
+
+def test_a_model_of_more_than_two_gib_is_exported_beside_its_data_alone(tmp_path: Path) -> None:
+    # The archive is sparse on disk: 2 GiB of zeros.
+    path = tmp_path / "m.onnxa"
+    _write_sparse_archive(path, 1 << 31)
+    assert onnxarchive.check(path) == []
+    with pytest.raises(UnsupportedFeatureError, match="external_data="):
+        onnxarchive.export(path, tmp_path / "m.onnx")
+    assert _left(path) == {}
+
+
+def _write_sparse_archive(path: Path, nbytes: int) -> None:
+    """An archive of one UINT8 tensor of zeros, whose CRC-32 is not stated."""
+    from onnxarchive.zipformat import layout, writer
+
+    tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[nbytes])
+    tensor = external(tensor, "w")
+    model = model_of(tensor).SerializeToString()
+    first = layout.Placement(b"w", nbytes, 0, 0)
+    second = layout.Placement(b"__MODEL_PROTO", len(model), writer.crc32(model), first.end)
+    with open(path, "wb") as file:
+        file.write(first.local_header().pack())
+        file.seek(first.end)
+        file.write(second.local_header().pack() + model)
+        records = [it.directory_record().pack() for it in (first, second)]
+        file.write(b"".join(records))
+        file.write(layout.end_of_archive(2, sum(map(len, records)), second.end))
+
+
+def test_assets_do_not_count_towards_the_limit_of_one_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(_model(), path, assets={"large": bytes(1 << 20)})
+    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 1 << 20)
+    onnxarchive.export(path, path.parent / "m.onnx")
+    assert onnx.load(path.parent / "m.onnx") == _model()
+
+
+# Export beside a data file
+
+
+def _references(model: onnx.ModelProto) -> list[dict[str, str]]:
+    return [
+        {pair.key: pair.value for pair in tensor.external_data}
+        for tensor in every_tensor(model)
+        if tensor.data_location == TensorProto.EXTERNAL
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"size_threshold": 0, "convert_attribute": True}], ids=str)
+@pytest.mark.parametrize("build", [_model, full_model, lambda: nested_model(20), runnable_model])
+def test_onnx_loads_a_model_beside_its_data(
+    tmp_path: Path, build: Callable[[], onnx.ModelProto], options: dict[str, Any]
+) -> None:
+    model = build()
+    onnxarchive.save(model, tmp_path / "m.onnxa", **options)
+    (tmp_path / "out").mkdir()
+    onnxarchive.export(
+        tmp_path / "m.onnxa", tmp_path / "out" / "m.onnx", external_data="weights of m.bin"
+    )
+    assert sorted(os.listdir(tmp_path / "out")) == ["m.onnx", "weights of m.bin"]
+    assert normalised(onnx.load(tmp_path / "out" / "m.onnx")) == model
+
+    references = _references(onnx.load(tmp_path / "out" / "m.onnx", load_external_data=False))
+    end = 0
+    for reference in sorted(references, key=lambda it: int(it["offset"])):
+        assert list(reference) == ["location", "offset", "length"]
+        assert reference["location"] == "weights of m.bin"
+        offset, length = int(reference["offset"]), int(reference["length"])
+        assert offset % 4096 == 0
+        assert end <= offset < end + 4096
+        assert length > 0
+        end = offset + length
+    assert (tmp_path / "out" / "weights of m.bin").stat().st_size == end
+    assert references or build is not _model
+
+
+def test_a_model_beside_its_data_converts_to_the_same_archive(path: Path) -> None:
+    onnxarchive.save(_model(), path, size_threshold=0)
+    onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
+    onnxarchive.convert(path.parent / "m.onnx", path.parent / "again", size_threshold=0)
+    assert (path.parent / "again").read_bytes() == path.read_bytes()
+
+
+def test_space_between_tensors_is_zero(path: Path) -> None:
+    onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
+    data = bytearray((path.parent / "m.data").read_bytes())
+    model = onnx.load(path.parent / "m.onnx", load_external_data=False)
+    for reference in _references(model):
+        offset, length = int(reference["offset"]), int(reference["length"])
+        data[offset : offset + length] = bytes(length)
+    assert data == bytes(len(data))
+    assert len(_references(model)) == 3
+
+
+def test_the_archive_may_have_no_large_tensor(tmp_path: Path) -> None:
+    model = model_of(raw_tensor("w"))
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "m.onnx", external_data="m.data")
+    assert onnx.load(tmp_path / "m.onnx") == model
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "m.onnx", "a/b", "../m.data", "/m.data", "./m.data", "a/"]
+)
+def test_a_data_file_has_the_plain_name_of_another_file(path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="external_data"):
+        onnxarchive.export(path, path.parent / "m.onnx", external_data=name)
+    assert _left(path) == {}
+
+
+def test_exporting_replaces_what_is_there_and_keeps_permissions(path: Path) -> None:
+    (path.parent / "m.onnx").write_bytes(b"old")
+    (path.parent / "m.onnx").chmod(0o600)
+    (path.parent / "m.data").write_bytes(bytes(1 << 20))
+    onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
+    assert stat.S_IMODE((path.parent / "m.onnx").stat().st_mode) == 0o600
+    assert normalised(onnx.load(path.parent / "m.onnx")) == _model()
+    assert (path.parent / "m.data").stat().st_size < 1 << 16
+
+
+# Failures of export and extract
+
+
+def _export(path: Path, **options: Any) -> None:
+    onnxarchive.export(path, path.parent / "m.onnx", **options)
+
+
+def _export_data(path: Path, **options: Any) -> None:
+    onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data", **options)
+
+
+def _extract(path: Path, **options: Any) -> None:
+    onnxarchive.extract(path, path.parent / "m.onnx", **options)
+
+
+outputs = pytest.mark.parametrize("output", [_export, _export_data, _extract])
+
+
+@outputs
+@pytest.mark.parametrize("entry", ["a_w", "c"])
+def test_damaged_data_is_not_passed_on(path: Path, output: Callable[..., None], entry: str) -> None:
+    flip_byte(path, onnxarchive.open(path).entries[entry].data_offset)
+    with pytest.raises(ChecksumError, match=entry) as caught:
+        output(path)
+    assert caught.value.path == str(path)
+    assert _left(path) == {}
+
+
+@outputs
+def test_a_damaged_header_is_not_passed_over(path: Path, output: Callable[..., None]) -> None:
+    flip_byte(path, onnxarchive.open(path).entries["c"].header_offset)
+    with pytest.raises(ArchiveFormatError, match="ZIP-7"):
+        output(path)
+    assert _left(path) == {}
+
+
+@outputs
+def test_progress_that_raises_leaves_nothing(path: Path, output: Callable[..., None]) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        output(path, progress=stop)
+    assert _left(path) == {}
+
+
+@outputs
+def test_progress_goes_up_to_all_bytes(path: Path, output: Callable[..., None]) -> None:
+    onnxarchive.save(_model(), path, assets={"x": bytes(9 * MIB)}, size_threshold=0)
+    calls: list[tuple[int, int]] = []
+    output(path, progress=lambda *call: calls.append(call))
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert {call[1] for call in calls} == {done[-1]}
+
+
+@outputs
+@pytest.mark.parametrize("limit", [0, 5000, 15_000])
+def test_a_full_disk_leaves_nothing(path: Path, output: Callable[..., None], limit: int) -> None:
+    onnxarchive.save(model_of(*(raw_tensor(n, dims=(4000,)) for n in "abc")), path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            output(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert _left(path) == {}
+
+
+@outputs
+def test_what_is_no_archive_is_refused(path: Path, output: Callable[..., None]) -> None:
+    path.write_bytes(b"text")
+    with pytest.raises(ArchiveFormatError, match="ZIP-2"):
+        output(path)
+    assert _left(path) == {}
+
+
+def test_a_failed_export_leaves_existing_files_alone(path: Path) -> None:
+    flip_byte(path, onnxarchive.open(path).entries["c"].data_offset)
+    old = {"m.onnx": b"old model", "m.data": b"old data"}
+    for name, content in old.items():
+        (path.parent / name).write_bytes(content)
+    for output in (_export, _export_data):
+        with pytest.raises(ChecksumError):
+            output(path)
+        assert _left(path) == old
+
+
+def test_a_directory_is_no_destination_and_nothing_is_left(path: Path) -> None:
+    (path.parent / "m.data").mkdir()
+    with pytest.raises(IsADirectoryError):
+        onnxarchive.export(path, path.parent / "m.data")
+    with pytest.raises(IsADirectoryError):
+        _export_data(path)
+    assert sorted(os.listdir(path.parent)) == ["m.data", "model.onnxa"]
+
+
+def test_a_model_file_that_cannot_be_written_leaves_no_data_file(path: Path) -> None:
+    (path.parent / "m.onnx").mkdir()
+    with pytest.raises(IsADirectoryError):
+        _export_data(path)
+    assert sorted(os.listdir(path.parent)) == ["m.onnx", "model.onnxa"]
+
+
+# Extract
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "trailing slash"])
+def test_an_archive_is_extracted_to_a_new_or_empty_directory(path: Path, kind: str) -> None:
+    target = path.parent / "out"
+    if kind == "empty":
+        target.mkdir()
+    onnxarchive.extract(path, f"{target}/" if kind == "trailing slash" else target)
+    found = {
+        str(it.relative_to(target)): it.read_bytes() for it in target.rglob("*") if it.is_file()
+    }
+    with zipfile.ZipFile(path) as file:
+        assert found == {name: file.read(name) for name in file.namelist()}
+    assert "assets/a/labels.txt" in found
+    assert normalised(onnx.load(target / "__MODEL_PROTO")) == _model()
+    assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
+
+
+@pytest.mark.parametrize("content", ["file", "directory", ".hidden"])
+def test_a_directory_with_anything_in_it_is_not_extracted_to(path: Path, content: str) -> None:
+    target = path.parent / "out"
+    target.mkdir()
+    if content == "directory":
+        (target / content).mkdir()
+    else:
+        (target / content).write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match="not empty"):
+        onnxarchive.extract(path, target)
+    assert os.listdir(target) == [content]
+    assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
+
+
+def test_a_file_is_not_extracted_to(path: Path) -> None:
+    (path.parent / "out").write_bytes(b"mine")
+    with pytest.raises(OSError, match="out"):
+        onnxarchive.extract(path, path.parent / "out")
+    assert _left(path) == {"out": b"mine"}
+
+
+def test_a_failed_extract_leaves_an_empty_directory_as_it_was(path: Path) -> None:
+    flip_byte(path, onnxarchive.open(path).entries["c"].data_offset)
+    (path.parent / "out").mkdir()
+    with pytest.raises(ChecksumError):
+        onnxarchive.extract(path, path.parent / "out")
+    assert os.listdir(path.parent / "out") == []
+    assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
+
+
+def test_an_extracted_directory_has_the_permissions_of_any_new_one(path: Path) -> None:
+    onnxarchive.extract(path, path.parent / "out")
+    (path.parent / "reference").mkdir()
+    (path.parent / "reference" / "file").write_bytes(b"")
+    for name, reference in (("", ""), ("assets", ""), ("a_w", "file"), ("assets/a", "")):
+        found = (path.parent / "out" / name).stat().st_mode
+        assert found == (path.parent / "reference" / reference).stat().st_mode
+
+
+# Memory
+
+
+@pytest.fixture(scope="module")
+def large_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A single .onnx of 600 MiB, its weights holes in the file."""
+    path = tmp_path_factory.mktemp("large") / "large.onnx"
+    nbytes, count = 100 * MIB, 6
+    parts = []
+    for index in range(count):
+        head = TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes])
+        head_bytes = head.SerializeToString() + b"\x4a" + _varint(nbytes)  # raw_data
+        parts.append(b"\x2a" + _varint(len(head_bytes) + nbytes) + head_bytes)  # initializer
+    graph = onnx.GraphProto(name="large").SerializeToString()
+    graph_size = len(graph) + sum(map(len, parts)) + count * nbytes
+    with open(path, "wb") as file:
+        file.write(onnx.ModelProto(ir_version=10).SerializeToString())
+        file.write(b"\x3a" + _varint(graph_size) + graph)
+        for part in parts:
+            file.write(part)
+            file.seek(nbytes, os.SEEK_CUR)
+        file.truncate()
+    return path
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def test_a_large_model_is_never_in_memory(large_source: Path) -> None:
+    code = f"""
+{MEASURE_MEMORY}
+import os, onnxarchive
+directory = os.path.dirname(sys.argv[1])
+at = lambda name: os.path.join(directory, name)
+print(growth(lambda: onnxarchive.convert(sys.argv[1], at("m.onnxa"), progress=sample)))
+print(growth(lambda: onnxarchive.export(at("m.onnxa"), at("m.onnx"), progress=sample)))
+os.unlink(at("m.onnx"))
+print(growth(lambda: onnxarchive.export(
+    at("m.onnxa"), at("m.onnx"), external_data="m.data", progress=sample)))
+os.unlink(at("m.data"))
+print(growth(lambda: onnxarchive.open(at("m.onnxa")).verify(sample)))
+print(growth(lambda: onnxarchive.check(at("m.onnxa"), full=True, progress=sample)))
+print(os.path.getsize(at("m.onnxa")) >> 20)
+os.unlink(at("m.onnxa"))
+"""
+    *growths, size = map(int, run_python(code, large_source).split())
+    assert size == 600
+    assert len(growths) == 5
+    assert max(growths) < 40 * MIB, [growth // MIB for growth in growths]
+
+
+def test_a_tensor_of_varints_is_decoded_in_pieces(tmp_path: Path) -> None:
+    code = f"""
+{MEASURE_MEMORY}
+import onnx, onnxarchive
+from models import model_of
+tensor = onnx.TensorProto(name="w", data_type=7, dims=[8 << 20])
+tensor.int64_data.extend(range(8 << 20))
+with open(sys.argv[1], "wb") as file:
+    file.write(model_of(tensor).SerializeToString())
+del tensor
+print(growth(lambda: onnxarchive.convert(sys.argv[1], sys.argv[1] + "a", progress=sample)))
+"""
+    assert int(run_python(code, tmp_path / "m.onnx")) < 40 * MIB
+    assert (tmp_path / "m.onnxa").stat().st_size > 64 * MIB
+
+
+def test_an_archive_is_not_exported_onto_itself(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.export(path, path)
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.export(path, path.parent / "m.onnx", external_data=path.name)
+    assert (path.read_bytes(), _left(path)) == (before, {})

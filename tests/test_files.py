@@ -1,0 +1,778 @@
+"""Files read by position and through a map, and files that are whole or untouched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnxarchive import files
+from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.files import MappedFile, Replacement, new_directory, replacing, require_no_input
+
+CONTENT = bytes(range(256)) * 64
+
+posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files and permissions")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.fixture(params=["pread", "no pread"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Reads with os.pread, and as on Windows, which has none."""
+    if request.param == "no pread":
+        monkeypatch.delattr(os, "pread", raising=False)
+    elif not hasattr(os, "pread"):
+        pytest.skip("this system has no pread")
+    return str(request.param)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+# Reading
+
+
+def test_a_file_is_read_by_position(source: Path, reading: str) -> None:
+    with MappedFile(source) as file:
+        assert file.size == len(CONTENT)
+        assert file.read(0, len(CONTENT)) == CONTENT
+        assert file.read(300, 5) == CONTENT[300:305]
+        assert file.read(7, 0) == b""
+        assert file.read(0, 1) == CONTENT[:1]
+
+
+def test_reading_past_the_end_gives_what_is_there(source: Path, reading: str) -> None:
+    with MappedFile(source) as file:
+        assert file.read(len(CONTENT) - 3, 10) == CONTENT[-3:]
+        assert file.read(len(CONTENT), 10) == b""
+        assert file.read(len(CONTENT) + 1000, 10) == b""
+        assert b"".join(file.pieces(len(CONTENT) - 3, 10)) == CONTENT[-3:]
+        assert list(file.pieces(len(CONTENT), 10)) == []
+
+
+@given(st.integers(0, 70), st.integers(0, 70))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_span_is_read_as_it_is(source: Path, reading: str, offset: int, size: int) -> None:
+    with MappedFile(source) as file:
+        assert file.read(offset, size) == CONTENT[offset : offset + size]
+        assert bytes(file.view()[offset : offset + size]) == CONTENT[offset : offset + size]
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+def test_a_read_that_gives_less_is_continued(
+    source: Path, reading: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "pread" if reading == "pread" else "read"
+    original: Callable[..., bytes] = getattr(os, name)
+    # As Linux reads at most 2 GiB at a time.
+    monkeypatch.setattr(
+        os, name, lambda descriptor, size, *offset: original(descriptor, min(size, limit), *offset)
+    )
+    with MappedFile(source) as file:
+        assert file.read(100, 50) == CONTENT[100:150]
+        assert file.read(len(CONTENT) - 50, 100) == CONTENT[-50:]
+
+
+def test_pieces_are_no_larger_than_they_should_be(
+    source: Path, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "READ_SIZE", 100)
+    with MappedFile(source) as file:
+        pieces = list(file.pieces(10, 250))
+        assert [len(piece) for piece in pieces] == [100, 100, 50]
+        assert b"".join(pieces) == CONTENT[10:260]
+        assert list(file.pieces(10, 0)) == []
+
+
+def test_threads_that_read_at_once_get_their_own_bytes(source: Path, reading: str) -> None:
+    wrong: list[int] = []
+
+    def read(file: MappedFile, start: int) -> None:
+        for offset in range(start, len(CONTENT), 97):
+            if file.read(offset, 8) != CONTENT[offset : offset + 8]:
+                wrong.append(offset)
+
+    with MappedFile(source) as file:
+        threads = [threading.Thread(target=read, args=(file, start)) for start in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_a_view_is_the_whole_file_and_cannot_be_written(source: Path) -> None:
+    with MappedFile(source) as file:
+        view = file.view()
+        assert view == CONTENT
+        assert view.readonly
+        assert file.view().obj is view.obj, "a file is mapped once"
+        with pytest.raises(TypeError):
+            view[0] = 1
+
+
+def test_a_view_outlives_the_file(source: Path) -> None:
+    file = MappedFile(source)
+    view = file.view()
+    file.close()
+    del file
+    source.unlink()
+    assert view == CONTENT
+
+
+def test_a_closed_file_is_read_no_more(source: Path, reading: str) -> None:
+    file = MappedFile(source)
+    file.close()
+    file.close()
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.read(0, 1)
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.view()
+
+
+def test_a_file_that_is_forgotten_is_closed(source: Path) -> None:
+    file = MappedFile(source)
+    descriptor = file._descriptor
+    os.fstat(descriptor)
+    del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_an_empty_file_has_no_bytes(tmp_path: Path, reading: str) -> None:
+    (tmp_path / "empty").touch()
+    with MappedFile(tmp_path / "empty") as file:
+        assert file.size == 0
+        assert len(file.view()) == 0
+        assert file.read(0, 10) == b""
+        assert list(file.pieces(0, 10)) == []
+
+
+def test_the_path_is_kept_as_it_was_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    with MappedFile("source") as file:
+        assert file.path == "source"
+    with MappedFile(Path("source")) as file:
+        assert file.path == "source"
+
+
+@posix
+def test_a_file_that_became_shorter_gives_less_and_is_not_mapped(
+    source: Path, reading: str
+) -> None:
+    with MappedFile(source) as file:
+        os.truncate(source, 100)
+        assert file.read(90, 50) == CONTENT[90:100]
+        assert b"".join(file.pieces(90, 50)) == CONTENT[90:100]
+        with pytest.raises(ArchiveFormatError, match=f"expected {len(CONTENT)} bytes.*found 100"):
+            file.view()
+
+
+def test_a_file_that_became_longer_is_mapped_as_it_was(source: Path) -> None:
+    with MappedFile(source) as file:
+        with open(source, "ab") as appended:
+            appended.write(b"more")
+        assert file.view() == CONTENT
+
+
+@posix
+def test_a_file_that_was_replaced_is_read_and_mapped_as_it_was(source: Path) -> None:
+    with MappedFile(source) as file:
+        with replacing(source) as other:
+            other.write(bytes(len(CONTENT)))
+        assert file.read(0, 300) == CONTENT[:300]
+        assert file.view() == CONTENT
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        MappedFile(tmp_path / "missing")
+
+
+def require_refused(path: Path | str, kind: str) -> None:
+    with pytest.raises(ArchiveFormatError, match=f"expected a regular file, found {kind}") as got:
+        MappedFile(path, rule="FILE-1")
+    assert got.value.rule == "FILE-1"
+    assert got.value.path == str(path)
+    with pytest.raises(ArchiveFormatError) as got:
+        MappedFile(path)
+    assert got.value.rule is None
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    require_refused(tmp_path, "a directory")
+
+
+@posix
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    require_refused(tmp_path / "pipe", "a pipe")
+
+
+@posix
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero"])
+def test_a_device_is_refused(path: str) -> None:
+    require_refused(path, "a device")
+
+
+@posix
+def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is at most some 100 bytes
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        with pytest.raises((OSError, ArchiveFormatError)):
+            MappedFile("socket")
+
+
+@posix
+def test_a_link_to_a_pipe_is_refused_as_the_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    require_refused(tmp_path / "link", "a pipe")
+
+
+@posix
+def test_what_is_refused_is_not_left_open(tmp_path: Path) -> None:
+    before = os.open(os.devnull, os.O_RDONLY)
+    os.close(before)
+    for _ in range(3):
+        require_refused(tmp_path, "a directory")
+    after = os.open(os.devnull, os.O_RDONLY)
+    os.close(after)
+    assert after == before
+
+
+# Replacing
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], None]]:
+    before = os.umask(0o022)
+    os.umask(before)
+    yield lambda mask: void(os.umask(mask))
+    os.umask(before)
+
+
+def void(_: object) -> None:
+    """Nothing."""
+
+
+def test_a_new_file_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with replacing(target) as file:
+        file.write(b"new")
+        file.flush()
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_existing_file_is_what_it_was_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with replacing(target) as file:
+        file.write(b"new")
+        file.flush()
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["target"]
+
+
+def write_and_raise(target: Path, error: type[BaseException]) -> None:
+    with replacing(target) as file:
+        file.write(b"new")
+        raise error("halfway")
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_the_target_and_nothing_else(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with pytest.raises(error):
+        write_and_raise(target, error)
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_error_leaves_no_new_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="halfway"):
+        write_and_raise(tmp_path / "target", ValueError)
+    assert names(tmp_path) == []
+
+
+def test_a_replacement_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    replacement.file.close()  # or Python warns of it
+    assert len(names(tmp_path)) == 1
+    del replacement
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_replacement_that_cannot_be_committed_leaves_nothing(
+    tmp_path: Path, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "it fails")
+
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    replacement = Replacement(target)
+    replacement.file.write(b"new")
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match="it fails"):
+        replacement.commit()
+    assert replacement.file.closed
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+def test_a_discarded_replacement_can_be_discarded_again(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    replacement.discard()
+    replacement.discard()
+    assert names(tmp_path) == []
+
+
+def test_discarding_what_was_committed_leaves_the_target(tmp_path: Path) -> None:
+    replacement = Replacement(tmp_path / "target")
+    replacement.file.write(b"new")
+    replacement.commit()
+    replacement.discard()
+    assert (tmp_path / "target").read_bytes() == b"new"
+
+
+def test_the_file_is_synced_before_it_gets_its_name_and_its_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def traced_fsync(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        calls.append("sync directory" if is_directory else "sync file")
+        if not is_directory:
+            assert os.fstat(descriptor).st_size == 3, "what is buffered is not synced"
+        fsync(descriptor)
+
+    def traced_replace(source: str, target: str) -> None:
+        calls.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "replace", traced_replace)
+    with replacing(tmp_path / "target") as file:
+        file.write(b"new")
+    assert calls == ["sync file", "rename"] + ["sync directory"] * (os.name == "posix")
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o444])
+def test_the_permission_bits_of_a_target_are_kept(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    with replacing(target) as file:
+        file.write(b"new")
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+    assert target.read_bytes() == b"new"
+
+
+@posix
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_permission_bits_of_a_new_file_are_those_that_the_umask_leaves(
+    tmp_path: Path, umask: Callable[[int], None], mask: int, mode: int
+) -> None:
+    umask(mask)
+    with replacing(tmp_path / "target") as file:
+        file.write(b"new")
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == mode
+
+
+@posix
+def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "file").write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    with replacing(link) as file:
+        # It is written beside the file, which may be on another disk than the link.
+        assert len(names(there)) == 2
+        assert names(tmp_path) == ["link", "there"]
+        file.write(b"new")
+    assert link.is_symlink()
+    assert (there / "file").read_bytes() == b"new"
+    assert names(there) == ["file"]
+
+
+@posix
+def test_a_link_that_leads_nowhere_leads_to_the_new_file_then(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    with replacing(link) as file:
+        file.write(b"new")
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@posix
+def test_a_link_that_leads_to_itself_is_an_os_error(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("link")
+    with pytest.raises(OSError, match="symbolic links"), replacing(link) as file:
+        file.write(b"new")
+    assert link.is_symlink()
+    assert names(tmp_path) == ["link"]
+
+
+@posix
+def test_another_name_of_the_target_keeps_what_it_was(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    os.link(target, tmp_path / "other")
+    with replacing(target) as file:
+        file.write(b"new")
+    assert (tmp_path / "other").read_bytes() == b"old"
+
+
+def test_a_target_that_is_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        Replacement(tmp_path / "target")
+    assert caught.value.filename == str(tmp_path / "target")
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_target_that_is_a_pipe_or_a_device_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(FileExistsError, match="is not a regular file"):
+            Replacement(target)
+    assert names(tmp_path) == ["pipe"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_target_in_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Replacement(tmp_path / "missing" / "target")
+
+
+def test_a_target_in_a_file_is_refused(source: Path) -> None:
+    with pytest.raises(NotADirectoryError):
+        Replacement(source / "target")
+    assert source.read_bytes() == CONTENT
+
+
+@posix
+def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
+    for name in ("n" * 255, "é" * 127):
+        with replacing(tmp_path / name) as file:
+            file.write(b"new")
+        assert (tmp_path / name).read_bytes() == b"new"
+        (tmp_path / name).unlink()
+    with pytest.raises(OSError, match="too long"), replacing(tmp_path / ("n" * 256)):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    with replacing("target") as file:
+        file.write(b"new")
+        monkeypatch.chdir(tmp_path / "second")
+    assert (tmp_path / "first" / "target").read_bytes() == b"new"
+    assert names(tmp_path / "second") == []
+
+
+def test_two_at_once_do_not_meet_and_the_last_one_stays(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    first, second = Replacement(target), Replacement(target)
+    first.file.write(b"first")
+    second.file.write(b"second")
+    second.commit()
+    assert target.read_bytes() == b"second"
+    first.commit()
+    assert target.read_bytes() == b"first"
+    assert names(tmp_path) == ["target"]
+
+
+def test_a_name_that_is_taken_is_passed_over(tmp_path: Path) -> None:
+    # What another process of this number on another machine may have left in a shared directory.
+    probe = Replacement(tmp_path / "target")
+    (taken,) = names(tmp_path)
+    probe.discard()
+    stem, _, number = taken.removesuffix(".tmp").rpartition("-")
+    others = [f"{stem}-{int(number) + step}.tmp" for step in (1, 2)]
+    for other in others:
+        (tmp_path / other).write_bytes(b"of another")
+    with replacing(tmp_path / "target") as file:
+        file.write(b"new")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "target"):
+        raise ZeroDivisionError
+    assert (tmp_path / "target").read_bytes() == b"new"
+    for other in others:
+        assert (tmp_path / other).read_bytes() == b"of another"
+
+
+# Full disks. A limit on the size of files is what a full disk is, to a process of its own.
+
+LIMITED = """
+    import errno, resource, signal, sys
+    from onnxarchive.files import Replacement, new_directory, replacing
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+"""
+
+
+@posix
+@pytest.mark.parametrize("size", [100_001, 1_000_000])
+def test_a_full_disk_leaves_the_target_and_nothing_else(tmp_path: Path, size: int) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    program = (
+        LIMITED
+        + """
+    try:
+        with replacing(sys.argv[1]) as file:
+            file.write(bytes(int(sys.argv[2])))
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        print("refused", error.filename)
+    """
+    )
+    done = run(program, target, str(size))
+    assert (done.stdout.split(), done.stderr) == (["refused", str(target)], "")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["target"]
+
+
+@posix
+def test_a_disk_that_is_full_when_the_last_bytes_are_written_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    # They stand in the buffer until the replacement is committed.
+    program = (
+        LIMITED
+        + """
+    try:
+        with replacing(sys.argv[1]) as file:
+            file.write(bytes(99_999))
+            file.flush()
+            file.write(b"22")
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        print("refused", error.filename)
+    """
+    )
+    done = run(program, tmp_path / "target")
+    assert (done.stdout.split(), done.stderr) == (["refused", str(tmp_path / "target")], "")
+    assert names(tmp_path) == []
+
+
+@posix
+def test_a_full_disk_leaves_no_directory(tmp_path: Path) -> None:
+    program = (
+        LIMITED
+        + """
+    try:
+        with new_directory(sys.argv[1]) as made:
+            for name in "ab":
+                with open(f"{made}/{name}", "wb", buffering=0) as file:
+                    file.write(bytes(100_000))
+                    file.write(bytes(1 if name == "b" else 0))
+    except OSError as error:
+        assert error.errno == errno.EFBIG, error
+        print("refused")
+    """
+    )
+    done = run(program, tmp_path / "target")
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+    assert names(tmp_path) == []
+
+
+@posix
+def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    program = """
+    import signal, sys
+    from onnxarchive.files import Replacement
+
+    replacement = Replacement(sys.argv[1])
+    replacement.file.write(b"new")
+    signal.raise_signal(signal.SIGINT)
+    """
+    done = run(program, tmp_path / "target")
+    assert "KeyboardInterrupt" in done.stderr
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+def test_a_child_that_ends_leaves_the_replacement_of_its_parent(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    from onnxarchive.files import Replacement
+
+    replacement = Replacement(sys.argv[1])
+    replacement.file.write(b"new")
+    replacement.file.flush()
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    os.waitpid(child, 0)
+    replacement.commit()
+    """
+    done = run(program, tmp_path / "target")
+    assert done.stderr == ""
+    assert (tmp_path / "target").read_bytes() == b"new"
+
+
+# Inputs
+
+
+@posix
+def test_an_input_is_no_target_under_whatever_name(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = source.parent
+    (directory / "link").symlink_to("source")
+    os.link(source, directory / "hard")
+    monkeypatch.chdir(directory)
+    for target in (source, "source", "./source", directory / "link", "hard"):
+        with pytest.raises(ValueError, match="expected another file than the input"):
+            require_no_input(target, ["/dev/null", str(source)])
+
+
+def test_another_file_is_a_target_and_a_missing_one_too(source: Path) -> None:
+    other = source.parent / "other"
+    require_no_input(other, [str(source)])
+    other.write_bytes(CONTENT)
+    require_no_input(other, [str(source)])
+    require_no_input(other, [str(source.parent / "missing")])
+    require_no_input(other, [])
+
+
+# Directories
+
+
+def test_a_new_directory_is_there_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with new_directory(target) as made:
+        (Path(made) / "file").write_bytes(b"new")
+        assert not target.exists()
+    assert names(tmp_path) == ["target"]
+    assert names(target) == ["file"]
+
+
+def test_an_empty_directory_may_be_there(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    with new_directory(target) as made:
+        (Path(made) / "file").write_bytes(b"new")
+        assert names(target) == []
+    assert names(tmp_path) == ["target"]
+    assert names(target) == ["file"]
+
+
+def fill_and_raise(target: Path, error: type[BaseException]) -> None:
+    with new_directory(target) as made:
+        (Path(made) / "folder").mkdir()
+        (Path(made) / "folder" / "file").write_bytes(b"new")
+        raise error("halfway")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_error_leaves_no_directory(
+    tmp_path: Path, error: type[BaseException], is_there: bool
+) -> None:
+    target = tmp_path / "target"
+    if is_there:
+        target.mkdir()
+    with pytest.raises(error):
+        fill_and_raise(target, error)
+    assert names(tmp_path) == ["target"] * is_there
+    assert not is_there or names(target) == []
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "file").write_bytes(b"old")
+    with pytest.raises(FileExistsError, match="the directory is not empty"), new_directory(target):
+        raise AssertionError("it was refused too late")
+    assert names(tmp_path) == ["target"]
+    assert (target / "file").read_bytes() == b"old"
+
+
+def test_a_directory_that_fills_meanwhile_is_left(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+
+    def fill_both() -> None:
+        with new_directory(target) as made:
+            (Path(made) / "file").write_bytes(b"new")
+            target.mkdir()
+            (target / "file").write_bytes(b"of another")
+
+    with pytest.raises(OSError, match="not empty"):
+        fill_both()
+    assert names(tmp_path) == ["target"]
+    assert (target / "file").read_bytes() == b"of another"
+
+
+def test_a_file_where_the_directory_should_be_is_refused(source: Path) -> None:
+    with pytest.raises(OSError, match=r"(?i)not a directory"), new_directory(source):
+        raise AssertionError("it was refused too late")
+    assert source.read_bytes() == CONTENT
+    assert names(source.parent) == ["source"]
+
+
+@posix
+def test_a_link_to_an_empty_directory_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    with new_directory(tmp_path / "link") as made:
+        (Path(made) / "file").write_bytes(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path / "there") == ["file"]
+
+
+@posix
+def test_the_permission_bits_of_a_new_directory_are_those_that_the_umask_leaves(
+    tmp_path: Path, umask: Callable[[int], None]
+) -> None:
+    umask(0o027)
+    with new_directory(tmp_path / "target"):
+        pass
+    assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o750

@@ -1,0 +1,525 @@
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from models import (
+    attribute,
+    every_tensor,
+    external,
+    full_model,
+    model_of,
+    node,
+    normalised,
+    raw_tensor,
+    runnable_model,
+    string_tensor,
+    typed,
+)
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import ArchiveError, ArchiveFormatError
+
+
+def _write(path: Path, model: onnx.ModelProto) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _loaded(path: Path) -> onnx.ModelProto:
+    """What a source becomes, with every tensor's bytes in it."""
+    target = path.parent / "loaded.onnxa"
+    onnxarchive.convert(path, target, size_threshold=0, convert_attribute=True)
+    assert onnxarchive.check(target, full=True) == []
+    model = onnxarchive.load(target)
+    target.unlink()
+    return model
+
+
+def _converted(source: Path, **options: Any) -> bytes:
+    target = source.parent / "converted.onnxa"
+    onnxarchive.convert(source, target, **options)
+    data = target.read_bytes()
+    target.unlink()
+    return data
+
+
+def _weights(count: int = 5) -> onnx.ModelProto:
+    """Initializers of 1.2 to 6 KiB and small ones, one of a packed type."""
+    large = [raw_tensor(f"w{i}", dims=(300 * (i + 1),), seed=i) for i in range(count)]
+    small = [raw_tensor("small", dims=(3,)), raw_tensor("int4", TensorProto.INT4, (4001,))]
+    return model_of(*large, *small, string_tensor("labels"))
+
+
+# Single files
+
+
+def test_a_single_file_is_the_model(tmp_path: Path) -> None:
+    for index, model in enumerate((_weights(), full_model(), runnable_model())):
+        assert _loaded(_write(tmp_path / f"{index}.onnx", model)) == model
+
+
+def test_typed_fields_of_a_single_file_become_raw_data(tmp_path: Path) -> None:
+    model = model_of(*(typed(it) for it in _weights().graph.initializer[:-1]))
+    assert normalised(_loaded(_write(tmp_path / "m.onnx", model))) == normalised(model)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a .onnx"),
+        (b"text, and no protobuf at all", "model"),
+        (b"PK\x03\x04" + bytes(100), "model"),
+        (onnx.ModelProto(ir_version=10).SerializeToString(), "no|none"),
+        (_weights().SerializeToString()[:-1], "model"),
+        (_weights().SerializeToString()[:3000], "model"),
+        (_weights().SerializeToString() + b"\xff", "model"),
+    ],
+    ids=["empty", "text", "zip", "no graph", "cut", "cut in weights", "one byte more"],
+)
+def test_what_is_no_model_is_refused_and_named(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ArchiveFormatError, match=message) as caught:
+        onnxarchive.convert(path, tmp_path / "m.onnxa")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+def test_a_pipe_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArchiveFormatError, match="found a pipe"):
+        onnxarchive.convert(tmp_path / "pipe", tmp_path / "m.onnxa")
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.convert(tmp_path / "missing.onnx", tmp_path / "m.onnxa")
+
+
+@pytest.mark.parametrize("change", ["segment", "type", "dims", "many dims"])
+def test_a_large_tensor_that_cannot_stand_alone_is_what_it_is_to_save(
+    tmp_path: Path, change: str
+) -> None:
+    # It holds its data itself. `save` leaves it in the model.
+    tensor = raw_tensor("odd", dims=(600,))
+    if change == "segment":
+        tensor.segment.begin, tensor.segment.end = 0, 600
+    elif change == "type":
+        tensor.data_type = 99
+    elif change == "dims":
+        tensor.dims[:] = [-600]
+    else:
+        tensor.dims[:] = [1] * 65
+    model = model_of(tensor, raw_tensor("w", dims=(600,)))
+    onnxarchive.save(model, tmp_path / "saved.onnxa")
+    path = _write(tmp_path / "m.onnx", model)
+    assert _converted(path) == (tmp_path / "saved.onnxa").read_bytes()
+
+
+@pytest.mark.parametrize("field", ["tensor name", "graph name", "doc_string"])
+@pytest.mark.parametrize("count", [3, 300])
+def test_text_that_is_not_utf_8_is_kept_or_refused(tmp_path: Path, field: str, count: int) -> None:
+    model = model_of(raw_tensor("MARK" if field == "tensor name" else "w", dims=(count,)))
+    if field == "graph name":
+        model.graph.name = "MARK"
+    elif field == "doc_string":
+        model.graph.doc_string = "MARK"
+    serialized = model.SerializeToString().replace(b"MARK", b"M\xffRK")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(serialized)
+    try:
+        onnxarchive.convert(path, tmp_path / "m.onnxa", size_threshold=0)
+    except ArchiveError as error:
+        assert str(path) in str(error)
+        return
+    loaded = onnxarchive.load(tmp_path / "m.onnxa")
+    assert loaded.SerializeToString() == serialized
+
+
+# External data
+
+
+def _one_file(path: Path, model: onnx.ModelProto) -> None:
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+
+
+def _one_file_with_everything(path: Path, model: onnx.ModelProto) -> None:
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+def _a_file_a_tensor(path: Path, model: onnx.ModelProto) -> None:
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=True,
+        all_tensors_to_one_file=False,
+        size_threshold=0,
+    )
+
+
+def _with_attributes(path: Path, model: onnx.ModelProto) -> None:
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+        convert_attribute=True,
+    )
+
+
+def _by_hand(
+    path: Path,
+    model: onnx.ModelProto,
+    *,
+    location: str = "weights.bin",
+    offsets: bool = True,
+    lengths: bool = True,
+    basepath: bool = False,
+) -> None:
+    """Every tensor at a multiple of 16 bytes after some bytes that belong to none."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    data = b"some bytes that belong to nobody"
+    for index, tensor in enumerate(every_tensor(copy)):
+        if tensor.data_type == TensorProto.STRING:
+            continue
+        raw_data = tensor.raw_data
+        name = location if offsets else f"{location}.{index}"
+        data = data.ljust(-len(data) % 16 + len(data), b"\xaa") if offsets else b""
+        pairs: dict[str, object] = {"offset": len(data)} if offsets else {}
+        if lengths:
+            pairs["length"] = len(raw_data)
+        if basepath:
+            pairs["basepath"] = "/somewhere/else"
+        tensor.CopyFrom(external(tensor, name, **pairs))
+        data += raw_data
+        (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / name).write_bytes(data)
+    _write(path, copy)
+
+
+def _without_length(path: Path, model: onnx.ModelProto) -> None:
+    _by_hand(path, model, lengths=False)
+
+
+def _with_location_alone(path: Path, model: onnx.ModelProto) -> None:
+    _by_hand(path, model, lengths=False, offsets=False)
+
+
+def _in_folders(path: Path, model: onnx.ModelProto) -> None:
+    _by_hand(path, model, location="weights/of the/model.bin")
+
+
+def _in_dotted_folders(path: Path, model: onnx.ModelProto) -> None:
+    _by_hand(path, model, location="./weights/./model.bin")
+
+
+def _with_basepath(path: Path, model: onnx.ModelProto) -> None:
+    _by_hand(path, model, basepath=True)
+
+
+def _behind_a_link(path: Path, model: onnx.ModelProto) -> None:
+    _by_hand(path, model, location="real.bin")
+    (path.parent / "link").symlink_to("real.bin")
+    moved = onnx.load(path, load_external_data=False)
+    for tensor in every_tensor(moved):
+        for pair in tensor.external_data:
+            if pair.key == "location":
+                pair.value = "link"
+    _write(path, moved)
+
+
+LAYOUTS = [
+    _one_file,
+    _one_file_with_everything,
+    _a_file_a_tensor,
+    _with_attributes,
+    _by_hand,
+    _without_length,
+    _with_location_alone,
+    _in_folders,
+    _in_dotted_folders,
+    _with_basepath,
+    _behind_a_link,
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda it: it.__name__.strip("_"))
+@pytest.mark.parametrize("size_threshold", [0, 1024])
+@pytest.mark.parametrize("convert_attribute", [False, True])
+def test_however_its_data_lies_a_model_gives_the_same_archive(
+    tmp_path: Path, layout: Any, size_threshold: int, convert_attribute: bool
+) -> None:
+    model = _weights()
+    model.graph.node.append(node(attribute("t", t=raw_tensor("attribute", dims=(500,)))))
+    options: dict[str, Any] = {"size_threshold": size_threshold}
+    options["convert_attribute"] = convert_attribute
+    expected = _converted(_write(tmp_path / "single" / "m.onnx", model), **options)
+    (tmp_path / "other").mkdir()
+    path = tmp_path / "other" / "m.onnx"
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)  # onnx.save changes what it is given
+    layout(path, copy)
+    assert onnx.load(path, load_external_data=False) != model
+    assert _loaded(path) == model
+    assert _converted(path, **options) == expected
+    onnxarchive.save(model, tmp_path / "saved.onnxa", **options)
+    assert (tmp_path / "saved.onnxa").read_bytes() == expected
+
+
+def test_data_is_looked_for_beside_the_model_and_not_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _by_hand(tmp_path / "there" / "m.onnx", _weights())
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "weights.bin").write_bytes(bytes(1 << 16))
+    monkeypatch.chdir(tmp_path / "here")
+    assert _loaded(Path("../there/m.onnx")) == _weights()
+    monkeypatch.chdir(tmp_path / "there")
+    assert _loaded(Path("m.onnx")) == _weights()
+
+
+def test_a_model_behind_a_link_to_its_directory_is_found(tmp_path: Path) -> None:
+    _by_hand(tmp_path / "real" / "m.onnx", _weights())
+    (tmp_path / "link").symlink_to("real", target_is_directory=True)
+    assert _loaded(tmp_path / "link" / "m.onnx") == _weights()
+
+
+def test_many_more_data_files_than_may_be_open_are_read(tmp_path: Path) -> None:
+    model = model_of(*(raw_tensor(f"w{index}", dims=(300,)) for index in range(150)))
+    _a_file_a_tensor(tmp_path / "m.onnx", onnx.ModelProto.FromString(model.SerializeToString()))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert onnxarchive.load(tmp_path / "m.onnxa") == model
+
+
+# External data that is not there
+
+
+def _problem(tmp_path: Path, *initializers: TensorProto) -> str:
+    """What is said about a model in `tmp_path/models`; nothing is left behind."""
+    path = _write(tmp_path / "models" / "m.onnx", model_of(*initializers))
+    before = sorted(os.listdir(path.parent))
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(path, path.parent / "m.onnxa")
+    assert caught.value.path == str(path)
+    assert sorted(os.listdir(path.parent)) == before
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    return message
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A directory for a model, which holds data, and one beside it, which holds more."""
+    for name in ("models", "secret"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.bin").write_bytes(bytes(4096))
+    return tmp_path / "models"
+
+
+def test_missing_data_is_named_with_its_tensor_and_directory(tmp_path: Path, models: Path) -> None:
+    message = _problem(tmp_path, external(raw_tensor("layer/w"), "missing.bin"))
+    assert "'layer/w'" in message
+    assert "'missing.bin'" in message
+    assert str(models) in message
+
+
+@pytest.mark.parametrize(
+    ("pairs", "found"),
+    [
+        ({"offset": 4090}, "offset 4090"),
+        ({"offset": 4096}, "offset 4096"),
+        ({"offset": 4081, "length": 16}, "offset 4081"),
+        ({"offset": (1 << 63) - 1}, "offset 9223372036854775807"),
+        ({"offset": 1 << 63, "length": 16}, "offset 9223372036854775808"),
+        ({"length": 15}, "found 15"),
+        ({"length": 17}, "found 17"),
+        ({"length": 0}, "found 0"),
+        ({"length": 4096}, "found 4096"),
+        ({"offset": "-1"}, "'-1'"),
+        ({"offset": "1_6"}, "'1_6'"),
+        ({"length": "sixteen"}, "'sixteen'"),
+        ({"compression": "zlib"}, "'compression'"),
+    ],
+    ids=str,
+)
+def test_numbers_that_do_not_fit_are_named(
+    tmp_path: Path, models: Path, pairs: dict[str, object], found: str
+) -> None:
+    message = _problem(tmp_path, external(raw_tensor("layer/w"), "data.bin", **pairs))
+    assert "'layer/w'" in message
+    assert found in message
+
+
+def test_a_file_as_long_as_the_last_tensor_needs_is_long_enough(models: Path) -> None:
+    tensor = external(raw_tensor("w"), "data.bin", offset=4080)
+    assert len(_converted(_write(models / "m.onnx", model_of(tensor)))) > 0
+
+
+def test_an_empty_tensor_may_lie_at_the_end_of_a_file_and_not_beyond(
+    tmp_path: Path, models: Path
+) -> None:
+    (models / "empty.bin").write_bytes(b"")
+    nothing = raw_tensor("nothing", dims=(0,))
+    path = _write(
+        models / "m.onnx",
+        model_of(
+            external(nothing, "data.bin", offset=4096, length=0), external(nothing, "empty.bin")
+        ),
+    )
+    onnxarchive.convert(path, models / "m.onnxa", size_threshold=0)
+    assert onnxarchive.load(models / "m.onnxa") == model_of(nothing, nothing)
+    assert "4097" in _problem(tmp_path, external(nothing, "data.bin", offset=4097))
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "",
+        "..",
+        "../secret/data.bin",
+        "a/../../secret/data.bin",
+        "./../secret/data.bin",
+        "a/../data.bin",
+        "/etc/hostname",
+        "//etc/hostname",
+        "/",
+        "C:\\data.bin",
+        "C:data.bin",
+        "C:/data.bin",
+        "\\\\server\\share",
+        "a\\data.bin",
+        "..\\secret\\data.bin",
+        "data.bin\0.txt",
+        "\0",
+    ],
+)
+def test_data_outside_the_directory_of_the_model_is_refused(
+    tmp_path: Path, models: Path, location: str
+) -> None:
+    (models / "a").mkdir()
+    message = _problem(tmp_path, external(raw_tensor("layer/w"), location))
+    assert "'layer/w'" in message
+    assert repr(location) in message
+
+
+def test_an_absolute_path_is_refused_even_where_it_leads_inside(
+    tmp_path: Path, models: Path
+) -> None:
+    message = _problem(tmp_path, external(raw_tensor("layer/w"), str(models / "data.bin")))
+    assert str(models / "data.bin") in message
+
+
+@pytest.mark.parametrize("target", ["../secret/data.bin", "/etc/hostname", "../secret"])
+def test_a_link_that_leaves_the_directory_is_refused_with_the_remedy(
+    tmp_path: Path, models: Path, target: str
+) -> None:
+    (models / "link").symlink_to(target)
+    location = "link/data.bin" if target == "../secret" else "link"
+    message = _problem(tmp_path, external(raw_tensor("layer/w"), location))
+    assert "'layer/w'" in message
+    assert repr(location) in message
+    assert os.path.realpath(models / location) in message
+    assert "copy the file" in message
+
+
+def test_a_link_to_a_directory_with_a_longer_name_is_outside(tmp_path: Path, models: Path) -> None:
+    (tmp_path / "models2").mkdir()
+    (tmp_path / "models2" / "data.bin").write_bytes(bytes(4096))
+    (models / "link").symlink_to("../models2/data.bin")
+    assert "models2" in _problem(tmp_path, external(raw_tensor("layer/w"), "link"))
+
+
+@pytest.mark.parametrize("location", [".", "folder", "pipe", "data.bin/x", "loop"])
+def test_what_is_no_file_is_no_data(tmp_path: Path, models: Path, location: str) -> None:
+    (models / "folder").mkdir()
+    os.mkfifo(models / "pipe")
+    (models / "loop").symlink_to("loop")
+    path = _write(models / "m.onnx", model_of(external(raw_tensor("layer/w"), location)))
+    with pytest.raises((ArchiveFormatError, OSError)) as caught:
+        onnxarchive.convert(path, models / "m.onnxa")
+    if isinstance(caught.value, ArchiveFormatError):
+        assert "'layer/w'" in str(caught.value)
+        assert repr(location) in str(caught.value)
+    assert not (models / "m.onnxa").exists()
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    "pair", [b"\x0a\x08location\x12\x02\xffx", b"\x0a\x06offset\x12\x02\xffx", b"\x0a\x02\xffx"]
+)
+def test_external_data_that_is_no_text_is_refused(tmp_path: Path, pair: bytes) -> None:
+    tensor = external(raw_tensor("layer/w"), "data.bin")
+    if b"location" in pair:
+        tensor.ClearField("external_data")
+    tensor.external_data.add().MergeFromString(pair)
+    assert "'layer/w'" in _problem(tmp_path, tensor)
+
+
+def test_an_external_tensor_of_strings_or_of_no_type_is_refused(
+    tmp_path: Path, models: Path
+) -> None:
+    for data_type in (0, TensorProto.STRING, 99):
+        tensor = external(raw_tensor("layer/w"), "data.bin")
+        tensor.data_type = data_type
+        assert f"data type {data_type}" in _problem(tmp_path, tensor)
+    tensor = external(raw_tensor("layer/w"), "data.bin")
+    tensor.dims[:] = [1 << 32, 1 << 32]
+    assert "'layer/w'" in _problem(tmp_path, tensor)
+
+
+def test_every_tensor_without_data_is_named(tmp_path: Path, models: Path) -> None:
+    message = _problem(
+        tmp_path,
+        external(raw_tensor("a"), "missing.bin"),
+        external(raw_tensor("good"), "data.bin"),
+        external(raw_tensor("b"), "../secret/data.bin"),
+        external(raw_tensor("c"), "data.bin", offset=5000),
+        external(raw_tensor("d"), "missing.bin"),
+    )
+    assert "4 tensors have no data" in message
+    lines = message.splitlines()
+    assert len(lines) == 5
+    for line, name in zip(lines[1:], "abcd", strict=True):
+        assert f"tensor {name!r}" in line
+    assert "good" not in message
+
+
+def test_a_thousand_tensors_without_data_are_counted(tmp_path: Path) -> None:
+    message = _problem(
+        tmp_path, *(external(raw_tensor(f"w{index}"), "missing.bin") for index in range(1000))
+    )
+    assert "1000 tensors have no data" in message
+    assert "and 980 more" in message
+    assert len(message.splitlines()) == 22
+
+
+def test_data_of_the_wrong_content_is_refused_with_its_tensor(tmp_path: Path, models: Path) -> None:
+    (models / "ones.bin").write_bytes(b"\xff" * 4096)
+    mask = raw_tensor("layer/mask", TensorProto.BOOL, (2000,))
+    assert "'layer/mask'" in _problem(tmp_path, external(mask, "ones.bin"))
+    packed = raw_tensor("layer/int4", TensorProto.INT4, (4001,))
+    assert "'layer/int4'" in _problem(tmp_path, external(packed, "ones.bin"))
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    _a_file_a_tensor(tmp_path / "m.onnx", _weights())
+    before = len(os.listdir("/proc/self/fd"))
+    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
+    (tmp_path / "w0").unlink()
+    with pytest.raises(ArchiveFormatError, match="'w0'"):
+        onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -1,0 +1,802 @@
+"""The tolerant reader: what every tool writes is read, and what readers disagree about is not."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.zipformat import foreign, records
+from onnxarchive.zipformat.foreign import ForeignZip
+from onnxarchive.zipformat.inflate import inflate
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    LocalHeader,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+MAX_32 = records.SATURATED_32
+DESCRIPTOR = records.FLAG_DATA_DESCRIPTOR
+UTF8 = records.FLAG_UTF8
+LINK = 0o120777 << records.UNIX_MODE_SHIFT
+UNIX_FOLDER = 0o040755 << records.UNIX_MODE_SHIFT
+FIFO = 0o010600 << records.UNIX_MODE_SHIFT
+
+
+# A zip taken apart, each piece to be changed.
+
+
+@dataclass
+class Part:
+    """One entry: what its headers say, and what lies around its data."""
+
+    local: LocalHeader
+    record: DirectoryRecord
+    data: bytes
+    gap: bytes = b""  # before the local header
+    descriptor: bytes = b""
+    header_offset: int | None = None  # stated in the directory, if not where it is
+    is_listed: bool = True
+
+
+def part(name: str | bytes, data: bytes, **changes: Any) -> Part:
+    """A stored entry, with the same changes in both headers."""
+    raw_name = name.encode() if isinstance(name, str) else name
+    flags = 0 if raw_name.isascii() or isinstance(name, bytes) else UTF8
+    crc, nbytes = zlib.crc32(data), len(data)
+    local = LocalHeader(10, flags, 0, 0, 33, crc, nbytes, nbytes, raw_name, b"")
+    record = DirectoryRecord(
+        20, 10, flags, 0, 0, 33, crc, nbytes, nbytes, 0, 0, 0, 0, raw_name, b"", b""
+    )
+    return Part(replace(local, **changes), replace(record, **changes), data)
+
+
+@dataclass
+class Zip:
+    """A whole file."""
+
+    parts: list[Part]
+    prefix: bytes = b""
+    before_directory: bytes = b""
+    after_directory: bytes = b""
+    comment: bytes = b""
+    trailing: bytes = b""
+    is_zip64: bool = False
+    is_reversed: bool = False  # the directory
+    end: dict[str, Any] = field(default_factory=dict)
+    zip64: dict[str, Any] = field(default_factory=dict)
+    locator: dict[str, Any] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        file = bytearray(self.prefix)
+        listed = []
+        for item in self.parts:
+            file += item.gap
+            offset = len(file) if item.header_offset is None else item.header_offset
+            file += item.local.pack() + item.data + item.descriptor
+            if item.is_listed:
+                stated = item.record.header_offset or offset  # a change by `central` wins
+                listed.append(replace(item.record, header_offset=stated))
+        file += self.before_directory
+        offset = len(file)
+        for record in reversed(listed) if self.is_reversed else listed:
+            file += record.pack()
+        size, count = len(file) - offset, len(listed)
+        file += self.after_directory
+        stated_end = {"count": count, "size": size, "offset": offset}
+        if self.is_zip64:
+            record_offset = len(file)
+            zip64 = Zip64EndRecord(44, 45, 45, 0, 0, count, count, size, offset)
+            file += replace(zip64, **self.zip64).pack()
+            file += replace(Zip64Locator(0, record_offset, 1), **self.locator).pack()
+            stated_end = {"count": 0xFFFF, "size": MAX_32, "offset": MAX_32}
+        end = EndRecord(
+            0,
+            0,
+            stated_end["count"],
+            stated_end["count"],
+            stated_end["size"],
+            stated_end["offset"],
+            len(self.comment),
+        )
+        return bytes(file + replace(end, **self.end).pack() + self.comment + self.trailing)
+
+
+DATA = {"a": b"first", "folder/b": b"", "é:0": b"third" * 20}
+
+
+def sound() -> Zip:
+    return Zip([part(name, data) for name, data in DATA.items()])
+
+
+def with_end(**changes: Any) -> bytes:
+    return with_file(end=changes)
+
+
+def with_zip64(**changes: Any) -> bytes:
+    return with_file(is_zip64=True, zip64=changes)
+
+
+def with_locator(**changes: Any) -> bytes:
+    return with_file(is_zip64=True, locator=changes)
+
+
+def with_file(**changes: Any) -> bytes:
+    return replace(sound(), **changes).pack()
+
+
+def with_part(index: int = 0, **changes: Any) -> bytes:
+    file = sound()
+    file.parts[index] = replace(file.parts[index], **changes)
+    return file.pack()
+
+
+def with_local(**changes: Any) -> bytes:
+    return with_part(local=replace(sound().parts[0].local, **changes))
+
+
+def with_record(index: int = 0, **changes: Any) -> bytes:
+    return with_part(index, record=replace(sound().parts[index].record, **changes))
+
+
+def with_both(**changes: Any) -> bytes:
+    first = sound().parts[0]
+    return with_part(local=replace(first.local, **changes), record=replace(first.record, **changes))
+
+
+def with_name(name: str | bytes, data: bytes = b"", **changes: Any) -> bytes:
+    return Zip([part("first", b"1"), part(name, data, **changes)]).pack()
+
+
+def zip64_field(*values: int) -> bytes:
+    return records.pack_zip64_extra(*values)
+
+
+def field_of(identifier: int, content: bytes) -> bytes:
+    return records.pack_extra(identifier, content)
+
+
+def descriptor(name: str, pattern: str, *, signed: bool, changes: tuple[int, int, int]) -> bytes:
+    values = (zlib.crc32(DATA[name]), len(DATA[name]), len(DATA[name]))
+    changed_values = [value + by for value, by in zip(values, changes, strict=True)]
+    return b"PK\x07\x08" * signed + struct.pack(pattern, *changed_values)
+
+
+def streamed(
+    pattern: str = "<3I",
+    *,
+    signed: bool = True,
+    changes: tuple[int, int, int] = (0, 0, 0),
+    absent: bool = False,
+    **local: Any,
+) -> bytes:
+    """A zip whose first entry has its sizes in a data descriptor."""
+    first = sound().parts[0]
+    zeros: dict[str, Any] = {"crc32": 0, "compressed_size": 0, "uncompressed_size": 0}
+    return with_part(
+        local=replace(first.local, flags=DESCRIPTOR, **{**zeros, **local}),
+        record=replace(first.record, flags=DESCRIPTOR),
+        descriptor=b"" if absent else descriptor("a", pattern, signed=signed, changes=changes),
+    )
+
+
+def contents(file: bytes) -> dict[str, bytes]:
+    view = memoryview(file)
+    return {entry.name: b"".join(inflate(view, entry)) for entry in foreign.read(view).entries}
+
+
+def read(file: bytes) -> ForeignZip:
+    return foreign.read(memoryview(file))
+
+
+def folder(name: str, attributes: int = 0, **changes: Any) -> Part:
+    item = part(name, b"", **changes)
+    item.record = replace(item.record, external_attributes=attributes)
+    return item
+
+
+END = EndRecord.SIZE
+ONE = Zip([part("a", b"first")]).pack()
+SOUND = sound().pack()
+DIRECTORY_OFFSET = SOUND.index(DirectoryRecord.SIGNATURE)
+DIRECTORY_SIZE = len(SOUND) - END - DIRECTORY_OFFSET
+
+
+def test_a_sound_zip_is_read() -> None:
+    found = read(SOUND)
+    assert [entry.name for entry in found.entries] == list(DATA)
+    assert contents(SOUND) == DATA
+    assert found.dropped == ()
+
+
+def test_an_empty_zip_has_no_entries() -> None:
+    assert read(Zip([]).pack()) == ForeignZip((), ())
+    assert read(Zip([], is_zip64=True).pack()) == ForeignZip((), ())
+    assert read(Zip([], comment=b"nothing").pack()) == ForeignZip((), ())
+
+
+ACCEPTED = {
+    "eocd-comment": with_file(comment=b"made by hand"),
+    "eocd-comment: the longest": with_file(comment=b"c" * 0xFFFF),
+    "entry-comment": with_record(comment=b"PK a comment"),
+    "entry-comment: the longest": with_record(comment=b"c" * 0xFFFF, extra=bytes(0xFFFC)),
+    "cd-order": with_file(is_reversed=True),
+    "zip64": with_file(is_zip64=True),
+    "zip64: nothing saturated": with_file(
+        is_zip64=True,
+        end={
+            "count": 3,
+            "disk_count": 3,
+            "directory_offset": DIRECTORY_OFFSET,
+            "directory_size": DIRECTORY_SIZE,
+        },
+    ),
+    "zip64: disks saturated": with_file(
+        is_zip64=True, end={"disk": 0xFFFF, "directory_disk": 0xFFFF}
+    ),
+    "extra-unneeded: equal": with_record(extra=zip64_field(5, 5)),
+    "extra-unneeded: empty": with_record(extra=zip64_field(0)[:2] + b"\0\0"),
+    "extra-unneeded: with the offset": with_record(1, extra=zip64_field(0, 0, 36)),
+    "extra-unneeded: with the disk": with_record(
+        extra=field_of(1, struct.pack("<QQQI", 5, 5, 0, 0))
+    ),
+    "extra-unneeded: in the local header": with_local(extra=zip64_field(5, 5)),
+    "zip64 sizes": with_both(
+        compressed_size=MAX_32, uncompressed_size=MAX_32, extra=zip64_field(5, 5)
+    ),
+    "zip64 size alone in the directory": with_record(compressed_size=MAX_32, extra=zip64_field(5)),
+    "zip64 offset": with_record(1, header_offset=MAX_32, extra=zip64_field(36)),
+    "zip64 disk": with_record(
+        disk_start=0xFFFF, compressed_size=MAX_32, extra=field_of(1, struct.pack("<QI", 5, 0))
+    ),
+    "extra: timestamp, owner, NTFS": with_both(
+        extra=field_of(0x5455, b"\3" + bytes(8))
+        + field_of(0x7875, bytes(11))
+        + field_of(0x000A, bytes(32))
+    ),
+    "extra: differs between the headers": with_local(extra=field_of(0xD935, bytes(40))),
+    "extra: long": with_local(extra=field_of(0xD935, bytes(40_000))),
+    "extra: one stray zero": with_local(extra=b"\0"),
+    "extra: two stray zeros": with_local(extra=field_of(0x5455, b"\1" + bytes(4)) + b"\0\0"),
+    "extra: three stray zeros": with_local(extra=b"\0\0\0"),
+    "extra: zeros that are fields": with_local(extra=bytes(16)),
+    "data-descriptor": streamed(),
+    "data-descriptor: no signature": streamed(signed=False),
+    "data-descriptor: 64 bits": streamed("<I2Q"),
+    "data-descriptor: 64 bits, no signature": streamed("<I2Q", signed=False),
+    "data-descriptor: filled in": streamed(
+        compressed_size=5, uncompressed_size=5, crc32=zlib.crc32(b"first")
+    ),
+    "data-descriptor: one size filled in": streamed(uncompressed_size=5),
+    "flags: compression level": with_both(flags=6),
+    "utf8: marked ASCII": with_both(flags=UTF8),
+    "version-needed: bzip2's": with_both(version_needed=46),
+    "attributes: text": with_record(internal_attributes=1),
+    "attributes: MS-DOS archive": with_record(external_attributes=0x21),
+    "attributes: Unix": with_record(external_attributes=records.REGULAR_FILE_ATTRIBUTES),
+    "attributes: read from a pipe": with_record(external_attributes=FIFO),
+    "local time differs": with_local(time=1, date=2),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_what_changes_no_reading_is_accepted(case: str) -> None:
+    assert contents(ACCEPTED[case]) == DATA
+    assert read(ACCEPTED[case]).dropped == ()
+
+
+HIDDEN = part("hidden", b"hidden data")
+HIDDEN_SIZE = len(HIDDEN.local.pack() + HIDDEN.data)
+SIGNING_BLOCK = struct.pack("<Q", 24) + struct.pack("<Q", 24) + b"APK Sig Block 42"
+
+DROPPED = {
+    "gaps: between entries": (with_part(1, gap=b"gap"), "3 bytes at offset 36 before entry 'fold"),
+    "gaps: zeros between entries": (with_part(1, gap=bytes(9)), "9 bytes at offset 36"),
+    "gaps: before the directory": (
+        with_file(before_directory=b"gap!"),
+        f"4 bytes at offset {DIRECTORY_OFFSET} before the central directory",
+    ),
+    "gaps: signing block": (with_file(before_directory=SIGNING_BLOCK), "32 bytes at offset"),
+    "gaps: after the directory": (with_file(after_directory=b"gap"), "after the central directory"),
+    "gaps: before the Zip64 end record": (
+        with_file(after_directory=b"gap", is_zip64=True),
+        "after the central directory",
+    ),
+    "hidden-lfh: between entries": (
+        with_part(1, gap=HIDDEN.local.pack() + HIDDEN.data),
+        f"{HIDDEN_SIZE} bytes at offset 36 .* an entry that the directory does not list",
+    ),
+    "hidden-lfh: the last entry": (
+        with_file(parts=[*sound().parts, replace(HIDDEN, is_listed=False)]),
+        "before the central directory are left out: an entry that",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_bytes_that_belong_to_nothing_are_left_out_and_told_of(case: str) -> None:
+    file, sentence = DROPPED[case]
+    assert contents(file) == DATA
+    (told,) = read(file).dropped
+    assert re.search(sentence, told)
+
+
+def second_directory() -> bytes:
+    """The end record names the first entry's directory, and the whole one follows."""
+    directory = SOUND[DIRECTORY_OFFSET:-END]
+    first_size = DirectoryRecord.SIZE + 1
+    end = EndRecord(0, 0, 1, 1, first_size, DIRECTORY_OFFSET, 0)
+    return SOUND[:DIRECTORY_OFFSET] + directory[:first_size] + directory + end.pack()
+
+
+def first_entry_in_comment() -> bytes:
+    """A comment that is a second directory and end record, both right, for the first entry."""
+    directory = SOUND[DIRECTORY_OFFSET : DIRECTORY_OFFSET + DirectoryRecord.SIZE + 1]
+    end = EndRecord(0, 0, 1, 1, len(directory), len(SOUND), 0)
+    comment = directory + end.pack()
+    return SOUND[:-2] + struct.pack("<H", len(comment)) + comment
+
+
+def nested() -> bytes:
+    """An entry whose data holds another listed entry."""
+    inner = part("inner", b"inner")
+    outer = part("outer", inner.local.pack() + inner.data)
+    inner.header_offset = len(outer.local.pack())
+    inner.local = replace(inner.local, name=b"inner", extra=b"")
+    file = Zip([outer])
+    packed = file.pack()
+    directory_offset = packed.index(DirectoryRecord.SIGNATURE)
+    record = replace(inner.record, header_offset=inner.header_offset)
+    directory = outer.record.pack() + record.pack()
+    end = EndRecord(0, 0, 2, 2, len(directory), directory_offset, 0)
+    return packed[:directory_offset] + directory + end.pack()
+
+
+def quoted() -> bytes:
+    """An entry whose extra field quotes the next one's header, which lies inside its own."""
+    inner = part("inner", b"inner")
+    packed_inner = inner.local.pack() + inner.data
+    outer = part("outer", b"data")
+    outer.local = replace(outer.local, extra=field_of(0x9999, packed_inner))
+    inner.header_offset = LocalHeader.SIZE + len("outer") + records.EXTRA_HEADER_SIZE
+    packed = Zip([outer]).pack()
+    directory_offset = packed.index(DirectoryRecord.SIGNATURE)
+    record = replace(inner.record, header_offset=inner.header_offset)
+    directory = outer.record.pack() + record.pack()
+    end = EndRecord(0, 0, 2, 2, len(directory), directory_offset, 0)
+    return packed[:directory_offset] + directory + end.pack()
+
+
+def same_header(name: str) -> bytes:
+    parts = [part("a", b"first"), part("second", b"x"), part(name, b"first")]
+    file = Zip(parts).pack()
+    # The third record is made to name the first header.
+    position = file.rindex(DirectoryRecord.SIGNATURE)
+    third = DirectoryRecord.unpack(file, position)
+    assert third is not None
+    return file[:position] + replace(third, header_offset=0).pack() + file[-END:]
+
+
+def wrapped_count() -> bytes:
+    """65,537 entries whose number does not fit the end record."""
+    file = Zip([part(f"{index}", b"") for index in range(0x10001)])
+    file.end = {"count": 1, "disk_count": 1}
+    return file.pack()
+
+
+TOO_LONG = 10_000
+
+REFUSED = {
+    # Framing
+    "eocd-absent: nothing": (b"", "no zip"),
+    "eocd-absent: other data": (b"\x08\x07" * 100, "no zip"),
+    "eocd-absent: entries only": (SOUND[:DIRECTORY_OFFSET], "no zip"),
+    "eocd-in-comment: an empty zip's": (with_file(comment=Zip([]).pack()), "no|nothing|another"),
+    "eocd-in-comment: not at the end": (
+        with_file(comment=Zip([]).pack() + b"words"),
+        "after the end record",
+    ),
+    "eocd-in-comment: right for one entry": (first_entry_in_comment(), "another"),
+    "zip-in-comment": (with_file(comment=ONE), "another|first local header|directory record"),
+    "comment with a local header": (with_file(comment=b"..PK\3\4"), "signature"),
+    "comment with a directory record": (with_file(comment=b"..PK\1\2"), "signature"),
+    "comment with an end record": (with_file(comment=b"..PK\5\6"), "end record"),
+    "comment with a Zip64 end record": (with_file(comment=b"..PK\6\6"), "signature"),
+    "comment with a Zip64 locator": (with_file(comment=b"..PK\6\7"), "signature"),
+    "comment too long": (with_end(comment_size=1), "expected a comment of 1 bytes"),
+    "stacked: offsets of the second": (SOUND + ONE, "directory record"),
+    "stacked: offsets of the file": (Zip([part("a", b"")], prefix=SOUND).pack(), "offset 0"),
+    "trailing": (with_file(trailing=b"x"), "found 1 bytes"),
+    "trailing: zeros": (with_file(trailing=bytes(1672)), "found 1672 bytes"),
+    "trailing: after a comment": (with_file(comment=b"cc", trailing=b"x"), "found 3 bytes"),
+    "trailing: a lot": (with_file(trailing=bytes(70_000)), "no zip"),
+    "prefix: offsets fixed": (with_file(prefix=b"#!stub"), "first local header at offset 0"),
+    "prefix: offsets not fixed": (b"#!stub" + SOUND, "directory record 1 of 3"),
+    "prefix: before an empty zip": (b"#!stub" + Zip([]).pack(), "without entries"),
+    "prefix: before an empty zip, fixed": (Zip([], prefix=b"#!").pack(), "without entries"),
+    "disk: of the end record": (with_end(disk=1), "one of several"),
+    "disk: of the directory": (with_end(directory_disk=1), "one of several"),
+    "disk: of an entry": (with_record(disk_start=1), "disk 1"),
+    "disk: of the Zip64 end record": (
+        with_file(is_zip64=True, zip64={"disk": 1}, end={"disk": 1}),
+        "one of several",
+    ),
+    "disk: saturated": (with_record(disk_start=0xFFFF), "Zip64 field for its disk"),
+    "count: one less": (with_end(count=2, disk_count=2), "2 directory records"),
+    "count: one more": (with_end(count=4, disk_count=4), "directory record 4 of 4|at least"),
+    "count: on this disk": (with_end(disk_count=2), "2 and 3"),
+    "count: modulo 65536": (wrapped_count(), "1 directory records"),
+    "count: more than fit": (with_end(count=60_000, disk_count=60_000), "at least 46 bytes"),
+    "cd-size: one less": (with_end(directory_size=DIRECTORY_SIZE - 1), "directory record 3"),
+    "cd-size: one more": (with_end(directory_size=DIRECTORY_SIZE + 1), "where the end records"),
+    "cd-size: +46": (with_end(directory_size=DIRECTORY_SIZE + 46), "where the end records"),
+    "cd-size: first record only": (
+        with_end(directory_size=DirectoryRecord.SIZE + 1, count=1, disk_count=1),
+        "another one",
+    ),
+    "cd-offset": (with_end(directory_offset=DIRECTORY_OFFSET - 1), "directory record 1"),
+    "two-cds": (second_directory(), "another one"),
+    "two-cds: the named one is last": (
+        with_file(before_directory=SOUND[DIRECTORY_OFFSET:-END]),
+        "another one",
+    ),
+    "gaps: an end record": (with_part(1, gap=Zip([]).pack()), "another"),
+    "gaps: Zip64 end records": (
+        with_file(before_directory=Zip([], is_zip64=True).pack()[:-END]),
+        "another",
+    ),
+    "gaps: Zip64 end records before the end record": (
+        with_file(after_directory=Zip([], is_zip64=True).pack()[:-END]),
+        "directly before its locator",
+    ),
+    "spanned-marker": (with_file(prefix=b"PK00"), "offset 0"),
+    "spanned-marker: offsets not fixed": (b"PK00" + SOUND, "directory record 1"),
+    # Zip64
+    "locator-missing: offset": (with_end(directory_offset=MAX_32), "Zip64 locator"),
+    "locator-missing: size": (with_end(directory_size=MAX_32), "Zip64 locator"),
+    "locator-missing: count": (with_end(count=0xFFFF, disk_count=0xFFFF), "at least 46"),
+    "locator-missing: all": (
+        with_end(count=0xFFFF, disk_count=0xFFFF, directory_offset=MAX_32, directory_size=MAX_32),
+        "Zip64 locator",
+    ),
+    "locator-offset": (with_locator(record_offset=0), "directly before its locator"),
+    "locator-offset: beyond the file": (with_locator(record_offset=1 << 63), "directly before"),
+    "locator-disks": (with_locator(disks=2), "one of several"),
+    "locator-disk": (with_locator(record_disk=1), "one of several"),
+    "record-size: 45": (with_zip64(stated_size=45), "size 44"),
+    "record-size: 2^64-1": (with_zip64(stated_size=records.UINT64_MAX), "size 44"),
+    "record-size: wraps": (with_zip64(stated_size=records.UINT64_MAX - 11), "size 44"),
+    "two-truths: count": (
+        with_file(is_zip64=True, end={"count": 2}),
+        "expected count 3 in the end record",
+    ),
+    "two-truths: offset": (
+        with_file(is_zip64=True, end={"directory_offset": 9}),
+        "directory offset",
+    ),
+    "two-truths: size": (
+        with_file(is_zip64=True, end={"directory_size": 9}),
+        "directory size",
+    ),
+    "record-huge: count": (with_zip64(count=1 << 60, disk_count=1 << 60), "at least 46"),
+    "record-huge: offset": (with_zip64(directory_offset=records.UINT64_MAX), "directory to end"),
+    "record-huge: size": (with_zip64(directory_size=records.UINT64_MAX), "directory to end"),
+    "record-huge: wraps": (
+        with_zip64(directory_size=(1 << 64) - DIRECTORY_OFFSET),
+        "directory to end",
+    ),
+    "record-v2": (with_zip64(version_needed=62), "below 62"),
+    "sentinel-no-extra: size": (
+        with_both(compressed_size=MAX_32, uncompressed_size=MAX_32),
+        "Zip64 field for its uncompressed size",
+    ),
+    "sentinel-no-extra: offset": (with_record(1, header_offset=MAX_32), "its header offset"),
+    "sentinel-no-extra: local": (with_local(compressed_size=MAX_32), "its compressed size"),
+    "extra-unneeded: lying": (with_record(extra=zip64_field(6, 5)), "expected uncompressed size 5"),
+    "extra-unneeded: lying about the offset": (
+        with_record(1, extra=zip64_field(0, 0, 35)),
+        "expected header offset 36",
+    ),
+    "extra-unneeded: lying in the local header": (
+        with_local(extra=zip64_field(5, 6)),
+        "expected compressed size 5",
+    ),
+    "extra-length: 7 bytes": (
+        with_record(compressed_size=MAX_32, extra=field_of(1, bytes(7))),
+        "found 7 bytes",
+    ),
+    "extra-length: one of two": (
+        with_record(compressed_size=MAX_32, uncompressed_size=MAX_32, extra=zip64_field(5)),
+        "found 8 bytes",
+    ),
+    "extra-length: one of two in the local header": (
+        with_local(compressed_size=MAX_32, extra=zip64_field(5)),
+        "found 8 bytes",
+    ),
+    "extra-length: too long": (
+        with_record(uncompressed_size=MAX_32, extra=field_of(1, bytes(32))),
+        "found 32 bytes",
+    ),
+    "extra-length: too long by a half": (with_record(extra=field_of(1, bytes(20))), "20 bytes"),
+    "extra-duplicate": (
+        with_record(compressed_size=MAX_32, extra=zip64_field(5) * 2),
+        "expected one Zip64 field, found 2",
+    ),
+    "extra-duplicate: local": (with_local(extra=zip64_field(5, 5) * 2), "one Zip64 field"),
+    "extra-huge: size 2^63": (
+        with_record(
+            uncompressed_size=MAX_32, compressed_size=MAX_32, extra=zip64_field(1 << 63, 1 << 63)
+        ),
+        "uncompressed size 9223372036854775808 in its local header",
+    ),
+    "extra-huge: size 2^64-1 in both": (
+        with_both(
+            uncompressed_size=MAX_32,
+            compressed_size=MAX_32,
+            extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX),
+        ),
+        "to end at",
+    ),
+    "extra-huge: offset 2^64-1": (
+        with_record(1, header_offset=MAX_32, extra=zip64_field(records.UINT64_MAX)),
+        "local header at offset 18446744073709551615",
+    ),
+    # Directory record against local header, extra fields
+    "extra-framing: overrun": (with_record(extra=b"\x55\x54\x09\0\1"), "9 bytes, 1 are left"),
+    "extra-framing: stray bytes": (with_record(extra=b"\0\0"), "2 stray bytes"),
+    "extra-framing: local overrun": (with_local(extra=b"\x55\x54\x09\0\1"), "1 are left"),
+    "extra-framing: local stray bytes": (with_local(extra=b"\0\1"), "2 stray bytes"),
+    "unicode-path": (with_record(extra=field_of(0x7075, b"\1" + bytes(4) + b"b")), "0x7075"),
+    "unicode-path: local": (with_local(extra=field_of(0x7075, b"\1" + bytes(4) + b"b")), "0x7075"),
+    "lfh-name": (with_local(name=b"b"), "expected name b'a' in its local header"),
+    "lfh-name: longer": (with_local(name=b"ab"), "expected name b'a'"),
+    "method-mismatch": (with_local(method=8), "expected method 0 in its local header"),
+    "flags-mismatch": (with_local(flags=UTF8), "expected flags 0 in its local header"),
+    "flags-mismatch: descriptor": (with_local(flags=DESCRIPTOR), "expected flags 0"),
+    "size-mismatch": (with_local(uncompressed_size=6), "expected uncompressed size 5"),
+    "size-mismatch: compressed": (with_local(compressed_size=4), "expected compressed size 5"),
+    "size-mismatch: zeros without a descriptor": (
+        with_local(compressed_size=0, uncompressed_size=0),
+        "expected uncompressed size 5",
+    ),
+    "crc-mismatch": (with_local(crc32=1), "CRC-32"),
+    "crc-mismatch: zero without a descriptor": (with_local(crc32=0), "CRC-32"),
+    "cd-no-lfh: offset inside data": (with_record(1, header_offset=37), "before the directory"),
+    "cd-no-lfh: broken signature": (b"PK\3\5" + SOUND[4:], "expected its local header at offset 0"),
+    # Overlap
+    "same-lfh: two names": (same_header("b"), "overlap"),
+    "same-lfh: the same name": (same_header("a"), "every name once"),
+    "nested": (nested(), "overlap"),
+    "quoted": (quoted(), "overlap"),
+    "into-cd": (
+        with_both(compressed_size=DIRECTORY_OFFSET, uncompressed_size=DIRECTORY_OFFSET),
+        "where the directory begins",
+    ),
+    "past-eof": (with_both(compressed_size=TOO_LONG, uncompressed_size=TOO_LONG), "beyond"),
+    "lfh-past-cd": (with_record(2, header_offset=DIRECTORY_OFFSET), "found none"),
+    "lfh past the end": (with_record(2, header_offset=TOO_LONG), "found none"),
+    # Flags, method, attributes
+    "data-descriptor: lying size": (streamed(changes=(0, 1, 1)), "data descriptor at offset 36"),
+    "data-descriptor: lying CRC-32": (streamed(changes=(1, 0, 0)), "data descriptor"),
+    "data-descriptor: absent": (streamed(absent=True), "data descriptor"),
+    "data-descriptor: local size lies": (streamed(uncompressed_size=6), "uncompressed size 5"),
+    "data-descriptor: local CRC-32 lies": (streamed(crc32=6), "CRC-32"),
+    "encrypted": (with_both(flags=1), "encrypted"),
+    "encrypted: strong": (with_both(flags=1 << 6), "encrypted"),
+    "encrypted: masked header": (with_both(flags=1 << 13), "encrypted"),
+    **{
+        f"reserved-bits: {bit}": (with_both(flags=1 << bit), "reserved flags")
+        for bit in (4, 5, 7, 8, 9, 10, 12, 14, 15)
+    },
+    "utf8: invalid": (with_name(b"\xff", flags=UTF8), "expected a name in UTF-8"),
+    "utf8: overlong": (with_name(b"\xc0\xafb", flags=UTF8), "expected a name in UTF-8"),
+    "utf8: surrogate": (with_name(b"\xed\xa0\x80", flags=UTF8), "expected a name in UTF-8"),
+    "utf8: bare Latin-1": (with_name(b"caf\xe9"), "marked as UTF-8"),
+    "utf8: bare UTF-8": (with_name("é".encode()), "marked as UTF-8"),
+    "method: unknown": (with_both(method=77), r"method 77 \(unknown\)"),
+    "method: Zstandard": (with_both(method=93), r"method 93 \(Zstandard\)"),
+    "method: imploded": (with_both(method=6), r"method 6 \(imploded\)"),
+    "version-needed: 63 without LZMA": (with_both(version_needed=63), "found 63"),
+    "version-needed: 255": (with_both(version_needed=255), "found 255"),
+    "version-needed: local": (with_local(version_needed=255), "found 255"),
+    "symlink": (with_record(external_attributes=LINK), "a link"),
+    "dir: without a slash": (with_record(external_attributes=UNIX_FOLDER), "folder"),
+    "dir: MS-DOS, without a slash": (with_record(external_attributes=0x10), "folder"),
+    "volume label": (with_record(external_attributes=0x08), "attributes 0x00000008"),
+    "symlink: to a folder": (Zip([part("a", b""), folder("f/", LINK)]).pack(), "a link"),
+    # Names
+    "duplicate": (Zip([part("w", b"1"), part("w", b"2")]).pack(), "every name once"),
+    "duplicate: folders": (Zip([part("w/", b""), part("w/", b"")]).pack(), "every name once"),
+    "fold-collision": (Zip([part("w0", b"1"), part("W0", b"2")]).pack(), "after 'w0'"),
+    **{
+        f"control: {name!r}": (with_name(name), "control characters")
+        for name in ("a\0", "a\n", "\x1f", "\x7f", "\x85", "a\0.onnx")
+    },
+    **{
+        f"path-like: {name!r}": (with_name(name), "relative path")
+        for name in (
+            "",
+            "/",
+            "/a",
+            "a//b",
+            "a//",
+            ".",
+            "./a",
+            "a/.",
+            "..",
+            "../a",
+            "a/../b",
+            "a/..",
+            "a\\b",
+            "\\a",
+            "C:",
+            "c:a",
+            "C:/a",
+            "//host/share",
+        )
+    },
+    "name too long": (with_name("n" * 4097), "at most 4096 bytes"),
+    "directory: with data": (with_name("f/", b"data"), "folder to be empty"),
+    "directory: with a CRC-32": (with_name("f/", crc32=1), "folder to be empty"),
+    # Data
+    "stored-sizes": (with_both(uncompressed_size=6), "equal sizes"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_readers_disagree_about_is_refused(case: str) -> None:
+    file, message = REFUSED[case]
+    with pytest.raises(ArchiveError, match=message) as caught:
+        read(file)
+    assert isinstance(caught.value, ArchiveFormatError | UnsupportedFeatureError)
+    assert caught.value.rule is None
+    if caught.value.entry is not None:
+        assert str(caught.value).startswith(f"entry {caught.value.entry!r}: expected")
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [1, 1 << 5, 1 << 6, 1 << 13, 1 << 15])
+def test_encrypted_and_patched_entries_are_a_feature_that_is_not_supported(flags: int) -> None:
+    with pytest.raises(UnsupportedFeatureError):
+        read(with_both(flags=flags))
+
+
+def test_an_error_names_the_entry() -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        read(with_local(crc32=1))
+    assert caught.value.entry == "a"
+
+
+@pytest.mark.parametrize(
+    "name", ["onnx::Conv_22", "a/b/c", "a/w:0", "ab:", "con", "...", "é", "a b"]
+)
+def test_names_that_lead_nowhere_else_are_kept(name: str) -> None:
+    assert contents(with_name(name, b"data")) == {"first": b"1", name: b"data"}
+
+
+@pytest.mark.parametrize("attributes", [0, 0x10, UNIX_FOLDER, UNIX_FOLDER | 0x10])
+def test_empty_folders_are_left_out_without_a_word(attributes: int) -> None:
+    file = Zip([folder("f/", attributes), part("f/a", b"1")]).pack()
+    assert contents(file) == {"f/a": b"1"}
+    assert read(file).dropped == ()
+
+
+def test_an_empty_folder_may_be_deflated() -> None:
+    item = folder("f/", method=8, compressed_size=2)
+    item.data = b"\x03\x00"
+    assert contents(Zip([item, part("f/a", b"1")]).pack()) == {"f/a": b"1"}
+
+
+def test_lzma_needs_version_63() -> None:
+    item = part("a", b"", method=14, version_needed=63)
+    assert [entry.method for entry in read(Zip([item]).pack()).entries] == [14]
+
+
+def test_a_zip_of_65535_entries_needs_no_zip64_record() -> None:
+    # So Python's zipfile writes it.
+    file = Zip([part(f"{index}", b"") for index in range(0xFFFF)])
+    assert len(read(file.pack()).entries) == 0xFFFF
+
+
+def test_more_entries_than_the_limit_are_refused_before_any_is_read() -> None:
+    count = foreign.MAX_ENTRIES + 1
+    size = count * DirectoryRecord.SIZE
+    zip64 = Zip64EndRecord(44, 45, 45, 0, 0, count, count, size, 0)
+    end = EndRecord(0, 0, 0xFFFF, 0xFFFF, MAX_32, MAX_32, 0)
+    file = bytes(size) + zip64.pack() + Zip64Locator(0, size, 1).pack() + end.pack()
+    with pytest.raises(UnsupportedFeatureError, match="at most 262144 entries, found 262145"):
+        read(file)
+
+
+def test_every_truncation_is_refused() -> None:
+    for file in (SOUND, with_file(is_zip64=True), with_file(comment=b"a comment")):
+        for size in range(len(file)):
+            with pytest.raises(ArchiveFormatError):
+                read(file[:size])
+
+
+def test_every_byte_put_before_a_zip_is_refused() -> None:
+    for size in range(1, 200):
+        with pytest.raises(ArchiveError):
+            read(bytes(size) + SOUND)
+
+
+# Whatever the bytes are, only errors of this library escape, and what is accepted, zipfile reads
+# the same way.
+
+
+def as_zipfile_reads(file: bytes) -> dict[str, bytes] | None:
+    """What Python's zipfile finds, or None where it refuses."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(file)) as opened:
+            return {
+                info.filename: opened.read(info) for info in opened.infolist() if not info.is_dir()
+            }
+    except Exception:
+        return None
+
+
+def require_agreement(file: bytes) -> None:
+    try:
+        found = contents(file)
+    except ArchiveError:
+        return
+    expected = as_zipfile_reads(file)
+    assert expected is None or found == expected
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
+    require_agreement(data)
+    require_agreement(data + Zip([]).pack())
+
+
+SEEDS = [*ACCEPTED.values(), *(file for file, _ in DROPPED.values())]
+SMALL_SEEDS = [seed for seed in SEEDS if len(seed) < 2000]
+EDGES = st.sampled_from(
+    [b"\0", b"\1", b"\xff", b"\xff\xff", b"\xff" * 4, b"\xff" * 8, b"PK\3\4", b"PK\5\6", b"PK\6\7"]
+)
+
+
+@settings(max_examples=1000)
+@given(
+    st.sampled_from(SMALL_SEEDS),
+    st.lists(
+        st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=4) | EDGES),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_damaged_zips_raise_nothing_else(seed: bytes, changes: list[tuple[float, bytes]]) -> None:
+    file = bytearray(seed)
+    for place, data in changes:
+        position = int(place * (len(seed) - 1))
+        file[position : position + len(data)] = data
+    require_agreement(bytes(file))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(SMALL_SEEDS), st.floats(0, 1), st.floats(0, 1), st.binary(max_size=60))
+def test_spliced_zips_raise_nothing_else(
+    seed: bytes, start: float, end: float, data: bytes
+) -> None:
+    low, high = sorted((int(start * len(seed)), int(end * len(seed))))
+    require_agreement(seed[:low] + data + seed[high:])
+
+
+def test_every_changed_byte_is_refused_or_read_as_zipfile_reads_it() -> None:
+    for seed in (SOUND, with_file(is_zip64=True), streamed()):
+        for position in range(len(seed)):
+            for value in (0, 1, seed[position] ^ 0x80, seed[position] ^ 1, 0xFF):
+                require_agreement(seed[:position] + bytes([value]) + seed[position + 1 :])

@@ -1,0 +1,530 @@
+"""Entries inflated: every method, every lie about sizes and checksums, and bounded memory."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import random
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    UnsupportedFeatureError,
+)
+from onnxarchive.zipformat import records
+from onnxarchive.zipformat.foreign import ForeignEntry
+from onnxarchive.zipformat.inflate import MAX_LZMA_DICTIONARY_SIZE, inflate
+from onnxarchive.zipformat.writer import PIECE_SIZE
+
+STORED = records.METHOD_STORED
+DEFLATE = records.METHOD_DEFLATE
+DEFLATE64 = records.METHOD_DEFLATE64
+BZIP2 = records.METHOD_BZIP2
+LZMA = records.METHOD_LZMA
+
+TEXT = b"".join(b"%d and " % number for number in range(20_000))
+
+
+def deflated(data: bytes) -> bytes:
+    encoder = zlib.compressobj(wbits=-15)
+    return encoder.compress(data) + encoder.flush()
+
+
+def lzma_header(
+    dictionary_size: int = 1 << 20, packed: int = 93, properties_size: int = 5
+) -> bytes:
+    return struct.pack("<2BHBI", 9, 4, properties_size, packed, dictionary_size)
+
+
+def lzma_with_end_marker(data: bytes) -> bytes:
+    filters = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 20, "lc": 3, "lp": 0, "pb": 2}]
+    return lzma_header() + lzma.compress(data, lzma.FORMAT_RAW, filters=filters)
+
+
+def deflated64_stored(data: bytes) -> bytes:
+    """Deflate64 that does not compress: its stored blocks are those of deflate."""
+    blocks = [data[start : start + 0xFFFF] for start in range(0, len(data), 0xFFFF)] or [b""]
+    return b"".join(
+        struct.pack("<BHH", block is blocks[-1], len(block), len(block) ^ 0xFFFF) + block
+        for block in blocks
+    )
+
+
+ENCODERS: dict[int, Callable[[bytes], bytes]] = {
+    STORED: bytes,
+    DEFLATE: deflated,
+    DEFLATE64: deflated64_stored,
+    BZIP2: bz2.compress,
+    LZMA: lzma_with_end_marker,
+}
+methods = pytest.mark.parametrize(
+    "method", ENCODERS, ids=["stored", "deflate", "deflate64", "bzip2", "lzma"]
+)
+compressing = pytest.mark.parametrize(
+    "method",
+    [DEFLATE, DEFLATE64, BZIP2, LZMA],
+    ids=["deflate", "deflate64", "bzip2", "lzma"],
+)
+
+
+def entry_of(
+    method: int,
+    compressed: bytes,
+    data: bytes,
+    *,
+    nbytes: int | None = None,
+    crc32: int | None = None,
+) -> tuple[memoryview, ForeignEntry]:
+    """An entry in a file where other bytes lie around its own."""
+    before, after = b"before", b"after"
+    entry = ForeignEntry(
+        "folder/w",
+        method,
+        len(compressed),
+        len(data) if nbytes is None else nbytes,
+        zlib.crc32(data) if crc32 is None else crc32,
+        len(before),
+    )
+    return memoryview(before + compressed + after), entry
+
+
+def inflated(
+    method: int,
+    compressed: bytes,
+    data: bytes,
+    *,
+    nbytes: int | None = None,
+    crc32: int | None = None,
+) -> bytes:
+    view, entry = entry_of(method, compressed, data, nbytes=nbytes, crc32=crc32)
+    return b"".join(inflate(view, entry))
+
+
+@methods
+@pytest.mark.parametrize("data", [b"", b"1", TEXT, TEXT * 30], ids=["0", "1", "text", "long"])
+def test_every_method_gives_what_was_compressed(method: int, data: bytes) -> None:
+    assert inflated(method, ENCODERS[method](data), data) == data
+
+
+@methods
+@given(st.binary(max_size=2000), st.integers(1, 60))
+@settings(max_examples=30)
+def test_any_data_come_back(method: int, data: bytes, times: int) -> None:
+    assert inflated(method, ENCODERS[method](data * times), data * times) == data * times
+
+
+@methods
+def test_pieces_are_of_bounded_size(method: int) -> None:
+    data = bytes(3 * PIECE_SIZE + 5)
+    view, entry = entry_of(method, ENCODERS[method](data), data)
+    sizes = [len(piece) for piece in inflate(view, entry)]
+    assert sum(sizes) == len(data)
+    assert len(sizes) > 3
+    assert 0 < min(sizes) <= max(sizes) <= PIECE_SIZE
+
+
+def test_stored_data_are_not_copied() -> None:
+    view, entry = entry_of(STORED, TEXT, TEXT)
+    (piece,) = inflate(view, entry)
+    assert piece.obj is view.obj
+    assert piece.tobytes() == TEXT
+
+
+@methods
+def test_nothing_happens_before_the_first_piece_is_taken(method: int) -> None:
+    view, entry = entry_of(method, b"\xff" * 30, b"text")
+    inflate(view, entry)
+
+
+# Lies
+
+
+@methods
+def test_another_crc_is_an_error_that_names_both(method: int) -> None:
+    with pytest.raises(ChecksumError) as caught:
+        inflated(method, ENCODERS[method](TEXT), TEXT, crc32=0xBAD)
+    assert caught.value.entry == "folder/w"
+    assert str(caught.value) == (
+        f"entry 'folder/w': expected CRC-32 0x00000bad, found {zlib.crc32(TEXT):#010x}"
+    )
+
+
+@methods
+@pytest.mark.parametrize("by", [-len(TEXT), -TEXT.index(b"9"), -1, 1, 1 << 40])
+def test_another_size_is_an_error(method: int, by: int) -> None:
+    view, entry = entry_of(method, ENCODERS[method](TEXT), TEXT, nbytes=len(TEXT) + by)
+    given_nbytes = 0
+    pieces = inflate(view, entry)
+    with pytest.raises(ArchiveFormatError, match=r"entry 'folder/w': expected \d+ bytes") as caught:
+        for piece in pieces:
+            given_nbytes += len(piece)
+    assert given_nbytes <= entry.nbytes
+    assert caught.value.entry == "folder/w"
+
+
+@compressing
+@pytest.mark.parametrize("size", [0, 1, 3, 10, -1])
+def test_compressed_data_that_end_early_are_an_error(method: int, size: int) -> None:
+    compressed = ENCODERS[method](TEXT)
+    # LZMA's last bytes are its end marker, which may be missing.
+    cut = compressed[: -30 if method == LZMA and size < 0 else size]
+    with pytest.raises(ArchiveFormatError, match="expected"):
+        inflated(method, cut, TEXT)
+
+
+@compressing
+@pytest.mark.parametrize("data", [b"", b"1", TEXT])
+@pytest.mark.parametrize("size", [1, 30, 1000, 3 << 20])
+def test_bytes_behind_compressed_data_are_an_error(method: int, data: bytes, size: int) -> None:
+    with pytest.raises(ArchiveFormatError, match=f"that the last {size} are unused|too early"):
+        inflated(method, ENCODERS[method](data) + b"x" * size, data)
+
+
+@compressing
+def test_other_data_are_an_error(method: int) -> None:
+    for seed in range(50):
+        other = random.Random(seed).randbytes(500)
+        with pytest.raises(ArchiveError):
+            inflated(method, other, TEXT)
+
+
+@compressing
+@given(st.floats(0, 1), st.binary(min_size=1, max_size=4))
+@settings(max_examples=200)
+def test_damaged_data_are_found_out(method: int, place: float, data: bytes) -> None:
+    compressed = bytearray(ENCODERS[method](TEXT[:5000]))
+    position = int(place * (len(compressed) - 1))
+    compressed[position : position + len(data)] = data
+    try:
+        assert inflated(method, bytes(compressed), TEXT[:5000]) == TEXT[:5000]
+    except ArchiveError as error:
+        assert error.entry == "folder/w"
+
+
+def test_a_stored_entry_that_the_file_does_not_hold_is_an_error() -> None:
+    view, entry = entry_of(STORED, TEXT, TEXT)
+    with pytest.raises(ArchiveFormatError, match="expected"):
+        list(inflate(view[:1000], entry))
+
+
+# LZMA
+
+
+def without_end_marker(data: bytes) -> bytes:
+    """LZMA as 7-Zip writes it, from a .lzma, whose header may state the size (here: does not)."""
+    marked = lzma_with_end_marker(data)
+    # The marker is 6 or more bytes of what may follow the last symbol: the shortest prefix that
+    # still gives all data, and one byte less does not.
+    header_size = len(lzma_header())
+    for size in range(max(header_size, len(marked) - 30), len(marked) + 1):
+        try:
+            if inflated(LZMA, marked[:size], data) == data:
+                return marked[:size]
+        except ArchiveFormatError:
+            pass
+    raise AssertionError("the whole of it gives the data")
+
+
+@pytest.mark.parametrize("data", [b"1", b"12" * 40, TEXT, bytes(1 << 20)])
+def test_lzma_needs_no_end_marker(data: bytes) -> None:
+    compressed = without_end_marker(data)
+    assert len(compressed) < len(lzma_with_end_marker(data))
+    assert inflated(LZMA, compressed, data) == data
+
+
+def test_bytes_behind_lzma_without_end_marker_are_an_error() -> None:
+    compressed = without_end_marker(TEXT)
+    for size in (40, 1000, 3 << 20):
+        with pytest.raises(ArchiveFormatError, match="unused"):
+            inflated(LZMA, compressed + bytes(size), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"", "LZMA header of 9 bytes, found 0"),
+        (lzma_header()[:-1], "LZMA header of 9 bytes, found 8"),
+        (lzma_header(properties_size=6), "5 bytes of LZMA properties"),
+        (lzma_header(packed=225), "below 225, found 5 bytes and 225"),
+        (lzma_header(packed=4 * 9 + 8), "data of method 14"),  # lc + lp > 4
+    ],
+)
+def test_a_wrong_lzma_header_is_an_error(header: bytes, message: str) -> None:
+    with pytest.raises(ArchiveFormatError, match=message):
+        inflated(LZMA, header + lzma_with_end_marker(TEXT)[9:] * (len(header) == 9), TEXT)
+
+
+@pytest.mark.parametrize("dictionary_size", [0, 1 << 20, 0xFFFFFFFF])
+def test_an_lzma_dictionary_is_no_larger_than_the_data(dictionary_size: int) -> None:
+    data = b"small" * 100
+    compressed = lzma_header(dictionary_size) + lzma_with_end_marker(data)[9:]
+    assert inflated(LZMA, compressed, data) == data
+
+
+def test_an_lzma_dictionary_beyond_the_limit_is_not_supported() -> None:
+    compressed = lzma_header(0xFFFFFFFF) + lzma_with_end_marker(TEXT)[9:]
+    with pytest.raises(UnsupportedFeatureError, match="dictionary of at most 1073741824 bytes"):
+        inflated(LZMA, compressed, TEXT, nbytes=MAX_LZMA_DICTIONARY_SIZE + 1)
+
+
+# Deflate64
+
+
+def packed_bits(fields: Iterable[tuple[int, int]]) -> bytes:
+    """Values of so many bits each, the first in the lowest bits."""
+    value = size = 0
+    for field, width in fields:
+        value |= field << size
+        size += width
+    return value.to_bytes(-(-size // 8), "little")
+
+
+# A block with codes of its own: how many bits the codes of code lengths 0, 1 and 18 have.
+CODE_LENGTH_ORDER = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15]
+LAST_DYNAMIC_BLOCK = [(1, 1), (2, 2)]
+
+
+def longest_matches(count: int) -> bytes:
+    """Deflate64 of `count` matches of 65,538 bytes, after one byte: what expands most.
+
+    Literal codes: 0 has two bits, 256 (the end) two and 285 (the longest match) one; the one
+    distance code has one bit.
+    """
+    code_lengths = {18: 1, 1: 2, 2: 2}  # canonical: 18 is 0, 1 is 10, 2 is 11
+    bits = [*LAST_DYNAMIC_BLOCK, (286 - 257, 5), (0, 5), (19 - 4, 4)]
+    bits += [(code_lengths.get(symbol, 0), 3) for symbol in CODE_LENGTH_ORDER]
+    one, two, zeros = (0b01, 2), (0b11, 2), (0, 1)
+    bits += [two, zeros, (138 - 11, 7), zeros, (117 - 11, 7)]  # 0, then 1 to 255 are not there
+    bits += [two, zeros, (28 - 11, 7), one]  # 256, 257 to 284 are not there, 285
+    bits += [one]  # distance code 0
+    literal, end, match = (0b01, 2), (0b11, 2), [(0, 1), (0xFFFF, 16), (0, 1)]
+    return packed_bits([*bits, literal, *match * count, end])
+
+
+def test_the_longest_deflate64_matches_stay_within_a_piece() -> None:
+    count = 1000
+    data = bytes(1 + count * 65_538)
+    compressed = longest_matches(count)
+    view, entry = entry_of(DEFLATE64, compressed, data)
+    sizes = [len(piece) for piece in inflate(view, entry)]
+    assert sum(sizes) == len(data)
+    # As much as one piece of input can give is not far from the limit.
+    assert PIECE_SIZE * 0.8 < max(sizes) <= PIECE_SIZE
+
+
+def test_a_deflate64_distance_before_the_beginning_is_an_error() -> None:
+    fixed_block = [(1, 1), (1, 2)]
+    literal_0 = (int("00110000"[::-1], 2), 8)
+    match_of_3, distance_of_4 = (int("0000001"[::-1], 2), 7), (int("00011"[::-1], 2), 5)
+    end = (0, 7)
+    for matches in ([match_of_3, distance_of_4], [match_of_3, distance_of_4] * 3):
+        compressed = packed_bits([*fixed_block, literal_0, *matches, end])
+        with pytest.raises(ArchiveFormatError, match="distance"):
+            inflated(DEFLATE64, compressed, bytes(4))
+
+
+# Bombs, imports and other things that need a process of their own
+
+
+def run(script: str, *arguments: str) -> str:
+    """Runs a script with the tests' import path; gives what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+BOMB = """
+    import bz2, itertools, lzma, resource, struct, sys, zlib
+    from onnxarchive.errors import ArchiveFormatError
+    from onnxarchive.zipformat.foreign import ForeignEntry
+    from onnxarchive.zipformat.inflate import inflate
+
+    method, declared = int(sys.argv[1]), int(sys.argv[2])
+    total, zeros = 1 << 30, bytes(1 << 20)
+    if method == 8:
+        encoder = zlib.compressobj(1, wbits=-15)
+    elif method == 12:
+        encoder = bz2.BZ2Compressor(1)
+    else:
+        filters = [{"id": lzma.FILTER_LZMA1, "preset": 0}]
+        encoder = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters)
+    parts = [encoder.compress(zeros) for _ in range(total >> 20)]
+    compressed = b"".join([*parts, encoder.flush()])
+    if method == 14:
+        compressed = struct.pack("<2BHBI", 9, 4, 5, 93, 1 << 18) + compressed
+    crc = 0
+    for _ in range(total >> 20):
+        crc = zlib.crc32(zeros, crc)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    entry = ForeignEntry("bomb", method, len(compressed), declared, crc, 0)
+    nbytes = 0
+    try:
+        for piece in inflate(memoryview(compressed), entry):
+            nbytes += len(piece)
+    except ArchiveFormatError as error:
+        print(error)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert nbytes <= declared
+    assert grown < 64 << 10, f"{grown} KiB"
+    print(nbytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("method", [DEFLATE, BZIP2, LZMA], ids=["deflate", "bzip2", "lzma"])
+def test_a_gibibyte_declared_as_ten_bytes_takes_little_memory(method: int) -> None:
+    *messages, nbytes = run(BOMB, str(method), "10").splitlines()
+    assert len(messages) == 1
+    assert messages[0].startswith("entry 'bomb': expected")
+    assert int(nbytes) <= 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("method", [DEFLATE, BZIP2, LZMA], ids=["deflate", "bzip2", "lzma"])
+def test_a_gibibyte_declared_as_such_takes_little_memory(method: int) -> None:
+    assert run(BOMB, str(method), str(1 << 30)) == f"{1 << 30}\n"
+
+
+DEFLATE64_BOMB = """
+    import resource, sys, zlib
+    from onnxarchive.errors import ArchiveFormatError
+    from onnxarchive.zipformat.foreign import ForeignEntry
+    from onnxarchive.zipformat.inflate import inflate
+
+    compressed = bytes.fromhex(sys.stdin.read()) if len(sys.argv) == 1 else b""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    entry = ForeignEntry("bomb", 9, len(compressed), 10, 0, 0)
+    try:
+        list(inflate(memoryview(compressed), entry))
+    except ArchiveFormatError as error:
+        print(error)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 64 << 10, f"{grown} KiB"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_a_deflate64_bomb_takes_little_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DEFLATE64_BOMB)],
+        input=longest_matches(1 << 14).hex(),  # a GiB
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.stdout == "entry 'bomb': expected 10 bytes inflated, found more\n"
+
+
+ZIPFILE_STATE = """
+    import sys, zipfile, zlib
+
+    def state():
+        classes = [value for value in vars(zipfile).values() if isinstance(value, type)]
+        return [dict(vars(zipfile)), *(dict(vars(item)) for item in classes)]
+
+    before = state()
+    from onnxarchive.zipformat.foreign import ForeignEntry
+    from onnxarchive.zipformat.inflate import inflate
+
+    def take(method, compressed):
+        entry = ForeignEntry("w", method, len(compressed), 3, zlib.crc32(b"one"), 0)
+        assert b"".join(inflate(memoryview(compressed), entry)) == b"one"
+
+    def loaded():
+        return [name for name in sys.modules if "deflate64" in name]
+
+    stored_block = b"\\1\\3\\0\\xfc\\xffone"
+    take(0, b"one")
+    take(8, stored_block)
+    assert not loaded(), loaded()
+    assert state() == before
+"""
+
+
+def test_no_deflate64_leaves_its_package_alone_and_zipfile_as_it_was() -> None:
+    run(ZIPFILE_STATE)
+
+
+def test_deflate64_leaves_zipfile_as_it_was() -> None:
+    run(
+        ZIPFILE_STATE
+        + """
+    take(9, stored_block)
+    take(9, stored_block)
+    assert state() == before
+    assert not loaded(), loaded()
+    """
+    )
+
+
+def test_deflate64_leaves_its_package_to_those_who_import_it_later() -> None:
+    run(
+        ZIPFILE_STATE
+        + """
+    take(9, stored_block)
+    import zipfile_deflate64
+    assert zipfile.ZIP_DEFLATED64 == 9
+    assert zipfile._get_decompressor(9).decompress(stored_block) == b"one"
+    assert state() != before
+    take(9, stored_block)
+    """
+    )
+
+
+def test_deflate64_leaves_its_package_to_those_who_imported_it_before() -> None:
+    run(
+        """
+    import zipfile_deflate64
+    """
+        + ZIPFILE_STATE.replace("assert not loaded(), loaded()", "")
+        + """
+    take(9, stored_block)
+    assert state() == before
+    assert zipfile.ZIP_DEFLATED64 == 9
+    """
+    )
+
+
+def test_deflate64_without_its_package_is_an_error_that_names_it() -> None:
+    printed = run(
+        """
+    import sys
+    from importlib.machinery import PathFinder
+    found = PathFinder.find_spec
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not PathFinder]
+
+    class Others:
+        def find_spec(name, path=None, target=None):
+            return None if name.startswith("zipfile_deflate64") else found(name, path, target)
+
+    sys.meta_path.append(Others)
+    from onnxarchive.errors import UnsupportedFeatureError
+    from onnxarchive.zipformat.foreign import ForeignEntry
+    from onnxarchive.zipformat.inflate import inflate
+    try:
+        list(inflate(memoryview(b""), ForeignEntry("w", 9, 0, 0, 0, 0)))
+    except UnsupportedFeatureError as error:
+        print(error)
+    """
+    )
+    assert "pip install zipfile-deflate64" in printed

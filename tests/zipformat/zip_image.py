@@ -1,0 +1,253 @@
+"""An archive taken apart, for tests that change one thing in it; its file is sparse.
+
+Entries may be of any size: where their data would lie, the file has zeros that nobody stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from onnxarchive.errors import Report
+from onnxarchive.zipformat import directory, layout
+from onnxarchive.zipformat.directory import Directory
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    LocalHeader,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+CRC32 = 0xC0FFEE
+
+
+class Findings(Report):
+    """Keeps the rules that are broken, and the entries that break them."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+        self.entries: list[str | None] = []
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        assert message
+        self.rules.append(rule)
+        self.entries.append(entry)
+
+
+class Sparse:
+    """A file that holds some bytes at some offsets, and zeros between them."""
+
+    def __init__(self, segments: Iterable[tuple[int, bytes]]) -> None:
+        self.segments = list(segments)
+        self.size = max((offset + len(data) for offset, data in self.segments), default=0)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes from `offset`, fewer at the end."""
+        content = bytearray(max(0, min(size, self.size - offset)))
+        for start, data in self.segments:
+            low, high = max(start, offset), min(start + len(data), offset + len(content))
+            if low < high:
+                content[low - offset : high - offset] = data[low - start : high - start]
+        return bytes(content)
+
+
+def inspect(file: Sparse, report: Report) -> Directory | None:
+    """Checks all that can be checked without an entry's data, as opening and `check` do."""
+    tail = file.read(max(0, file.size - directory.TAIL_SIZE), directory.TAIL_SIZE)
+    bounds = directory.locate(tail, file.size, report)
+    if bounds is None:
+        return None
+    found = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
+    for entry, record in zip(found.entries, found.records, strict=True):
+        header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+        directory.check_local_header(header, entry, record, report)
+    return found
+
+
+@dataclass
+class Image:
+    """The headers of an archive, each to be changed, and where they lie.
+
+    The three fields of bytes stand where an archive has nothing.
+    """
+
+    offsets: list[int]
+    headers: list[LocalHeader]
+    records: list[DirectoryRecord]
+    directory_offset: int
+    zip64_record: Zip64EndRecord | None
+    locator: Zip64Locator | None
+    end: EndRecord
+    after_directory: bytes = b""
+    after_zip64_record: bytes = b""
+    after_end: bytes = b""
+
+    @classmethod
+    def of(cls, sizes: Iterable[tuple[str, int]], *, alignment: int = 64) -> Image:
+        """A sound archive with entries of these names and sizes."""
+        placements: list[Placement] = []
+        offset = 0
+        for name, nbytes in sizes:
+            placements.append(Placement(name.encode(), nbytes, CRC32, offset, alignment))
+            offset = placements[-1].end
+        directory_records = [placement.directory_record() for placement in placements]
+        directory_size = sum(record.packed_size for record in directory_records)
+        ends = layout.end_of_archive(len(placements), directory_size, offset)
+        end = EndRecord.unpack(ends, len(ends) - EndRecord.SIZE)
+        assert end is not None
+        return cls(
+            [placement.header_offset for placement in placements],
+            [placement.local_header() for placement in placements],
+            directory_records,
+            offset,
+            Zip64EndRecord.unpack(ends),
+            Zip64Locator.unpack(ends, Zip64EndRecord.SIZE),
+            end,
+        )
+
+    def tail(self) -> bytes:
+        """Directory and end records."""
+        return b"".join(
+            [
+                *(record.pack() for record in self.records),
+                self.after_directory,
+                self.zip64_record.pack() if self.zip64_record else b"",
+                self.after_zip64_record,
+                self.locator.pack() if self.locator else b"",
+                self.end.pack(),
+                self.after_end,
+            ]
+        )
+
+    def file(self) -> Sparse:
+        """The archive, put together as it is."""
+        headers = [header.pack() for header in self.headers]
+        segments = zip(self.offsets, headers, strict=True)
+        return Sparse([*segments, (self.directory_offset, self.tail())])
+
+    def change_record(self, index: int, **changes: Any) -> None:
+        """Changes a directory record; the end records follow its size."""
+        before = self.records[index].packed_size
+        self.records[index] = replace(self.records[index], **changes)
+        self.grow_directory(self.records[index].packed_size - before)
+
+    def change_header(self, index: int, **changes: Any) -> None:
+        """Changes a local header."""
+        self.headers[index] = replace(self.headers[index], **changes)
+
+    def grow_directory(self, by: int) -> None:
+        """Lets the end records state a larger directory."""
+        if self.zip64_record is None or self.locator is None:
+            self.end = replace(self.end, directory_size=self.end.directory_size + by)
+            return
+        size = self.zip64_record.directory_size + by
+        self.zip64_record = replace(self.zip64_record, directory_size=size)
+        self.locator = replace(self.locator, record_offset=self.locator.record_offset + by)
+
+    def move_directory(self, by: int) -> None:
+        """Moves directory and end records, which follow."""
+        self.directory_offset += by
+        if self.zip64_record is None or self.locator is None:
+            self.end = replace(self.end, directory_offset=self.end.directory_offset + by)
+            return
+        offset = self.zip64_record.directory_offset + by
+        self.zip64_record = replace(self.zip64_record, directory_offset=offset)
+        self.locator = replace(self.locator, record_offset=self.locator.record_offset + by)
+
+    def move_from(self, index: int, by: int) -> None:
+        """Moves an entry and all that follows; what states an offset of less than 4 GiB, too."""
+        for later in range(index, len(self.offsets)):
+            self.offsets[later] += by
+            self.change_record(later, header_offset=self.records[later].header_offset + by)
+        self.move_directory(by)
+
+    def count(self, count: int) -> None:
+        """Lets the end records state another number of entries."""
+        if self.zip64_record is None:
+            self.end = replace(self.end, disk_count=count, count=count)
+        else:
+            self.zip64_record = replace(self.zip64_record, disk_count=count, count=count)
+
+    def drop(self, index: int) -> None:
+        """Takes a record out of the directory and leaves its entry where it is."""
+        self.grow_directory(-self.records.pop(index).packed_size)
+        self.count(len(self.records))
+
+
+# Changes for tables. A value that is a function is given what was there.
+
+Change: TypeAlias = Callable[[Image], None]
+
+
+def _evaluated(record: object, changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        field: value(getattr(record, field)) if callable(value) else value
+        for field, value in changes.items()
+    }
+
+
+def plus(by: int) -> Callable[[int], int]:
+    """A number, `by` larger."""
+    return lambda value: value + by
+
+
+def in_record(index: int, **changes: Any) -> Change:
+    """Changes a directory record."""
+    return lambda image: image.change_record(index, **_evaluated(image.records[index], changes))
+
+
+def in_header(index: int, **changes: Any) -> Change:
+    """Changes a local header."""
+    return lambda image: image.change_header(index, **_evaluated(image.headers[index], changes))
+
+
+def in_both(index: int, **changes: Any) -> Change:
+    """Changes what both headers of an entry state."""
+    return together(in_record(index, **changes), in_header(index, **changes))
+
+
+def in_end(**changes: Any) -> Change:
+    """Changes the end record."""
+
+    def change(image: Image) -> None:
+        image.end = replace(image.end, **_evaluated(image.end, changes))
+
+    return change
+
+
+def in_zip64_record(**changes: Any) -> Change:
+    """Changes the Zip64 end record."""
+
+    def change(image: Image) -> None:
+        assert image.zip64_record is not None
+        image.zip64_record = replace(image.zip64_record, **_evaluated(image.zip64_record, changes))
+
+    return change
+
+
+def in_locator(**changes: Any) -> Change:
+    """Changes the Zip64 locator."""
+
+    def change(image: Image) -> None:
+        assert image.locator is not None
+        image.locator = replace(image.locator, **_evaluated(image.locator, changes))
+
+    return change
+
+
+def insert(field: str, data: bytes) -> Change:
+    """Puts bytes where there are none: `after_directory`, `after_zip64_record`, `after_end`."""
+    return lambda image: setattr(image, field, data)
+
+
+def together(*changes: Change) -> Change:
+    """Several changes, one after the other."""
+
+    def change(image: Image) -> None:
+        for single in changes:
+            single(image)
+
+    return change
