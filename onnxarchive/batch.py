@@ -86,7 +86,7 @@ def convert_many(
     Args:
         sources: Files and trees, as `find_models` takes them.
         out_dir: Where the archives go, each at its model's place in its tree, with the suffix
-            `.onnxa`. It and the folders below it are made.
+            `.onnxa`. It and the folders below it are made. What lies in it is no source.
         executor: Runs the conversions; any `concurrent.futures.Executor`, also one that reaches
             other machines, which then must see the same files under the same paths. None runs them
             one after another.
@@ -108,6 +108,8 @@ def convert_many(
     taken: dict[str, str] = {}
     for source in sources:
         for path, place in find_models(source):
+            if os.path.isdir(source) and _is_below(path, out):
+                continue  # what came of an earlier run
             target = os.path.join(out, _with_suffix(place))
             other = taken.setdefault(os.path.normcase(target), path)
             if other != path:
@@ -136,6 +138,13 @@ def convert_many(
         except (Exception, CancelledError) as error:  # a worker that died, not a conversion
             note(index, Conversion(*work[index], None, f"the worker failed: {error!r}"))
     return [outcomes[index] for index in range(total)]
+
+
+def _is_below(path: str, directory: str) -> bool:
+    try:
+        return os.path.commonpath([os.path.abspath(path), directory]) == directory
+    except ValueError:  # on another drive
+        return False
 
 
 def _with_suffix(place: str) -> str:

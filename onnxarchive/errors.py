@@ -7,11 +7,32 @@ as Python raises them.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Rules about a CRC-32 and about a SHA-1.
 CHECKSUM_RULES = frozenset({"ZIP-15", "DATA-6"})
+
+# Rules that zips of other tools break, of which `convert` makes archives.
+MENDED_RULES = frozenset(
+    {
+        "ALIGN-1",
+        "ALIGN-2",
+        "ALIGN-3",
+        "DATA-2",
+        "DATA-3",
+        "KEY-1",
+        "MODEL-1",
+        "NAME-1",
+        "ZIP-12",
+        "ZIP-13",
+        "ZIP-14",
+        "ZIP-6",
+        "ZIP-8",
+        "ZIP-9",
+    }
+)
 
 __all__ = [
     "ArchiveError",
@@ -47,7 +68,14 @@ class ArchiveError(Exception):
     def __str__(self) -> str:
         file = f"{self.path}: " if self.path is not None else ""
         rule = f" [{self.rule}]" if self.rule is not None else ""
-        return f"{file}{self.message}{rule}"
+        return f"{file}{self.message}{rule}{self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        if self.path is None or self.rule not in MENDED_RULES:
+            return ""
+        command = f"onnxarchive convert {shlex.quote(self.path)} NEW.onnxa"
+        return f"; if another tool made this zip, '{command}' makes an archive of it"
 
 
 class ArchiveFormatError(ArchiveError, ValueError):

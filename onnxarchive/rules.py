@@ -31,12 +31,15 @@ class Rule:
         severity: `"error"`: a reader refuses the archive; `"warning"`: it does not.
         seen: What a reader needs to decide: `"open"`, `"header"` or `"data"`.
         text: What the rule demands, in a sentence.
+        mended: Whether a zip that breaks it may be one of another tool, of which `convert` makes an
+            archive.
     """
 
     id: str
     severity: str
     seen: str
     text: str
+    mended: bool = False
 
 
 @cache

@@ -41,7 +41,7 @@ def test_python_snippets_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snippets = blocks("python")
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
@@ -59,9 +59,10 @@ def test_commands_run_one_after_another(
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
     own = [arguments for program, *arguments in commands if program == "onnxarchive"]
-    assert len(own) == 7
+    assert len(own) == 9
     for arguments in own:
         assert main(arguments) == 0, f"{arguments}: {capsys.readouterr().err}"
+    assert (directory / "many" / "model.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
     assert (directory / "extracted" / "__MODEL_PROTO").exists()
 
@@ -85,6 +86,6 @@ def test_every_option_that_the_readme_names_is_one(capsys: pytest.CaptureFixture
     assert main(["convert", "--help"]) == 0
     help_text = capsys.readouterr().out
     options = re.findall(r"^\| `(--[a-z-]+)", README, re.MULTILINE)
-    assert len(options) == 4
+    assert len(options) == 9
     for option in options:
         assert option in help_text

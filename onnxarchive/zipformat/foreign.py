@@ -111,6 +111,7 @@ class ForeignEntry:
         nbytes: Size of its data in bytes once inflated, as both headers declare it.
         crc32: CRC-32 of its data once inflated, as both headers declare it.
         data_offset: Where its compressed data begins, in bytes from the start of the file.
+        has_end_marker: Whether compressed data of LZMA end with a marker.
     """
 
     name: str
@@ -119,6 +120,7 @@ class ForeignEntry:
     nbytes: int
     crc32: int
     data_offset: int
+    has_end_marker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ def read(view: memoryview) -> ForeignZip:
             item.nbytes,
             item.crc32,
             data_offsets[item.header_offset],
+            bool(item.flags & records.FLAG_LZMA_END_MARKER) and item.method == records.METHOD_LZMA,
         )
         for item in listed
         if not item.is_folder

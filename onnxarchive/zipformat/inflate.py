@@ -49,9 +49,9 @@ _LZMA_HEADER = struct.Struct("<2BH")
 _LZMA_PROPERTIES = struct.Struct("<BI")
 _LZMA_PROPERTY_LIMIT = 9 * 5 * 5  # lc, lp and pb in one byte
 _LZMA_MIN_DICTIONARY_SIZE = 1 << 12
-# After the last symbol, an encoder has at most this many bytes to write: an end marker of 16 bits
-# in contexts that cost up to 7 bits each, and 26 bits that cost one, and 5 bytes to flush.
-_LZMA_TAIL_SIZE = 24
+# The header of a .lzma: the properties and the size, which is this where an end marker tells it.
+_LZMA_FILE_HEADER = struct.Struct("<BIQ")
+_LZMA_UNKNOWN_SIZE = records.UINT64_MAX
 
 _ZLIB_ERROR = cast("type[Exception]", zlib_ng.error)
 # What the decompressors raise about data that are not theirs.
@@ -108,18 +108,11 @@ def _damaged(entry: ForeignEntry, message: str) -> ArchiveFormatError:
 
 def _require_whole(entry: ForeignEntry, is_at_end: bool, unused: int) -> None:
     """The compressed data must end where the entry ends, by what they say themselves."""
+    expected = f"expected {entry.compressed_nbytes} bytes of compressed data"
     if not is_at_end:
-        raise _damaged(
-            entry,
-            f"expected {entry.compressed_nbytes} bytes of compressed data to be all, found them to "
-            f"end too early",
-        )
+        raise _damaged(entry, f"{expected}, found that they do not end there")
     if unused:
-        raise _damaged(
-            entry,
-            f"expected {entry.compressed_nbytes} bytes of compressed data, found that the last "
-            f"{unused} are unused",
-        )
+        raise _damaged(entry, f"{expected}, found that they end before")
 
 
 def _slices(data: memoryview, size: int) -> Iterator[memoryview]:
@@ -149,47 +142,14 @@ def _deflated(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
 
 
 def _bzipped(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
-    decoder = bz2.BZ2Decompressor()
-    fed = 0
-    for piece in _slices(data, _INPUT_SIZE):
-        fed += len(piece)
-        yield decoder.decompress(piece, PIECE_SIZE)
-        while not (decoder.needs_input or decoder.eof):
-            yield decoder.decompress(b"", PIECE_SIZE)
-        if decoder.eof:
-            break
-    _require_whole(entry, decoder.eof, len(data) - fed + len(decoder.unused_data))
+    return _decompressed(bz2.BZ2Decompressor(), data, entry)
 
 
 def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
-    """LZMA with or without an end marker (flag bit 1 says which, and nothing depends on it).
+    """Decodes as a .lzma, which has the same data under another header.
 
-    Without one the data do not say where they end, so they must not give all bytes before the last
-    few bytes of them have come.
+    A raw decoder would not know where data without an end marker end, and make something up.
     """
-    decoder, header_size = _lzma_decoder(data, entry)
-    data = data[header_size:]
-    body = data[: max(0, len(data) - _LZMA_TAIL_SIZE)]
-    tail = data[len(body) :]
-    fed = 0
-    remaining = entry.nbytes
-    for piece in itertools.chain(_slices(body, _INPUT_SIZE), [tail]):
-        if decoder.eof or (body and not remaining):
-            break
-        fed += len(piece)
-        rest: bytes | memoryview = piece
-        while remaining:
-            inflated = decoder.decompress(rest, min(PIECE_SIZE, remaining))
-            remaining -= len(inflated)
-            yield inflated
-            if decoder.eof or decoder.needs_input:
-                break
-            rest = b""
-    _require_whole(entry, not remaining, len(data) - fed + len(decoder.unused_data))
-
-
-def _lzma_decoder(data: memoryview, entry: ForeignEntry) -> tuple[lzma.LZMADecompressor, int]:
-    """A decoder by the header of LZMA data, and the size of that header (APPNOTE 5.8.8)."""
     header_size = _LZMA_HEADER.size + _LZMA_PROPERTIES.size
     if len(data) < header_size:
         raise _damaged(entry, f"expected an LZMA header of {header_size} bytes, found {len(data)}")
@@ -209,16 +169,24 @@ def _lzma_decoder(data: memoryview, entry: ForeignEntry) -> tuple[lzma.LZMADecom
             f"{MAX_LZMA_DICTIONARY_SIZE} bytes, found {needed_size}",
             entry=entry.name,
         )
-    rest, literal_context_bits = divmod(packed, 9)
-    position_bits, literal_position_bits = divmod(rest, 5)
-    lzma1 = {
-        "id": lzma.FILTER_LZMA1,
-        "dict_size": needed_size,
-        "lc": literal_context_bits,
-        "lp": literal_position_bits,
-        "pb": position_bits,
-    }
-    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[lzma1]), header_size
+    size = _LZMA_UNKNOWN_SIZE if entry.has_end_marker else entry.nbytes
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
+    decoder.decompress(_LZMA_FILE_HEADER.pack(packed, needed_size, size))
+    yield from _decompressed(decoder, data[header_size:], entry)
+
+
+def _decompressed(
+    decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: memoryview, entry: ForeignEntry
+) -> Iterator[bytes]:
+    fed = 0
+    for piece in _slices(data, _INPUT_SIZE):
+        if decoder.eof:
+            break
+        fed += len(piece)
+        yield decoder.decompress(piece, PIECE_SIZE)
+        while not (decoder.needs_input or decoder.eof):
+            yield decoder.decompress(b"", PIECE_SIZE)
+    _require_whole(entry, decoder.eof, len(data) - fed + len(decoder.unused_data))
 
 
 class _Deflate64Decoder(Protocol):

@@ -42,13 +42,14 @@ def _inputs(nodes: Iterable[NodeProto]) -> list[list[str]]:
     return [list(node.input) for node in nodes]
 
 
-def _taking(*names: str, output: str = "", **graphs: GraphProto) -> NodeProto:
+def _taking(*names: str, **graphs: GraphProto) -> NodeProto:
     """A node that takes these values and has these subgraphs."""
     attributes = [attribute(name, g=graph) for name, graph in graphs.items()]
-    outputs = [output] if output else []
-    return NodeProto(
-        op_type="Any", domain="test", input=names, output=outputs, attribute=attributes
-    )
+    return NodeProto(op_type="Any", domain="test", input=names, attribute=attributes)
+
+
+def _giving(output: str, *names: str) -> NodeProto:
+    return NodeProto(op_type="Any", domain="test", input=names, output=[output])
 
 
 def _graph(*tensor_names: str, nodes: Sequence[NodeProto] = (), **fields: Any) -> GraphProto:
@@ -320,7 +321,7 @@ def test_a_name_that_a_graph_defines_twice_is_left_alone(name: str) -> None:
     twice = _model("a", "b", name)
     sparse = _model("a", "b")
     sparse.graph.sparse_initializer.add().values.CopyFrom(raw_tensor(name))
-    output = _model("a", "b", nodes=[_taking("b", "a", output=name)])
+    output = _model("a", "b", nodes=[_giving(name, "b", "a")])
     for model in (twice, sparse, output):
         assert _deduplicated(model).model == model
 
@@ -376,7 +377,7 @@ def test_a_capture_is_renamed_at_any_depth() -> None:
         GraphProto(input=[_value("b")]),
         GraphProto(initializer=[raw_tensor("b", seed=1)]),
         GraphProto(sparse_initializer=[onnx.SparseTensorProto(values=raw_tensor("b", seed=1))]),
-        GraphProto(node=[_taking("x", output="b")]),
+        GraphProto(node=[_giving("b", "x")]),
     ],
     ids=["input", "initializer", "sparse initializer", "output of a node"],
 )
@@ -389,6 +390,14 @@ def test_a_name_that_a_subgraph_defines_anew_is_not_renamed_in_it(shadowing: Gra
     assert _names(done.graph) == ["a"]
     assert _inputs(done.graph.node) == [["a"], ["a"]]
     assert done.graph.node[0].attribute[0].g == inner
+
+
+def test_no_subgraph_is_made_to_capture_what_another_one_shadows() -> None:
+    taking, shadowing = _graph(nodes=[_taking("b")]), _graph(input=[_value("a")])
+    model = _model("a", "b", nodes=[_taking(taking=taking, shadowing=shadowing), _taking("b")])
+    assert _deduplicated(model).model == model
+    model = _model("a", "b", nodes=[_taking("b", shadowing=shadowing)])
+    assert _names(_deduplicated(model).model.graph) == ["a"]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -423,7 +432,7 @@ def test_a_name_that_a_subgraph_gives_up_is_free_for_that_of_the_graph_around_it
 
 def test_initializers_of_different_graphs_stay() -> None:
     graphs = {name: _graph(name, nodes=[_taking(name, "a")]) for name in ("then", "else")}
-    model = _model("a", nodes=[_taking("a", output="", **graphs)])
+    model = _model("a", nodes=[_taking("a", **graphs)])
     assert _deduplicated(model).model == model
 
 
@@ -464,7 +473,7 @@ def test_graphs_in_functions_are_looked_at_and_functions_see_nothing_of_the_call
 
 
 def test_subgraphs_may_be_nested_deeper_than_python_recurses() -> None:
-    depth = 3000
+    depth = 1100
     model = _model("a", "b")
     graph = model.graph
     for _ in range(depth):
@@ -782,14 +791,20 @@ class _Runnable:
         self._count += 1
         return f"v{self._count}"
 
-    def _graph(self, visible: list[str], depth: int) -> GraphProto:
+    def _graph(self, outer: list[str], depth: int, state: str | None = None) -> GraphProto:
         draw = self._draw
-        own = draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True))
+        own = draw(st.lists(st.sampled_from("abc"), max_size=3, unique=True))
+        # onnxruntime mixes up values of one name if one is captured and the other shadows it.
+        captured = [*outer, *(self._new() for _ in range(draw(st.integers(1, 3))))]
         graph = GraphProto(name="graph")
-        for name in own:
-            tensor = numpy_helper.from_array(np.full(2, draw(st.integers(1, 2)), np.float32), name)
-            graph.initializer.append(typed(tensor) if draw(st.booleans()) else tensor)
-        visible = sorted({*visible, *own})
+        for name in draw(st.permutations([*own, *captured[len(outer) :]])):
+            if name != state:
+                value = np.full(2, draw(st.integers(1, 2)), np.float32)
+                tensor = numpy_helper.from_array(value, name)
+                graph.initializer.append(typed(tensor) if draw(st.booleans()) else tensor)
+        visible = [*captured, *own]
+        if state is not None:
+            visible.append(state)
         result = draw(st.sampled_from(visible))
         for _ in range(draw(st.integers(1, 4))):
             kind = draw(st.sampled_from(["Add", "Add", "If", "Loop"] if depth else ["Add"]))
@@ -798,25 +813,24 @@ class _Runnable:
                 inputs = [result, draw(st.sampled_from(visible))]
                 graph.node.append(helper.make_node("Add", inputs, [output]))
             elif kind == "If":
-                branches = {
-                    name: self._graph(visible, depth - 1) for name in ("then_branch", "else_branch")
-                }
-                graph.node.append(helper.make_node("If", ["so"], [output], **branches))
+                node = helper.make_node("If", ["so"], [output])
+                for name in ("then_branch", "else_branch"):
+                    node.attribute.append(attribute(name, g=self._graph(captured, depth - 1)))
+                graph.node.append(node)
             else:
                 trips = draw(st.sampled_from(["trips", "trips_again"]))
-                body = self._body(visible, depth - 1)
+                body = self._body(captured, depth - 1)
                 inputs = [trips, "", draw(st.sampled_from(visible))]
                 graph.node.append(helper.make_node("Loop", inputs, [output], body=body))
-            visible = [*visible, output]
+            visible.append(output)
+            captured.append(output)
             result = output
         graph.output.append(_value(result, [2]))
         return graph
 
-    def _body(self, visible: list[str], depth: int) -> GraphProto:
-        state = self._draw(st.sampled_from([*"abcdef", self._new()]))
-        body = self._graph([*visible, state], depth)
-        if state in _names(body):
-            state = self._new()
+    def _body(self, outer: list[str], depth: int) -> GraphProto:
+        state = self._draw(st.sampled_from([*"abc", self._new()]))
+        body = self._graph(outer, depth, state)
         step, going, still = self._new(), self._new(), self._new()
         body.input.extend(
             [
@@ -835,12 +849,14 @@ def _runnable_models(draw: st.DrawFn) -> onnx.ModelProto:
     return _Runnable(draw).model()
 
 
-def _computed(model: onnx.ModelProto, is_so: bool) -> list[Any]:
+def _computed(model: onnx.ModelProto, is_so: bool, is_optimized: bool) -> list[Any]:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    if not is_optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     inputs = {"x": np.array([3, 5], np.float32), "so": np.array(is_so)}
     # Every default is overridden by a value of its own.
@@ -850,10 +866,10 @@ def _computed(model: onnx.ModelProto, is_so: bool) -> list[Any]:
     return [array.tolist() for array in found]
 
 
-@settings(deadline=None, max_examples=1500)
-@given(_runnable_models(), st.booleans(), st.data())
+@settings(deadline=None, max_examples=100)
+@given(_runnable_models(), st.booleans(), st.booleans(), st.data())
 def test_onnxruntime_computes_the_same(
-    model: onnx.ModelProto, is_so: bool, data: st.DataObject
+    model: onnx.ModelProto, is_so: bool, is_optimized: bool, data: st.DataObject
 ) -> None:
     onnx.checker.check_model(model, full_check=True)
     paths = [site.path for site in tensors.walk(model) if data.draw(st.booleans())]
@@ -864,7 +880,4 @@ def test_onnxruntime_computes_the_same(
     assert filled.graph.input == model.graph.input
     assert filled.graph.output == model.graph.output
     assert done.removed > 0  # the trips
-    if _computed(filled, is_so) != _computed(model, is_so):
-        open("/tmp/dd_a.onnx", "wb").write(model.SerializeToString())
-        open("/tmp/dd_b.onnx", "wb").write(filled.SerializeToString())
-    assert _computed(filled, is_so) == _computed(model, is_so)
+    assert _computed(filled, is_so, is_optimized) == _computed(model, is_so, is_optimized)
