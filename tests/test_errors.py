@@ -31,9 +31,9 @@ def test_rules_about_checksums_raise_checksum_errors(rule: str) -> None:
 
 
 def test_the_innermost_file_is_named() -> None:
-    with pytest.raises(ArchiveFormatError, match=r"^inner: message$") as caught:
-        with naming("outer"), naming("inner"):
-            raise ArchiveFormatError("message")
+    raised = pytest.raises(ArchiveFormatError, match=r"^inner: message$")
+    with raised as caught, naming("outer"), naming("inner"):
+        raise ArchiveFormatError("message")
     assert caught.value.path == "inner"
 
 

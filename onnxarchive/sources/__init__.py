@@ -23,7 +23,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace, plain, sha1
 from onnxarchive.zipformat import foreign
-from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.zipformat.records import EndRecord, LocalHeader
 from onnxarchive.zipformat.writer import Data, Stored
 
 # What torch.onnx up to 1.x puts into raw_data of a tensor whose bytes it writes to a file of the
@@ -34,6 +34,8 @@ _BASEPATH = frozenset({"basepath"})
 _MAX_LISTED = 20
 _MODEL_SUFFIX = ".onnx"
 # Folders and files that file managers leave in zips and directories.
+# What a zip begins with: an entry, or nothing but its end.
+_ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 _LITTER_FOLDER = "__MACOSX/"
 _LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
 
@@ -93,7 +95,7 @@ class _Opening:
         """A `.onnx`, an archive, or a zip that another tool made."""
         file = self._resources.enter_context(MappedFile(self._path))
         view = file.view()
-        if view[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE:
+        if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
             archive = self._strictly()
             return self._zip(view) if archive is None else self._archive(archive)
         place = DirectoryPlace(os.path.dirname(self._path) or os.curdir, self._resources)
@@ -133,7 +135,8 @@ class _Opening:
         moved = [replace(entry, name=entry.name.removeprefix(folder)) for entry in inside]
         place = ZipPlace(view, moved, self._resources)
         source = self._whole(place, name.removeprefix(folder))
-        outside = [entry.name for entry in read.entries if entry not in inside]
+        taken = {entry.name for entry in inside}
+        outside = [entry.name for entry in read.entries if entry.name not in taken]
         warnings = (*read.dropped, *_left_out(outside), *source.warnings)
         return replace(source, files=(self._path,), warnings=warnings)
 
@@ -142,7 +145,8 @@ class _Opening:
         file = place.find(name)
         assert file is not None  # it was listed
         external = self._external(_parse(file.whole()), place)
-        rest = [other for other in place.names if other not in {name, *external.locations}]
+        used = external.locations | {name}
+        rest = [other for other in place.names if other not in used]
         assets: dict[str, Data] = {}
         for other in rest:
             if other.startswith(ASSET_PREFIX):
@@ -161,13 +165,7 @@ class _Opening:
                 self._find(site, parsed, place, external)
             except ArchiveFormatError as error:
                 problems.append(f"{site}: {error.message.removeprefix(f'{site}: ')}")
-        if len(problems) > 1:
-            listed = problems[:_MAX_LISTED]
-            if len(listed) < len(problems):
-                listed.append(f"and {len(problems) - len(listed)} more")
-            problems = ["\n  ".join([f"{len(problems)} tensors have no data:", *listed])]
-        for problem in problems:
-            raise ArchiveFormatError(problem)
+        _require_none(problems)
         return external
 
     def _find(self, site: Site, parsed: _Parsed, place: Place, external: _External) -> None:
@@ -285,6 +283,18 @@ class _Embedded:
 
     def __iter__(self) -> Iterator[memoryview]:
         return wire.decode(self._model, self._span)
+
+
+def _require_none(problems: list[str]) -> None:
+    """Raises all problems of a model in one error."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise ArchiveFormatError(problems[0])
+    listed = [f"{len(problems)} tensors have no data:", *problems[:_MAX_LISTED]]
+    if len(problems) > _MAX_LISTED:
+        listed.append(f"and {len(problems) - _MAX_LISTED} more")
+    raise ArchiveFormatError("\n  ".join(listed))
 
 
 def _is_torch_placeholder(site: Site) -> bool:
