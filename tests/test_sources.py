@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from models import (
     attribute,
     every_tensor,
     external,
+    flip_byte,
     full_model,
     model_of,
     node,
@@ -23,7 +26,7 @@ from models import (
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import ArchiveError, ArchiveFormatError
+from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
 
 
 def _write(path: Path, model: onnx.ModelProto) -> Path:
@@ -523,3 +526,245 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
         onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
     assert len(os.listdir("/proc/self/fd")) == before
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+# Directories, zips and archives
+
+
+def _zip(source: Path, target: Path, *, folder: str = "", method: int = zipfile.ZIP_STORED) -> Path:
+    """Zips a directory as other tools do, all of it in a folder perhaps."""
+    with zipfile.ZipFile(target, "w", method) as file:
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                file.write(path, folder + str(path.relative_to(source)))
+    return target
+
+
+@pytest.fixture
+def extracted(tmp_path: Path) -> Path:
+    """A directory into which an archive with two assets was unzipped."""
+    archive = tmp_path / "first.onnxa"
+    onnxarchive.save(_weights(), archive, assets={"labels.txt": b"cat", "a/b": b"dog"})
+    onnxarchive.extract(archive, tmp_path / "extracted")
+    return tmp_path / "extracted"
+
+
+def test_an_archive_is_the_same_after_any_way_out_and_in(tmp_path: Path, extracted: Path) -> None:
+    expected = (tmp_path / "first.onnxa").read_bytes()
+    sources = [
+        tmp_path / "first.onnxa",
+        extracted,
+        _zip(extracted, tmp_path / "stored.zip"),
+        _zip(extracted, tmp_path / "deflated.zip", method=zipfile.ZIP_DEFLATED),
+        _zip(extracted, tmp_path / "folder.zip", folder="a folder/model/"),
+    ]
+    for source in sources:
+        onnxarchive.convert(source, tmp_path / "again.onnxa")
+        assert (tmp_path / "again.onnxa").read_bytes() == expected, source.name
+
+
+@pytest.mark.parametrize("kind", ["archive", "directory", "zip", "deflated"])
+def test_options_hold_for_every_source(tmp_path: Path, extracted: Path, kind: str) -> None:
+    source = {
+        "archive": lambda: tmp_path / "first.onnxa",
+        "directory": lambda: extracted,
+        "zip": lambda: _zip(extracted, tmp_path / "zip"),
+        "deflated": lambda: _zip(extracted, tmp_path / "zip", method=zipfile.ZIP_DEFLATED),
+    }[kind]()
+    before = source.read_bytes() if source.is_file() else b""
+    choices: list[dict[str, Any]] = [
+        {"size_threshold": 0},
+        {"size_threshold": 1 << 40},
+        {"size_threshold": 2000, "alignment": 4096},
+    ]
+    for options in choices:
+        assets = {"labels.txt": b"instead", "new": b"1"}
+        onnxarchive.convert(source, tmp_path / "m.onnxa", assets=assets, **options)
+        onnxarchive.save(
+            _weights(), tmp_path / "saved.onnxa", assets={"a/b": b"dog", **assets}, **options
+        )
+        assert (tmp_path / "m.onnxa").read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
+    assert (source.read_bytes() if source.is_file() else b"") == before
+
+
+@pytest.mark.parametrize("kind", ["directory", "zip"])
+@pytest.mark.parametrize(
+    "layout", [_one_file, _a_file_a_tensor, _by_hand, _in_folders], ids=lambda it: it.__name__
+)
+def test_a_model_and_its_data_convert_from_their_directory_or_zip(
+    tmp_path: Path, kind: str, layout: Any
+) -> None:
+    expected = _converted(_write(tmp_path / "single" / "m.onnx", _weights()))
+    (tmp_path / "source").mkdir()
+    layout(tmp_path / "source" / "any name.ONNX", _weights())
+    source = tmp_path / "source"
+    if kind == "zip":
+        source = _zip(source, tmp_path / "m.zip", folder="x/", method=zipfile.ZIP_DEFLATED)
+    onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert (tmp_path / "m.onnxa").read_bytes() == expected
+
+
+@pytest.mark.parametrize("kind", ["directory", "zip"])
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], "found none"),
+        (["a.onnx", "b.onnx"], "found 'a.onnx', 'b.onnx'"),
+        (["a.onnx", "__MODEL_PROTO"], "found '__MODEL_PROTO', 'a.onnx'"),
+    ],
+    ids=["none", "two", "both"],
+)
+def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str], found: str) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "weights.bin").write_bytes(b"x")
+    for name in names:
+        _write(tmp_path / "source" / name, _weights())
+    source = tmp_path / "source"
+    if kind == "zip":
+        source = _zip(source, tmp_path / "m.zip")
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert caught.value.path == str(source)
+    assert "one model" in str(caught.value)
+    for part in found.removeprefix("found ").split(", "):
+        assert part in str(caught.value)
+    assert not (tmp_path / "m.onnxa").exists()
+
+
+@pytest.mark.parametrize("kind", ["directory", "zip"])
+def test_what_no_tensor_names_is_left_out_with_a_warning(tmp_path: Path, kind: str) -> None:
+    _by_hand(tmp_path / "source" / "m.onnx", _weights())
+    (tmp_path / "source" / "README.md").write_bytes(b"read me")
+    (tmp_path / "source" / "assets").mkdir()
+    (tmp_path / "source" / "assets" / "labels.txt").write_bytes(b"cat")
+    source = tmp_path / "source"
+    if kind == "zip":
+        source = _zip(source, tmp_path / "m.zip")
+    with pytest.warns(UserWarning, match=r"left out.*README\.md") as caught:
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+    (warning,) = caught
+    assert str(warning.message).startswith(f"{source}: ")
+    assert warning.filename == __file__
+    assert "weights.bin" not in str(warning.message)
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert {path: bytes(data) for path, data in archive.assets.items()} == {
+            "labels.txt": b"cat"
+        }
+
+
+@pytest.mark.parametrize("kind", ["directory", "stored", "deflated"])
+def test_placeholders_of_torch_stand_for_files_of_their_name(tmp_path: Path, kind: str) -> None:
+    model = _weights()
+    (tmp_path / "source").mkdir()
+    for tensor in model.graph.initializer:
+        if tensor.HasField("raw_data"):
+            (tmp_path / "source" / tensor.name).write_bytes(tensor.raw_data)
+            tensor.raw_data = b"__EXTERNAL"
+    source = _write(tmp_path / "source" / "__MODEL_PROTO", model).parent
+    if kind != "directory":
+        method = zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED
+        source = _zip(source, tmp_path / "m.zip", method=method)
+    onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert onnxarchive.load(tmp_path / "m.onnxa") == _weights()
+
+
+def test_ten_bytes_that_are_a_placeholder_by_chance_are_kept(tmp_path: Path) -> None:
+    model = model_of(
+        TensorProto(name="w", data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
+    )
+    assert _loaded(_write(tmp_path / "m.onnx", model)) == model
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_checksum_is_compared_when_asked_for(models: Path, is_right: bool) -> None:
+    digest = hashlib.sha1(bytes(4096) if is_right else b"other").hexdigest()
+    tensor = external(raw_tensor("layer/w", dims=(300,)), "data.bin", checksum=digest.upper())
+    path = _write(models / "m.onnx", model_of(tensor, external(raw_tensor("v"), "data.bin")))
+    onnxarchive.convert(path, models / "m.onnxa")
+    assert onnxarchive.check(models / "m.onnxa", full=True) == []
+    if is_right:
+        onnxarchive.convert(path, models / "m.onnxa", verify_checksum=True)
+        assert onnxarchive.check(models / "m.onnxa", full=True) == []
+        return
+    with pytest.raises(ArchiveFormatError, match="'layer/w'") as caught:
+        onnxarchive.convert(path, models / "m.onnxa", verify_checksum=True)
+    assert hashlib.sha1(bytes(4096)).hexdigest() in str(caught.value)
+
+
+def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(_weights().SerializeToString() * 2)
+    with pytest.raises(ArchiveFormatError, match="graph"):
+        onnxarchive.convert(path, tmp_path / "m.onnxa")
+
+
+def test_a_damaged_zip_is_refused(tmp_path: Path, extracted: Path) -> None:
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        source = _zip(extracted, tmp_path / "m.zip", method=method)
+        with zipfile.ZipFile(source) as file:
+            info = file.getinfo("w4")
+        flip_byte(source, info.header_offset + 30 + 2 + info.compress_size // 2)
+        with pytest.raises(ArchiveFormatError, match="w4") as caught:
+            onnxarchive.convert(source, tmp_path / "m.onnxa")
+        assert str(source) in str(caught.value)
+        assert not (tmp_path / "m.onnxa").exists()
+
+
+def test_a_damaged_archive_is_not_converted(tmp_path: Path, extracted: Path) -> None:
+    source = tmp_path / "first.onnxa"
+    with onnxarchive.open(source) as archive:
+        entry = archive.entries["w4"]
+    flip_byte(source, entry.data_offset + 100)
+    with pytest.raises(ChecksumError, match="w4"):
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert not (tmp_path / "m.onnxa").exists()
+
+
+@pytest.mark.parametrize("location", ["../secret/data.bin", "/etc/hostname", "..", "w\\x"])
+@pytest.mark.parametrize("kind", ["directory", "zip"])
+def test_no_source_leads_out_of_itself(
+    tmp_path: Path, models: Path, kind: str, location: str
+) -> None:
+    source = _write(models / "m.onnx", model_of(external(raw_tensor("layer/w"), location))).parent
+    (models / "data.bin").unlink()
+    if kind == "zip":
+        source = _zip(models, tmp_path / "m.zip")
+    with pytest.raises(ArchiveFormatError, match="'layer/w'") as caught:
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert repr(location) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["directory", "zip", "archive"])
+def test_a_source_of_any_kind_is_not_written_over(
+    tmp_path: Path, extracted: Path, kind: str
+) -> None:
+    source, target = {
+        "directory": lambda: (extracted, extracted / "w4"),
+        "zip": lambda: (_zip(extracted, tmp_path / "m.zip"), tmp_path / "m.zip"),
+        "archive": lambda: (tmp_path / "first.onnxa", tmp_path / "first.onnxa"),
+    }[kind]()
+    before = target.read_bytes()
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.convert(source, target)
+    assert target.read_bytes() == before
+
+
+def test_the_working_directory_may_be_the_source(
+    tmp_path: Path, extracted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(extracted)
+    onnxarchive.convert(".", "../again.onnxa")
+    assert (tmp_path / "again.onnxa").read_bytes() == (tmp_path / "first.onnxa").read_bytes()
+
+
+def test_equal_initializers_become_one_when_asked_for(tmp_path: Path) -> None:
+    weight = raw_tensor("w", dims=(300,))
+    other = TensorProto(name="v", data_type=1, dims=[300], raw_data=weight.raw_data)
+    path = _write(
+        tmp_path / "m.onnx", model_of(weight, other, raw_tensor("x", dims=(300,), seed=1))
+    )
+    onnxarchive.convert(path, tmp_path / "m.onnxa")
+    assert len(onnxarchive.open(tmp_path / "m.onnxa").entries) == 4
+    onnxarchive.convert(path, tmp_path / "m.onnxa", dedupe=True)
+    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
+    assert len(onnxarchive.open(tmp_path / "m.onnxa").entries) == 3

@@ -63,8 +63,10 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
 
     - that are also an input of their graph, which a caller can override (up to IR version 3 all
       initializers are);
-    - of strings;
-    - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names.
+    - of strings, or with fields that this version of onnx does not know;
+    - whose name is empty, not UTF-8, or defined twice in their graph;
+    - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
+    - that a subgraph captures, where the name of the one that stays is shadowed in a subgraph.
 
     Of those that may be identical, judged by type and shape, each is read once for its CRC-32 and
     again to be compared. External data is gone through in the pieces that `resolve` gives; of data

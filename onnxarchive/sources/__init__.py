@@ -151,7 +151,10 @@ class _Opening:
         for other in rest:
             if other.startswith(ASSET_PREFIX):
                 asset = place.find(other)
-                assert asset is not None  # it was listed
+                if asset is None:
+                    raise ArchiveFormatError(
+                        f"expected a file, found the asset {other!r} to be a link to nothing"
+                    )
                 assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
         left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
         return Source(external.model, external.data, assets, warnings=left_out)
@@ -180,7 +183,7 @@ class _Opening:
         if is_external:
             reference = tensors.external_data(site, Report(), also_allowed=_BASEPATH)
             assert reference is not None  # the report would have raised
-        elif _is_torch_placeholder(site):
+        elif _is_torch_placeholder(site, place):
             reference = ExternalData(site.name, None, None, None)
             tensors.set_location(tensor, site.name)
         else:
@@ -210,6 +213,11 @@ class _Opening:
             raise ArchiveFormatError(
                 f"expected length {nbytes} for {data_type.name} of shape "
                 f"{list(tensor.dims)}, found {reference.length} in external_data"
+            )
+        if not is_external and file.nbytes != nbytes:
+            raise ArchiveFormatError(
+                f"expected {nbytes} bytes in {reference.location!r}, which torch.onnx wrote for "
+                f"this tensor alone, found {file.nbytes}"
             )
         offset = reference.offset or 0
         if offset + nbytes > file.nbytes:
@@ -297,13 +305,17 @@ def _require_none(problems: list[str]) -> None:
     raise ArchiveFormatError("\n  ".join(listed))
 
 
-def _is_torch_placeholder(site: Site) -> bool:
+def _is_torch_placeholder(site: Site, place: Place) -> bool:
     tensor = site.tensor
     if tensor.raw_data != _TORCH_PLACEHOLDER:
         return False
     data_type = tensors.stored_type(tensor)
-    # Ten bytes of data may be these by chance.
-    return data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER)
+    if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
+        return True
+    # A tensor of as many bytes may be these by chance: then no file is named after it.
+    with contextlib.suppress(ArchiveFormatError):
+        return place.find(site.name) is not None
+    return False
 
 
 def _is_model(name: str) -> bool:
@@ -312,6 +324,9 @@ def _is_model(name: str) -> bool:
 
 
 def _only(names: list[str]) -> str:
+    """The one model, or the one that lies in fewer folders than the others."""
+    depth = min((name.count("/") for name in names), default=0)
+    names = [name for name in names if name.count("/") == depth]
     if len(names) != 1:
         found = ", ".join(map(repr, names[:_MAX_LISTED])) or "none"
         raise ArchiveFormatError(

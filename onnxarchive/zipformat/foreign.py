@@ -76,10 +76,11 @@ _BEGINS_RECORD = re.compile(
 _UTF8_REMEDY = "pack it with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
 
 _CONTROL_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f]")
+# How tar and bsdtar begin the names of what is in the folder that they were told to pack.
+_HERE = "./"
 _DRIVE = re.compile("[A-Za-z]:")
 
 # 4.5.3: the order of a Zip64 field's values, and the number that says in a header: look there.
-_NBYTES, _COMPRESSED_NBYTES, _HEADER_OFFSET, _DISK = range(4)
 _SATURATED = (
     records.SATURATED_32,
     records.SATURATED_32,
@@ -87,6 +88,7 @@ _SATURATED = (
     records.SATURATED_16,
 )
 _ZIP64_CODES = ("Q", "Q", "Q", "I")
+_FULL_FORMS = [list(range(count)) for count in range(len(_ZIP64_CODES) + 1)]
 _VALUE_NAMES = ("uncompressed size", "compressed size", "header offset", "disk")
 
 # 4.3.9: CRC-32 and both sizes. The first four bytes may be missing or not, and which width a writer
@@ -489,6 +491,9 @@ def _name(record: DirectoryRecord) -> str:
         raise _format_error(
             f"expected a name in UTF-8, as it is marked, found the bytes {record.name!r}", shown
         ) from None
+    if name == _HERE:
+        return name  # a folder, which holds no data
+    name = name.removeprefix(_HERE)
     components = name.removesuffix("/").split("/")
     if not {"", ".", ".."}.isdisjoint(components) or "\\" in name or _DRIVE.match(name):
         raise _format_error(
@@ -577,9 +582,6 @@ def _zip64_values(extra: bytes, stated: Sequence[int], name: str) -> Mapping[int
     return _zip64_form(content, missing, [missing, *_FULL_FORMS], name)
 
 
-_FULL_FORMS = [list(range(count)) for count in range(len(_ZIP64_CODES) + 1)]
-
-
 def _missing(stated: Sequence[int]) -> list[int]:
     return [index for index, value in enumerate(stated) if value == _SATURATED[index]]
 
@@ -613,6 +615,8 @@ def _zip64_form(
     content: bytes, missing: Sequence[int], forms: Iterable[Sequence[int]], name: str
 ) -> Mapping[int, int]:
     """Reads a Zip64 field in the one form that has its length and all that is missing."""
+    if not (content or missing):
+        return {}
     for form in forms:
         layout = struct.Struct("<" + "".join(_ZIP64_CODES[index] for index in form))
         if layout.size == len(content) and set(missing) <= set(form):

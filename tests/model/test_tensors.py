@@ -395,6 +395,7 @@ def test_decimal_numbers_are_read(number: str, value: int) -> None:
         "1e3",
         "0x10",
         "\u0663",  # an Arabic digit
+        "1\u0663",
         "\uff11\uff16",  # wide digits
         "\u00b2",  # a superscript
         "16\0",

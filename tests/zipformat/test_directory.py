@@ -281,6 +281,12 @@ def shorten_local_extra(image: Image) -> None:
     image.change_header(0, extra=image.headers[0].extra[:-1])
 
 
+def state_no_alignment(image: Image) -> None:
+    """The alignment field has one byte; the name takes what it leaves."""
+    size = len(image.headers[0].extra) - 5
+    image.change_header(0, name=b"w" * (1 + size), extra=filler(0xD935, 5))
+
+
 def state_sizes_in_needless_zip64(image: Image) -> None:
     """Both headers are as they would be if 100 did not fit 32 bits."""
     saturated = {"compressed_size": 0xFFFFFFFF, "uncompressed_size": 0xFFFFFFFF}
@@ -438,6 +444,12 @@ ROWS: list[Row] = [
     ("ZIP-8", "an unknown method", small, in_both(0, method=0xFFFF)),
     ("ZIP-8 ZIP-7", "sizes that differ", small, in_record(0, compressed_size=plus(-1))),
     ("ZIP-8", "sizes that differ in both headers", small, in_both(0, compressed_size=plus(-1))),
+    (
+        "ZIP-8 ZIP64-4",
+        "sizes that differ in the Zip64 field",
+        large,
+        in_record(1, extra=zip64(GIB_4 + 1, GIB_4 + 2)),
+    ),
     ("ZIP-9", "encrypted", small, in_both(0, flags=0x0001)),
     ("ZIP-9", "data descriptor", small, in_both(0, flags=0x0008)),
     ("ZIP-9", "strongly encrypted", small, in_both(0, flags=0x0041)),
@@ -531,6 +543,7 @@ ROWS: list[Row] = [
             1, lambda size: alignment_field(64, bytes(size - 26)) + zip64(GIB_4 + 1, GIB_4 + 1)
         ),
     ),
+    ("ZIP-7 ZIP-14", "an alignment field of one byte", small, state_no_alignment),
     ("ZIP64-1", "a count stated twice", large, in_end(disk_count=4, count=4)),
     ("ZIP64-1", "one count stated twice", large, in_end(count=4)),
     ("ZIP64-1", "a size stated twice", large, in_end(directory_size=1)),
@@ -617,6 +630,28 @@ def test_every_rule_of_the_zip_is_broken_by_a_row() -> None:
     families = ("ZIP-", "ZIP64-", "ALIGN-")
     # ZIP-15 is about data.
     assert broken == {rule for rule in rules() if rule.startswith(families)} - {"ZIP-15"}
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        (small, in_both(0, flags=0x0001), r"expected flags 0x0000, found 0x0001 \(encrypted\)"),
+        (small, in_both(0, flags=0x0008), r"found 0x0008 \(sizes in a data descriptor\)"),
+        (small, in_both(2, flags=0), "entry 'assets/é': expected flags 0x0800, found 0x0000"),
+        (large, in_record(1, extra=filler(0xCAFE, 4)), r"fields \[0x0001\], found \[0xcafe\]"),
+        (small, in_extra(0, lambda size: filler(0xCAFE, size)), r"\[0xd935\], found \[0xcafe\]"),
+        (small, in_header(0, crc32=7), rf"expected crc32 {CRC32} as in the directory, found 7"),
+        (small, in_end(disk=3), "expected disk 0 in the end record, found 3 and 0"),
+        (large, in_locator(disks=5), "expected disk 0 of 1 in the Zip64 locator, found 0 of 5"),
+    ],
+)
+def test_what_was_expected_and_what_was_found_is_said(
+    base: Callable[[], Image], change: Change, message: str
+) -> None:
+    image = base()
+    change(image)
+    with pytest.raises(ArchiveFormatError, match=message):
+        inspect(image.file(), Report())
 
 
 def test_a_name_that_is_not_utf8_is_refused() -> None:
@@ -866,6 +901,9 @@ def test_changed_bytes_are_reported_or_harmless_and_never_a_crash(
     file = edited(base(), edits)
     findings = Findings()
     found = inspect(file, findings)
+    for entry in found.entries if found else ():
+        assert 0 <= entry.header_offset < entry.data_offset
+        assert entry.data_offset + entry.nbytes <= file.size
     if findings.rules:
         with pytest.raises(ArchiveFormatError) as caught:
             inspect(file, Report())

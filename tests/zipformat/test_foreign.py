@@ -632,7 +632,8 @@ REFUSED = {
             "a//b",
             "a//",
             ".",
-            "./a",
+            "././a",
+            "./../a",
             "a/.",
             "..",
             "../a",
@@ -701,12 +702,6 @@ def test_an_empty_folder_may_be_deflated() -> None:
 def test_lzma_needs_version_63() -> None:
     item = part("a", b"", method=14, version_needed=63)
     assert [entry.method for entry in read(Zip([item]).pack()).entries] == [14]
-
-
-def test_a_zip_of_65535_entries_needs_no_zip64_record() -> None:
-    # So Python's zipfile writes it.
-    file = Zip([part(f"{index}", b"") for index in range(0xFFFF)])
-    assert len(read(file.pack()).entries) == 0xFFFF
 
 
 def test_more_entries_than_the_limit_are_refused_before_any_is_read() -> None:

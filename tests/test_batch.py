@@ -1,0 +1,418 @@
+"""Many conversions at once: what is found, what comes of each, on whatever executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import (
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+import pytest
+from models import model_of, raw_tensor, run_python
+
+import onnxarchive
+from onnxarchive import Conversion, convert_many
+from onnxarchive.batch import find_models
+
+MakeExecutor: TypeAlias = Callable[[], Any]
+
+
+def _model(seed: int) -> onnx.ModelProto:
+    return model_of(raw_tensor("w", dims=(1000,), seed=seed))
+
+
+def _write(path: Path, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_model(seed).SerializeToString())
+    return path
+
+
+def _tree(top: Path) -> Path:
+    """Models of every kind in a tree, and a broken one."""
+    _write(top / "b.onnx", 1)
+    _write(top / "deep" / "down" / "c.ONNX", 2)
+    (top / "deep" / "a.onnx").write_bytes(b"broken")
+    onnxarchive.save(_model(3), top / "deep" / "made.onnxa")
+    onnxarchive.save(_model(4), top / "made.onnxa")
+    (top / "unzipped").mkdir()
+    onnxarchive.extract(top / "made.onnxa", top / "unzipped" / "model.dir")
+    (top / "made.onnxa").unlink()
+    (top / "notes.txt").write_bytes(b"words")
+    (top / "weights.bin").write_bytes(b"data")
+    return top
+
+
+PLACES = [
+    "b.onnx",
+    "deep/a.onnx",
+    "deep/made.onnxa",
+    "deep/down/c.ONNX",
+    "unzipped/model.dir",
+]
+TARGETS = {
+    "b.onnxa": 1,
+    "deep/made.onnxa": 3,
+    "deep/down/c.onnxa": 2,
+    "unzipped/model.dir.onnxa": 4,
+}
+
+
+def _found(source: Path | str) -> list[tuple[str, str]]:
+    return list(find_models(source))
+
+
+def _files(directory: Path) -> set[str]:
+    return {
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+def _check_tree(found: list[Conversion], top: Path, out: Path) -> None:
+    assert [item.source for item in found] == [str(top / place) for place in PLACES]
+    assert _files(out) == set(TARGETS)
+    for target, seed in TARGETS.items():
+        assert onnxarchive.load(out / target) == _model(seed)
+    (failed,) = [item for item in found if item.error is not None]
+    assert failed.source == str(top / "deep" / "a.onnx")
+    assert failed.error is not None
+    assert str(top / "deep" / "a.onnx") in failed.error
+    assert (failed.nbytes, failed.target) == (None, str(out / "deep" / "a.onnxa"))
+    for item in found:
+        if item is not failed:
+            assert item.nbytes == os.path.getsize(item.target)
+
+
+# What is found
+
+
+def test_a_tree_is_gone_through_in_order(tmp_path: Path) -> None:
+    top = _tree(tmp_path / "tree")
+    assert _found(top) == [(str(top / place), place) for place in PLACES]
+
+
+def test_a_file_is_a_model_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.touch()
+    assert _found(path) == [(str(path), "weights")]
+
+
+def test_a_directory_with_a_model_of_its_own_is_one_model(tmp_path: Path) -> None:
+    onnxarchive.save(_model(1), tmp_path / "m.onnxa", assets={"decoder.onnx": b"asset"})
+    onnxarchive.extract(tmp_path / "m.onnxa", tmp_path / "export")
+    assert _found(tmp_path / "export") == [(str(tmp_path / "export"), "export")]
+
+
+def test_the_working_directory_may_be_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = _tree(tmp_path / "tree")
+    monkeypatch.chdir(top)
+    assert [place for _, place in _found(".")] == PLACES
+    found = convert_many(["."], tmp_path / "out")
+    assert [os.path.relpath(item.source, top) for item in found] == PLACES
+    assert _files(tmp_path / "out") == set(TARGETS)
+    monkeypatch.chdir(top / "unzipped" / "model.dir")
+    assert [place for _, place in _found(".")] == ["model.dir"]
+
+
+def test_an_empty_tree_has_no_models(tmp_path: Path) -> None:
+    assert _found(tmp_path) == []
+    assert convert_many([tmp_path], tmp_path / "out") == []
+
+
+def test_a_source_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing\.onnx"):
+        convert_many([tmp_path / "missing.onnx"], tmp_path / "out")
+
+
+# Executors
+
+
+@contextmanager
+def _no_executor() -> Iterator[None]:
+    yield None
+
+
+def _processes() -> Executor:
+    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+@pytest.mark.parametrize(
+    "make", [_no_executor, lambda: ThreadPoolExecutor(4), _processes], ids=["none", "threads", "processes"]
+)
+def test_a_tree_keeps_its_shape_and_a_failure_stops_nothing(
+    tmp_path: Path, make: MakeExecutor
+) -> None:
+    top = _tree(tmp_path / "tree")
+    done: list[tuple[str, int, int]] = []
+    with make() as executor:
+        found = convert_many(
+            [top],
+            tmp_path / "out",
+            executor,
+            on_done=lambda item, count, total: done.append((item.source, count, total)),
+        )
+    _check_tree(found, top, tmp_path / "out")
+    assert sorted(source for source, _, _ in done) == sorted(item.source for item in found)
+    assert [(count, total) for _, count, total in done] == [(n, 5) for n in range(1, 6)]
+
+
+def test_a_dask_cluster_converts(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="distributed (Dask) is not installed")
+    top = _tree(tmp_path / "tree")
+    # In a process of its own: the cluster's threads and warnings are none of pytest's business.
+    code = f"""
+import json, sys
+from distributed import Client, LocalCluster
+from onnxarchive import convert_many
+
+if __name__ == "__main__":
+    with (
+        LocalCluster(
+            processes=True, n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        Client(cluster) as client,
+        client.get_executor() as executor,
+    ):
+        found = convert_many([{str(top)!r}], {str(tmp_path / "out")!r}, executor)
+    print("RESULT" + json.dumps([[i.source, i.target, i.nbytes, i.error] for i in found]))
+"""
+    printed = _run_script(tmp_path, code)
+    rows = _json_after(printed, "RESULT")
+    _check_tree([Conversion(*row) for row in rows], top, tmp_path / "out")
+
+
+def _json_after(text: str, mark: str) -> Any:
+    return json.loads(text[text.index(mark) + len(mark) :].splitlines()[0])
+
+
+def _run_script(directory: Path, code: str) -> str:
+    """Runs a program from a file, which processes that are spawned can import."""
+    script = directory / "script.py"
+    script.write_text(code)
+    launch = "import runpy, sys, warnings; warnings.resetwarnings(); "
+    launch += "sys.argv[:] = [sys.argv[1]]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return run_python(launch, script)
+
+
+class _Backwards(Executor):
+    """Runs the calls in the opposite order, when the results are wanted."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.append((future, lambda: fn(*args, **kwargs)))
+        if not self._thread.is_alive():
+            self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        time.sleep(0.2)
+        for future, call in reversed(self._calls):
+            future.set_result(call())
+
+
+def test_results_come_in_order_whatever_is_done_first(tmp_path: Path) -> None:
+    paths = [_write(tmp_path / f"{index}.onnx", index) for index in (3, 1, 2)]
+    done: list[str] = []
+    found = convert_many(
+        paths,
+        tmp_path / "out",
+        _Backwards(),
+        on_done=lambda item, _, __: done.append(item.source),
+    )
+    assert [item.source for item in found] == list(map(str, paths))
+    assert done == [str(path) for path in reversed(paths)]
+
+
+# What is told
+
+
+@pytest.mark.parametrize(
+    "make", [_no_executor, lambda: ThreadPoolExecutor(8), _processes], ids=["none", "threads", "processes"]
+)
+def test_each_model_has_its_own_warnings(tmp_path: Path, make: MakeExecutor) -> None:
+    count = 24
+    (tmp_path / "tree").mkdir()
+    for index in range(count):
+        directory = tmp_path / "tree" / f"{index:02}"
+        onnxarchive.save(_model(index), tmp_path / "m.onnxa")
+        onnxarchive.extract(tmp_path / "m.onnxa", directory)
+        (directory / f"litter{index:02}").touch()
+    with make() as executor:
+        found = convert_many([tmp_path / "tree"], tmp_path / "out", executor)
+    assert [item.error for item in found] == [None] * count
+    for index, item in enumerate(found):
+        (warning,) = item.warnings
+        assert f"litter{index:02}" in warning
+
+
+def test_threads_leave_the_warnings_of_the_process_as_they_were(tmp_path: Path) -> None:
+    code = """
+import sys, warnings
+from concurrent.futures import ThreadPoolExecutor
+import onnxarchive
+before = (warnings.showwarning, list(warnings.filters))
+with ThreadPoolExecutor(8) as executor:
+    onnxarchive.convert_many([sys.argv[1]], sys.argv[2], executor)
+assert (warnings.showwarning, list(warnings.filters)) == before
+"""
+    for index in range(40):
+        _write(tmp_path / "tree" / f"{index}.onnx", index)
+    for attempt in range(3):
+        run_python(code, tmp_path / "tree", tmp_path / f"out{attempt}")
+
+
+def test_options_are_passed_on(tmp_path: Path) -> None:
+    path = _write(tmp_path / "m.onnx")
+    options: dict[str, Any] = {"alignment": 4096, "assets": {"a.txt": b"a"}, "size_threshold": 0}
+    (found,) = convert_many([path], tmp_path / "out", **options)
+    onnxarchive.convert(path, tmp_path / "m.onnxa", **options)
+    assert Path(found.target).read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+
+
+# Targets
+
+
+def test_two_models_with_one_target_are_one_model_and_one_failure(tmp_path: Path) -> None:
+    first = _write(tmp_path / "tree" / "m.onnx", 1)
+    onnxarchive.save(_model(2), tmp_path / "tree" / "m.onnxa")
+    found = convert_many([tmp_path / "tree"], tmp_path / "out")
+    assert [item.error is None for item in found] == [True, False]
+    assert found[1].error is not None
+    assert str(first) in found[1].error
+    assert onnxarchive.load(tmp_path / "out" / "m.onnxa") == _model(1)
+
+
+def test_models_of_the_same_name_in_two_trees_clash(tmp_path: Path) -> None:
+    trees = [tmp_path / "a", tmp_path / "b"]
+    for seed, tree in enumerate(trees):
+        _write(tree / "sub" / "m.onnx", seed)
+    with ThreadPoolExecutor(2) as executor:
+        found = convert_many(trees, tmp_path / "out", executor)
+    assert [item.error is None for item in found] == [True, False]
+    assert onnxarchive.load(tmp_path / "out" / "sub" / "m.onnxa") == _model(0)
+
+
+def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:
+    _write(tmp_path / "tree" / "a.onnx", 1)
+    _write(tmp_path / "tree" / "b.onnx", 2)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.onnxa").write_bytes(b"old")
+    found = convert_many([tmp_path / "tree"], tmp_path / "out", replace=False)
+    assert [item.error is None for item in found] == [False, True]
+    assert "exists" in str(found[0].error)
+    assert (tmp_path / "out" / "a.onnxa").read_bytes() == b"old"
+    found = convert_many([tmp_path / "tree"], tmp_path / "out")
+    assert [item.error for item in found] == [None, None]
+    assert onnxarchive.load(tmp_path / "out" / "a.onnxa") == _model(1)
+
+
+def test_a_model_is_not_written_over_by_its_own_archive(tmp_path: Path) -> None:
+    onnxarchive.save(_model(1), tmp_path / "m.onnxa")
+    before = (tmp_path / "m.onnxa").read_bytes()
+    (found,) = convert_many([tmp_path / "m.onnxa"], tmp_path)
+    assert "input" in str(found.error)
+    assert (tmp_path / "m.onnxa").read_bytes() == before
+
+
+def test_archives_of_an_earlier_run_are_no_sources(tmp_path: Path) -> None:
+    _write(tmp_path / "tree" / "a.onnx", 1)
+    for _ in range(2):
+        (found,) = convert_many([tmp_path / "tree"], tmp_path / "tree" / "out")
+        assert found.error is None
+    assert _files(tmp_path / "tree") == {"a.onnx", "out/a.onnxa"}
+
+
+def test_archives_may_go_to_a_folder_above_their_models(tmp_path: Path) -> None:
+    _write(tmp_path / "tree" / "deep" / "a.onnx", 1)
+    (found,) = convert_many([tmp_path / "tree"], tmp_path)
+    assert (found.error, found.target) == (None, str(tmp_path / "deep" / "a.onnxa"))
+
+
+def test_archives_may_go_beside_their_models(tmp_path: Path) -> None:
+    _write(tmp_path / "tree" / "deep" / "a.onnx", 1)
+    (found,) = convert_many([tmp_path / "tree"], tmp_path / "tree")
+    assert (found.error, found.target) == (None, str(tmp_path / "tree" / "deep" / "a.onnxa"))
+
+
+def test_a_target_that_cannot_be_made_is_one_failure(tmp_path: Path) -> None:
+    _write(tmp_path / "tree" / "deep" / "a.onnx", 1)
+    _write(tmp_path / "tree" / "b.onnx", 2)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "deep").touch()  # a file where a folder is needed
+    found = convert_many([tmp_path / "tree"], tmp_path / "out")
+    assert [item.error is None for item in found] == [True, False]
+
+
+# Workers that die
+
+
+def _die() -> None:
+    os._exit(3)
+
+
+def test_workers_that_die_are_failures_and_no_exception(tmp_path: Path) -> None:
+    for index in range(6):
+        _write(tmp_path / "tree" / f"{index}.onnx", index)
+    done: list[int] = []
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_die) as executor:
+        found = convert_many(
+            [tmp_path / "tree"],
+            tmp_path / "out",
+            executor,
+            on_done=lambda _, count, __: done.append(count),
+        )
+    assert len(found) == 6
+    assert all("worker failed" in str(item.error) for item in found)
+    assert done == list(range(1, 7))
+    assert _files(tmp_path / "out") == set()
+
+
+class _Breaking(Executor):
+    """Takes two calls; then its workers are dead, as those of a pool may be at any moment."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._taken += 1
+        if self._taken > 2:
+            raise BrokenProcessPool("a child process terminated abruptly")
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def test_workers_that_die_before_all_work_is_given_out_are_failures(tmp_path: Path) -> None:
+    paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(4)]
+    found = convert_many(paths, tmp_path / "out", _Breaking())
+    assert [item.error is None for item in found] == [True, True, False, False]
+    assert "terminated abruptly" in str(found[3].error)
+
+
+def test_an_interrupt_is_not_taken_for_a_failure(tmp_path: Path) -> None:
+    paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(4)]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for executor in (None, _Backwards()):
+        with pytest.raises(KeyboardInterrupt):
+            convert_many(paths, tmp_path / "out", executor, on_done=interrupt)

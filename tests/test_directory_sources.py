@@ -1,0 +1,361 @@
+"""Directories with one model and its data files, and the checksums that external data may have."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import pytest
+from models import attribute, external, model_of, node, raw_tensor, runnable_model
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+
+
+def _model() -> onnx.ModelProto:
+    model = model_of(
+        raw_tensor("a/w", dims=(2000,), seed=1),
+        raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
+        raw_tensor("small", dims=(3,), seed=3),
+    )
+    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
+    return model
+
+
+def _single(tmp_path: Path, model: onnx.ModelProto) -> bytes:
+    """The archive of a model, which all its sources shall give."""
+    onnxarchive.save(model, tmp_path / "expected.onnxa")
+    return (tmp_path / "expected.onnxa").read_bytes()
+
+
+def _converted(source: Path) -> bytes:
+    target = source.parent / "converted.onnxa"
+    onnxarchive.convert(source, target)
+    assert onnxarchive.check(target, full=True) == []
+    data = target.read_bytes()
+    target.unlink()
+    return data
+
+
+def _save(
+    directory: Path,
+    model: onnx.ModelProto,
+    *,
+    name: str = "m.onnx",
+    locations: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes a directory: each initializer is external, in one file or in that of its name."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    files: dict[str, bytes] = {}
+    for tensor in copy.graph.initializer:
+        location = (locations or {}).get(tensor.name, "weights.bin")
+        held = files.setdefault(location, b"")
+        raw_data = tensor.raw_data
+        tensor.CopyFrom(external(tensor, location, offset=len(held), length=len(raw_data)))
+        files[location] = held + raw_data
+    for location, content in files.items():
+        (directory / location).parent.mkdir(parents=True, exist_ok=True)
+        (directory / location).write_bytes(content)
+    (directory / name).write_bytes(copy.SerializeToString())
+    return directory
+
+
+# What it is
+
+
+def test_an_extracted_archive_converts_back_to_the_same_bytes(tmp_path: Path) -> None:
+    assets = {"labels.txt": b"cat\n", "größe/日本.json": b"{}", "empty": b""}
+    archive = tmp_path / "m.onnxa"
+    onnxarchive.save(_model(), archive, assets=assets, size_threshold=0)
+    onnxarchive.extract(archive, tmp_path / "m")
+    onnxarchive.convert(tmp_path / "m", tmp_path / "again.onnxa", size_threshold=0)
+    assert (tmp_path / "again.onnxa").read_bytes() == archive.read_bytes()
+    onnxarchive.convert(tmp_path / "m" / "__MODEL_PROTO", tmp_path / "again.onnxa")
+    with onnxarchive.open(tmp_path / "again.onnxa") as again:
+        assert dict(again.assets) == {}  # a file is a model without what lies around it
+
+
+@pytest.mark.parametrize("name", ["decoder.onnx", "__MODEL_PROTO", "deep/other.ONNX"])
+def test_an_asset_may_be_a_model_itself(tmp_path: Path, name: str) -> None:
+    archive = tmp_path / "m.onnxa"
+    asset = runnable_model().SerializeToString()
+    onnxarchive.save(_model(), archive, assets={name: asset})
+    onnxarchive.extract(archive, tmp_path / "m")
+    assert _converted(tmp_path / "m") == archive.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "My Model.ONNX", "__MODEL_PROTO"])
+def test_a_model_with_data_files_gives_the_archive_of_the_model(tmp_path: Path, name: str) -> None:
+    directory = _save(tmp_path / "m", _model(), name=name)
+    assert _converted(directory) == _single(tmp_path, _model())
+
+
+def test_data_files_may_lie_in_folders(tmp_path: Path) -> None:
+    locations = {"a/w": "weights/a.bin", "b": "weights/of the/b.bin", "small": "assets/small"}
+    directory = _save(tmp_path / "m", _model(), locations=locations)
+    assert _converted(directory) == _single(tmp_path, _model())
+
+
+def test_a_model_alone_in_a_directory_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "m.onnx").write_bytes(_model().SerializeToString())
+    assert _converted(tmp_path / "m") == _single(tmp_path, _model())
+
+
+def test_a_directory_may_be_given_by_a_link_or_from_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = _save(tmp_path / "real", _model())
+    (tmp_path / "link").symlink_to("real", target_is_directory=True)
+    assert _converted(tmp_path / "link") == _single(tmp_path, _model())
+    monkeypatch.chdir(directory)
+    onnxarchive.convert(".", tmp_path / "m.onnxa")
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+
+
+# Which model
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "m.onnx").rename(directory / "m.bin")
+    with pytest.raises(ArchiveFormatError, match="expected one model.*found none") as caught:
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+    assert str(caught.value).startswith(f"{directory}: ")
+    assert not (tmp_path / "m.onnxa").exists()
+
+
+@pytest.mark.parametrize("other", ["n.onnx", "__MODEL_PROTO"])
+def test_a_directory_with_two_models_is_refused_and_both_are_listed(
+    tmp_path: Path, other: str
+) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / other).write_bytes((directory / "m.onnx").read_bytes())
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+    assert "'m.onnx'" in str(caught.value)
+    assert repr(other) in str(caught.value)
+
+
+def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "folder.onnx").mkdir()
+    assert _converted(directory) == _single(tmp_path, _model())
+
+
+# What else lies there
+
+
+def test_assets_are_kept_and_given_ones_take_their_place(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    for name, content in {"a.txt": b"old a", "deep/b.txt": b"b", "z": b""}.items():
+        (directory / "assets" / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / "assets" / name).write_bytes(content)
+    target = tmp_path / "m.onnxa"
+    onnxarchive.convert(directory, target, assets={"a.txt": b"new a", "c": b"c"})
+    with onnxarchive.open(target) as archive:
+        found = {name: bytes(data) for name, data in archive.assets.items()}
+    assert found == {"a.txt": b"new a", "c": b"c", "deep/b.txt": b"b", "z": b""}
+    onnxarchive.save(_model(), tmp_path / "saved.onnxa", assets=found)
+    assert target.read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
+
+
+def test_other_files_are_left_out_with_a_warning_that_names_them(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "README.md").write_bytes(b"words")
+    (directory / "optimizer.bin").write_bytes(b"state")
+    with pytest.warns(UserWarning) as told:
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+    (warning,) = told
+    message = str(warning.message)
+    assert message.startswith(f"{directory}: left out")
+    assert message.endswith(": README.md, optimizer.bin")
+    assert warning.filename == __file__
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+
+
+def test_a_hundred_files_left_out_are_counted(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    for index in range(100):
+        (directory / f"other{index:02}").touch()
+    with pytest.warns(UserWarning, match="and 80 more"):
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+
+
+def test_a_directory_of_which_all_is_used_gives_no_warning(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _converted(directory)
+
+
+@pytest.mark.parametrize("place", ["weights.bin", "m.onnx", "assets/a.txt"])
+def test_a_link_that_leaves_the_directory_is_refused(tmp_path: Path, place: str) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "assets").mkdir()
+    (directory / "assets" / "a.txt").write_bytes(b"a")
+    (directory / place).rename(tmp_path / "outside")
+    (directory / place).symlink_to(tmp_path / "outside")
+    with pytest.raises(ArchiveFormatError, match="copy the file") as caught:
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+    assert repr(place) in str(caught.value)
+    assert str(tmp_path / "outside") in str(caught.value)
+    assert not (tmp_path / "m.onnxa").exists()
+
+
+def test_a_link_that_stays_in_the_directory_is_followed(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model(), locations={"a/w": "link.bin"})
+    (directory / "store").mkdir()
+    (directory / "link.bin").rename(directory / "store" / "blob")
+    (directory / "link.bin").symlink_to("store/blob")
+    assert _converted(directory) == _single(tmp_path, _model())
+
+
+def test_an_asset_that_is_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "assets").mkdir()
+    (directory / "assets" / "gone.txt").symlink_to("nowhere")
+    with pytest.raises((ArchiveFormatError, OSError), match=r"gone\.txt"):
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+
+
+def test_an_asset_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "assets").mkdir()
+    os.mkfifo(directory / "assets" / "pipe")
+    with pytest.raises(ArchiveFormatError, match="'assets/pipe'"):
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "weights.bin", "assets/a.txt"])
+def test_no_file_of_a_directory_is_written_over(tmp_path: Path, name: str) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "assets").mkdir()
+    (directory / "assets" / "a.txt").write_bytes(b"a")
+    before = (directory / name).read_bytes()
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.convert(directory, directory / name)
+    assert (directory / name).read_bytes() == before
+
+
+def test_a_failed_conversion_changes_nothing(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    os.truncate(directory / "weights.bin", 9000)
+    target = tmp_path / "m.onnxa"
+    target.write_bytes(b"old")
+    with pytest.raises(ArchiveFormatError, match="9000 bytes"):
+        onnxarchive.convert(directory, target)
+    assert target.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["m", "m.onnxa"]
+    assert sorted(os.listdir(directory)) == ["m.onnx", "weights.bin"]
+
+
+# Checksums
+
+
+def _with_checksum(directory: Path, checksum: str, *, tensors: int = 2) -> Path:
+    model = onnx.load(directory / "m.onnx", load_external_data=False)
+    for tensor in model.graph.initializer[:tensors]:
+        tensor.external_data.add(key="checksum", value=checksum)
+    (directory / "m.onnx").write_bytes(model.SerializeToString())
+    return directory
+
+
+@pytest.mark.parametrize("in_capitals", [False, True])
+def test_the_sha_1_of_the_whole_file_is_a_right_checksum(tmp_path: Path, in_capitals: bool) -> None:
+    directory = _save(tmp_path / "m", _model())
+    checksum = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
+    _with_checksum(directory, checksum.upper() if in_capitals else checksum)
+    onnxarchive.convert(directory / "m.onnx", tmp_path / "m.onnxa", verify_checksum=True)
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+
+
+@pytest.mark.parametrize("form", ["file", "directory"])
+def test_a_wrong_checksum_is_told_only_when_asked(tmp_path: Path, form: str) -> None:
+    directory = _save(tmp_path / "m", _model())
+    first = _model().graph.initializer[0].raw_data
+    wrong = hashlib.sha1(first).hexdigest()  # of the tensor, and not of the file
+    found = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
+    _with_checksum(directory, wrong, tensors=1)
+    source = directory if form == "directory" else directory / "m.onnx"
+    onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+    (tmp_path / "m.onnxa").unlink()
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(source, tmp_path / "m.onnxa", verify_checksum=True)
+    for part in ("tensor 'a/w'", wrong, found, "'weights.bin'"):
+        assert part in str(caught.value)
+    assert not (tmp_path / "m.onnxa").exists()
+
+
+def test_a_file_without_checksum_needs_none(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    onnxarchive.convert(directory, tmp_path / "m.onnxa", verify_checksum=True)
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+
+
+def test_a_file_is_hashed_once_for_all_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = _save(tmp_path / "m", _model())
+    checksum = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
+    _with_checksum(directory, checksum, tensors=3)
+    calls = []
+    sha1 = hashlib.sha1
+
+    def counted(*arguments: bytes, usedforsecurity: bool = True) -> object:
+        calls.append(arguments)
+        return sha1(*arguments, usedforsecurity=usedforsecurity)
+
+    monkeypatch.setattr(hashlib, "sha1", counted)
+    onnxarchive.convert(directory, tmp_path / "m.onnxa", verify_checksum=True)
+    assert len(calls) == 1
+
+
+def test_all_problems_of_a_model_are_listed_at_once(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    directory.mkdir()
+    (directory / "short.bin").write_bytes(bytes(100))
+    (directory / "good.bin").write_bytes(bytes(2400))
+    (tmp_path / "secret.bin").write_bytes(bytes(2400))
+    tensor = raw_tensor("", dims=(600,))
+
+    def named(name: str) -> TensorProto:
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        copy.name = name
+        return copy
+
+    model = model_of(
+        external(named("fine"), "good.bin"),
+        external(named("gone"), "missing.bin"),
+        external(named("cut"), "short.bin", offset=40),
+        external(named("thief"), "../secret.bin"),
+        external(named("forged"), "good.bin", checksum="0" * 40),
+        external(named("odd"), "good.bin", length=7),
+    )
+    body = onnx.GraphProto(name="g", initializer=[external(named("below"), "missing.bin")])
+    model.graph.node.append(node(attribute("g", g=body)))
+    (directory / "m.onnx").write_bytes(model.SerializeToString())
+    for source in (directory, directory / "m.onnx"):
+        with pytest.raises(ArchiveFormatError) as caught:
+            onnxarchive.convert(source, tmp_path / "m.onnxa", verify_checksum=True)
+        first, *lines = str(caught.value).splitlines()
+        assert first == f"{source}: 6 tensors have no data:"
+        expected = [
+            ("tensor 'gone'", "2400 bytes", "'missing.bin'"),
+            ("tensor 'cut'", "2400 bytes", "'short.bin'", "offset 40", "100 bytes"),
+            ("tensor 'thief'", "'../secret.bin'"),
+            ("tensor 'forged'", "0" * 40, "'good.bin'"),
+            ("tensor 'odd'", "2400", "found 7"),
+            ("tensor 'below'", "2400 bytes", "'missing.bin'"),
+        ]
+        for line, parts in zip(lines, expected, strict=True):
+            for part in parts:
+                assert part in line

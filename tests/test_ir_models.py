@@ -1,0 +1,336 @@
+"""onnx_ir's models saved: the same archive as the proto, without fetching all tensors at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    MEASURE_MEMORY,
+    external,
+    model_of,
+    raw_tensor,
+    run_python,
+    runnable_model,
+    string_tensor,
+)
+from onnx import AttributeProto, TensorProto, helper
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+
+ir = pytest.importorskip("onnx_ir")
+
+MIB = 1 << 20
+
+
+def _if_node(name: str, *, count: int, seed: int) -> onnx.NodeProto:
+    """An If whose branches have an initializer and a Constant each."""
+
+    def branch(index: int) -> onnx.GraphProto:
+        weight = raw_tensor(f"{name}.w{index}", dims=(count,), seed=seed + index)
+        constant = raw_tensor(f"{name}.c{index}", dims=(count,), seed=seed + 10 + index)
+        total = f"{name}.sum{index}"
+        return helper.make_graph(
+            [
+                helper.make_node("Constant", [], [f"{name}.k{index}"], value=constant),
+                helper.make_node("Add", [weight.name, f"{name}.k{index}"], [total]),
+            ],
+            f"{name}.branch{index}",
+            [],
+            [helper.make_tensor_value_info(total, TensorProto.FLOAT, [count])],
+            [weight],
+        )
+
+    return helper.make_node(
+        "If", ["condition"], [f"{name}.y"], then_branch=branch(0), else_branch=branch(1)
+    )
+
+
+def _with_subgraphs() -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [_if_node("if", count=500, seed=1)],
+        "graph",
+        [helper.make_tensor_value_info("condition", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("if.y", TensorProto.FLOAT, [500])],
+        [raw_tensor("outer", dims=(400,), seed=3)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _with_attributes() -> onnx.ModelProto:
+    model = model_of(raw_tensor("w", dims=(400,)))
+    tensors = [raw_tensor(f"t{index}", dims=(300 + index,), seed=index) for index in range(3)]
+    model.graph.node.append(helper.make_node("Constant", [], ["k"], value=tensors[0]))
+    several = AttributeProto(name="several", type=AttributeProto.TENSORS, tensors=tensors[1:])
+    model.graph.node.add(op_type="Odd", domain="test", output=["o"], attribute=[several])
+    model.opset_import.add(domain="test", version=1)
+    return model
+
+
+def _with_functions() -> onnx.ModelProto:
+    model = model_of(raw_tensor("w", dims=(400,)))
+    model.opset_import.add(domain="test", version=1)
+    constant = raw_tensor("in function", dims=(600,), seed=9)
+    function = helper.make_function(
+        "test",
+        "f",
+        ["condition"],
+        ["y"],
+        [
+            helper.make_node("Constant", [], ["k"], value=constant),
+            _if_node("f.if", count=300, seed=20),
+            helper.make_node("Add", ["k", "f.if.y"], ["y"]),
+        ],
+        [helper.make_opsetid("", 21)],
+    )
+    model.functions.append(function)
+    return model
+
+
+def _of_all_types() -> onnx.ModelProto:
+    types = ["INT4", "UINT4", "BFLOAT16", "FLOAT16", "FLOAT8E4M3FN", "FLOAT4E2M1", "BOOL", "INT64"]
+    return model_of(
+        *(
+            raw_tensor(name, TensorProto.DataType.Value(name), (3001,), seed)
+            for seed, name in enumerate(types)
+        ),
+        raw_tensor("odd", TensorProto.INT4, (7,)),
+        raw_tensor("nothing", TensorProto.BFLOAT16, (0, 4)),
+        raw_tensor("scalar", TensorProto.BFLOAT16, ()),
+        string_tensor("labels", ["a", "b"]),
+    )
+
+
+MODELS = [runnable_model, _with_subgraphs, _with_attributes, _with_functions, _of_all_types]
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
+@pytest.mark.parametrize("size_threshold", [0, 1024, 1 << 30])
+@pytest.mark.parametrize("convert_attribute", [False, True])
+def test_an_ir_model_gives_the_archive_of_its_proto(
+    tmp_path: Path, make: Any, size_threshold: int, convert_attribute: bool
+) -> None:
+    options: dict[str, Any] = {"size_threshold": size_threshold}
+    options["convert_attribute"] = convert_attribute
+    model = ir.from_proto(make())
+    proto = ir.to_proto(model)
+    onnxarchive.save(model, tmp_path / "ir.onnxa", **options)
+    assert onnxarchive.check(tmp_path / "ir.onnxa", full=True) == []
+    assert onnxarchive.load(tmp_path / "ir.onnxa") == proto
+    onnxarchive.save(proto, tmp_path / "proto.onnxa", **options)
+    assert (tmp_path / "ir.onnxa").read_bytes() == (tmp_path / "proto.onnxa").read_bytes()
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
+def test_an_ir_model_is_not_changed(tmp_path: Path, make: Any) -> None:
+    model = ir.from_proto(make())
+    before = ir.to_proto(model)
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    attributes = [dict(graph_node.attributes) for graph_node in model.graph.all_nodes()]
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0, convert_attribute=True)
+    assert ir.to_proto(model) == before
+    for name, value in model.graph.initializers.items():
+        assert value.const_value is held[name]
+    assert [dict(graph_node.attributes) for graph_node in model.graph.all_nodes()] == attributes
+
+
+def test_an_ir_model_is_not_changed_by_a_save_that_fails(tmp_path: Path) -> None:
+    model = ir.from_proto(runnable_model())
+    before = ir.to_proto(model)
+
+    def progress(done: int, total: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        onnxarchive.save(model, tmp_path / "m.onnxa", progress=progress)
+    assert ir.to_proto(model) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_assets_and_alignment_are_taken_with_an_ir_model(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"alignment": 4096, "assets": {"labels.txt": b"cat"}}
+    onnxarchive.save(ir.from_proto(runnable_model()), tmp_path / "ir.onnxa", **options)
+    onnxarchive.save(runnable_model(), tmp_path / "proto.onnxa", **options)
+    with onnxarchive.open(tmp_path / "ir.onnxa") as archive:
+        assert bytes(archive.assets["labels.txt"]) == b"cat"
+        assert all(entry.data_offset % 4096 == 0 for entry in archive.entries.values())
+
+
+# Lazy tensors
+
+
+class _Lazy:
+    """Makes lazy tensors and watches what becomes of what they are evaluated to."""
+
+    def __init__(self) -> None:
+        self.evaluated: list[str] = []
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most_live = 0
+
+    def tensor(self, name: str, count: int) -> Any:
+        def evaluate() -> Any:
+            gc.collect()
+            tensor = ir.Tensor(np.full(count, len(name), np.float32), name=name)
+            self.evaluated.append(name)
+            self.live.add(tensor)
+            self.most_live = max(self.most_live, len(self.live))
+            return tensor
+
+        return ir.LazyTensor(evaluate, ir.DataType.FLOAT, ir.Shape([count]), name=name)
+
+
+def _lazy_model(lazy: _Lazy, count: int = 10) -> Any:
+    initializers = []
+    for index in range(count):
+        value = ir.Value(
+            name=f"w{index}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1000])
+        )
+        value.const_value = lazy.tensor(f"w{index}", 1000)
+        initializers.append(value)
+    attribute = ir.AttrTensor("value", lazy.tensor("attribute", 1000))
+    constant = ir.Node("", "Constant", [], [attribute], name="k")
+    graph = ir.Graph(
+        [], [], nodes=[constant], initializers=initializers, opset_imports={"": 21}, name="g"
+    )
+    return ir.Model(graph, ir_version=10)
+
+
+@pytest.mark.parametrize("convert_attribute", [False, True])
+def test_lazy_tensors_are_evaluated_once_and_one_at_a_time(
+    tmp_path: Path, convert_attribute: bool
+) -> None:
+    lazy = _Lazy()
+    model = _lazy_model(lazy)
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model, path, convert_attribute=convert_attribute)
+    assert sorted(lazy.evaluated) == sorted(["attribute", *(f"w{index}" for index in range(10))])
+    assert lazy.most_live <= 2  # the one before is let go when the next has come
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        assert all(np.all(archive.tensors[f"w{index}"] == 2) for index in range(10))
+        names = {"attribute"} if convert_attribute else set()
+        assert set(archive.entries) == {*(f"w{i}" for i in range(10)), *names, "__MODEL_PROTO"}
+
+
+def test_small_lazy_tensors_stay_in_the_model(tmp_path: Path) -> None:
+    lazy = _Lazy()
+    model = _lazy_model(lazy)
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=4001)
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert set(archive.entries) == {"__MODEL_PROTO"}
+    assert onnxarchive.load(tmp_path / "m.onnxa") == ir.to_proto(model)
+
+
+def test_a_lazy_tensor_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    lazy = _Lazy()
+    model = _lazy_model(lazy)
+
+    def fail() -> Any:
+        raise RuntimeError("the weights are gone")
+
+    model.graph.initializers["w5"].const_value = ir.LazyTensor(
+        fail, ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
+    )
+    with pytest.raises(RuntimeError, match="the weights are gone"):
+        onnxarchive.save(model, tmp_path / "m.onnxa")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lazy_tensor_of_another_size_than_it_says_is_refused(tmp_path: Path) -> None:
+    model = _lazy_model(_Lazy())
+    model.graph.initializers["w5"].const_value = ir.LazyTensor(
+        lambda: ir.Tensor(np.zeros(999, np.float32)), ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
+    )
+    with pytest.raises(ArchiveFormatError, match="'w5'.*4000 bytes.*found 3996"):
+        onnxarchive.save(model, tmp_path / "m.onnxa")
+    assert list(tmp_path.iterdir()) == []
+
+
+# External tensors
+
+
+@pytest.mark.parametrize("size_threshold", [0, 1024, 1 << 30])
+def test_an_external_tensor_has_the_bytes_of_its_file(tmp_path: Path, size_threshold: int) -> None:
+    proto = _of_all_types()
+    held = bytearray(b"unused")
+    with_files = model_of()
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.STRING or not tensor.raw_data:
+            with_files.graph.initializer.append(tensor)
+            continue
+        pairs = {"offset": len(held), "length": len(tensor.raw_data)}
+        with_files.graph.initializer.append(external(tensor, "w.bin", **pairs))
+        held += tensor.raw_data
+    (tmp_path / "w.bin").write_bytes(held)
+    (tmp_path / "m.onnx").write_bytes(with_files.SerializeToString())
+    model = ir.load(tmp_path / "m.onnx")
+    kinds = {type(value.const_value).__name__ for value in model.graph.initializers.values()}
+    assert "ExternalTensor" in kinds
+    onnxarchive.save(model, tmp_path / "ir.onnxa", size_threshold=size_threshold)
+    expected = ir.to_proto(ir.from_proto(proto))
+    onnxarchive.save(expected, tmp_path / "proto.onnxa", size_threshold=size_threshold)
+    assert onnxarchive.load(tmp_path / "ir.onnxa") == expected
+    assert (tmp_path / "ir.onnxa").read_bytes() == (tmp_path / "proto.onnxa").read_bytes()
+
+
+def test_an_external_tensor_whose_file_is_gone_is_an_error_that_leaves_no_file(
+    tmp_path: Path,
+) -> None:
+    proto = model_of(external(raw_tensor("w", dims=(600,)), "w.bin"))
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    model = ir.load(tmp_path / "m.onnx")
+    with pytest.raises((OSError, ArchiveFormatError), match=r"w\.bin"):
+        onnxarchive.save(model, tmp_path / "m.onnxa")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_external_tensors_are_not_in_memory_all_at_once(tmp_path: Path) -> None:
+    count, nbytes = 10, 20 * MIB
+    tensors = [
+        external(
+            TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes]),
+            "w.bin",
+            offset=index * nbytes,
+            length=nbytes,
+        )
+        for index in range(count)
+    ]
+    (tmp_path / "w.bin").touch()
+    with open(tmp_path / "w.bin", "wb") as file:
+        file.truncate(count * nbytes)
+    (tmp_path / "m.onnx").write_bytes(model_of(*tensors).SerializeToString())
+    code = f"""
+{MEASURE_MEMORY}
+import onnx_ir, onnxarchive
+model = onnx_ir.load(sys.argv[1])
+print(growth(lambda: onnxarchive.save(model, sys.argv[1] + "a", progress=sample)))
+"""
+    found = int(run_python(code, tmp_path / "m.onnx"))
+    assert found < 3 * nbytes, found // MIB
+    assert (tmp_path / "m.onnxa").stat().st_size > count * nbytes
+
+
+# Odd ones
+
+
+def test_what_is_no_model_is_a_type_error(tmp_path: Path) -> None:
+    for wrong in (ir.from_proto(runnable_model()).graph, b"bytes", None):
+        with pytest.raises(TypeError, match="ModelProto"):
+            onnxarchive.save(wrong, tmp_path / "m.onnxa")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_a_proto_does_not_import_onnx_ir(tmp_path: Path) -> None:
+    code = """
+import sys, onnxarchive
+from models import runnable_model
+onnxarchive.save(runnable_model(), sys.argv[1])
+print("onnx_ir" in sys.modules)
+"""
+    assert run_python(code, tmp_path / "m.onnxa") == "False\n"

@@ -1,0 +1,671 @@
+"""Zips of any tool with one model and its data files: each gives the archive of the directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import onnx
+import pytest
+from models import external, model_of, raw_tensor, run_python
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    UnsupportedFeatureError,
+)
+
+# Zips the content of a directory to a path.
+Zip: TypeAlias = Callable[[Path, Path], None]
+
+ASSETS = {"labels.txt": b"cat\ndog\n", "deep/tokenizer.json": b"{}" * 500}
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def _run(*command: str | Path, directory: Path | None = None) -> None:
+    subprocess.run(
+        [str(part) for part in command],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+        timeout=60,
+    )
+
+
+def _repetitive(name: str, count: int, seed: int) -> TensorProto:
+    """A tensor that compresses, and not to nothing."""
+    tensor = raw_tensor(name, TensorProto.FLOAT, (count,), seed)
+    part = tensor.raw_data[:1000]
+    tensor.raw_data = (part * (count * 4 // len(part) + 1))[: count * 4]
+    return tensor
+
+
+def _model() -> onnx.ModelProto:
+    return model_of(
+        _repetitive("layer.0/weight", 50_000, seed=1),
+        raw_tensor("layer.0/bias", dims=(700,), seed=2),
+        raw_tensor("quantized", TensorProto.UINT4, (9001,), seed=3),
+        _repetitive("layer.1/weight", 30_000, seed=4),
+        raw_tensor("small", TensorProto.INT64, (3,), seed=5),
+    )
+
+
+# A file for each tensor, or one for several, with bytes that belong to none of them.
+LOCATIONS = {
+    "apart": {"layer.0/weight": "w0.bin", "layer.1/weight": "weights/w1.bin"},
+    "together": dict.fromkeys(("layer.0/weight", "layer.0/bias", "layer.1/weight"), "all.data"),
+}
+
+
+@pytest.fixture(params=["apart", "together"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return _write_directory(tmp_path / "model dir", LOCATIONS[request.param])
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Path:
+    return _write_directory(tmp_path / "model dir", LOCATIONS["apart"])
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> Path:
+    return _write_directory(tmp_path / "model dir", LOCATIONS["together"])
+
+
+def _write_directory(path: Path, locations: dict[str, str]) -> Path:
+    model = _model()
+    files: dict[str, bytes] = {}
+    for tensor in model.graph.initializer:
+        location = locations.get(tensor.name)
+        if location is None:
+            continue
+        is_shared = list(locations.values()).count(location) > 1
+        held = files.get(location, b"") + (b"unused" if is_shared else b"")
+        files[location] = held + tensor.raw_data
+        pairs = {"offset": len(held), "length": len(tensor.raw_data)} if is_shared else {}
+        tensor.CopyFrom(external(tensor, location, **pairs))
+    files["model.onnx"] = model.SerializeToString()
+    for name, content in ASSETS.items():
+        files[f"assets/{name}"] = content
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def _converted(source: Path) -> bytes:
+    target = source.parent / "converted.onnxa"
+    onnxarchive.convert(source, target)
+    data = target.read_bytes()
+    target.unlink()
+    return data
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(
+        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+    )
+
+
+def _methods(path: Path) -> set[int]:
+    with zipfile.ZipFile(path) as file:
+        return {info.compress_type for info in file.infolist()}
+
+
+# Tools
+
+
+def _info_zip(*options: str) -> Zip:
+    def make(directory: Path, path: Path) -> None:
+        _run(_tool("zip"), "-q", "-r", *options, path, ".", directory=directory)
+
+    return make
+
+
+def _info_zip_with_folder(directory: Path, path: Path) -> None:
+    _run(_tool("zip"), "-q", "-r", path, directory.name, directory=directory.parent)
+
+
+def _info_zip_streamed(directory: Path, path: Path) -> None:
+    """To a pipe: with data descriptors behind all entries."""
+    with open(path, "wb") as file:
+        subprocess.run(
+            [_tool("zip"), "-q", "-r", "-", "."], cwd=directory, stdout=file, check=True, timeout=60
+        )
+
+
+def _seven_zip(method: str) -> Zip:
+    def make(directory: Path, path: Path) -> None:
+        _run(_tool("7z"), "a", "-bd", "-tzip", f"-mm={method}", path, "*", directory=directory)
+
+    return make
+
+
+def _bsdtar(directory: Path, path: Path) -> None:
+    _run(_tool("bsdtar"), "--format=zip", "-cf", path, ".", directory=directory)
+
+
+def _bsdtar_by_name(directory: Path, path: Path) -> None:
+    names = sorted(os.listdir(directory))
+    _run(_tool("bsdtar"), "--format=zip", "-cf", path, *names, directory=directory)
+
+
+def _python(
+    method: int = zipfile.ZIP_STORED, *, reverse: bool = False, force_zip64: bool = False
+) -> Zip:
+    def make(directory: Path, path: Path) -> None:
+        with zipfile.ZipFile(path, "w", method) as file:
+            for name in sorted(_files(directory), reverse=reverse):
+                info = zipfile.ZipInfo(name)
+                info.compress_type = method
+                with file.open(info, "w", force_zip64=force_zip64) as entry:
+                    entry.write((directory / name).read_bytes())
+
+    return make
+
+
+def _python_streamed(directory: Path, path: Path) -> None:
+    """To something that cannot seek."""
+
+    class Pipe:
+        def __init__(self) -> None:
+            self.data = bytearray()
+
+        def write(self, data: bytes) -> int:
+            self.data += data
+            return len(data)
+
+        def flush(self) -> None:
+            pass
+
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as file:  # type: ignore[call-overload]
+        for name in _files(directory):
+            file.write(directory / name, name)
+    path.write_bytes(pipe.data)
+
+
+JAVA = """
+import java.io.*;
+import java.nio.file.*;
+import java.util.zip.*;
+
+public class Zip {
+    public static void main(String[] arguments) throws IOException {
+        Path directory = Paths.get(arguments[0]);
+        try (ZipOutputStream zip = new ZipOutputStream(new FileOutputStream(arguments[1]))) {
+            for (int i = 2; i < arguments.length; i++) {
+                zip.putNextEntry(new ZipEntry(arguments[i]));
+                zip.write(Files.readAllBytes(directory.resolve(arguments[i])));
+                zip.closeEntry();
+            }
+        }
+    }
+}
+"""
+
+
+def _java(directory: Path, path: Path) -> None:
+    program = path.parent / "Zip.java"
+    program.write_text(JAVA)
+    _run(_tool("java"), program, directory, path, *_files(directory))
+
+
+TOOLS: dict[str, tuple[Zip, int]] = {
+    "zip -0": (_info_zip("-0"), 0),
+    "zip": (_info_zip(), 8),
+    "zip -9": (_info_zip("-9"), 8),
+    "zip -fd": (_info_zip("-fd"), 8),
+    "zip -fz": (_info_zip("-fz"), 8),
+    "zip -D without folders": (_info_zip("-D"), 8),
+    "zip -Z bzip2": (_info_zip("-Z", "bzip2"), 12),
+    "zip with a folder": (_info_zip_with_folder, 8),
+    "zip to a pipe": (_info_zip_streamed, 8),
+    "7z Copy": (_seven_zip("Copy"), 0),
+    "7z Deflate": (_seven_zip("Deflate"), 8),
+    "7z Deflate64": (_seven_zip("Deflate64"), 9),
+    "7z BZip2": (_seven_zip("BZip2"), 12),
+    "7z LZMA": (_seven_zip("LZMA"), 14),
+    "Python stored": (_python(), 0),
+    "Python deflated": (_python(zipfile.ZIP_DEFLATED), 8),
+    "Python bzip2": (_python(zipfile.ZIP_BZIP2), 12),
+    "Python LZMA": (_python(zipfile.ZIP_LZMA), 14),
+    "Python Zip64": (_python(force_zip64=True), 0),
+    "Python deflated Zip64": (_python(zipfile.ZIP_DEFLATED, force_zip64=True), 8),
+    "Python reversed": (_python(zipfile.ZIP_DEFLATED, reverse=True), 8),
+    "Python to a pipe": (_python_streamed, 8),
+    "Java": (_java, 8),
+    "bsdtar": (_bsdtar_by_name, 8),
+    "bsdtar of .": (_bsdtar, 8),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_zip_of_any_tool_gives_the_archive_of_the_directory(
+    tmp_path: Path, directory: Path, tool: str
+) -> None:
+    make, method = TOOLS[tool]
+    path = tmp_path / "m.zip"
+    make(directory, path)
+    assert method in _methods(path)
+    assert _converted(path) == _converted(directory)
+
+
+def test_a_zipped_model_is_the_model_and_runs_no_risk_of_being_the_wrong_one(
+    tmp_path: Path, directory: Path
+) -> None:
+    _python(zipfile.ZIP_DEFLATED)(directory, tmp_path / "m.zip")
+    onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
+    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
+    assert onnxarchive.load(tmp_path / "m.onnxa") == _model()
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
+
+
+def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as file:
+            file.writestr("some/where/m.onnx", _model().SerializeToString())
+        onnxarchive.save(_model(), tmp_path / "saved.onnxa")
+        assert _converted(tmp_path / "m.zip") == (tmp_path / "saved.onnxa").read_bytes()
+
+
+def test_the_suffix_of_a_zip_says_nothing(tmp_path: Path, directory: Path) -> None:
+    _python()(directory, tmp_path / "m.onnx")
+    assert _converted(tmp_path / "m.onnx") == _converted(directory)
+
+
+# Folders and litter
+
+
+@pytest.mark.parametrize("folder", ["", "export/", "a/b c/d/"])
+def test_litter_is_passed_over_and_a_common_folder_stripped(
+    tmp_path: Path, directory: Path, folder: str
+) -> None:
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        if folder:
+            file.writestr(folder, b"")
+        for name in _files(directory):
+            file.write(directory / name, folder + name)
+            base = os.path.basename(name)
+            file.writestr(f"__MACOSX/{folder}{name.removesuffix(base)}._{base}", b"attributes")
+        file.writestr(f"{folder}.DS_Store", b"where icons lie")
+        file.writestr(f"{folder}Thumbs.db", b"pictures")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert _converted(path) == _converted(directory)
+    # Litter is no loss, but a word about it is no fault.
+    assert len(told) <= 1
+
+
+def test_entries_that_no_tensor_names_are_left_out_with_a_warning(
+    tmp_path: Path, directory: Path
+) -> None:
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name in _files(directory):
+            file.write(directory / name, f"export/{name}")
+        file.writestr("export/README.md", b"words")
+        file.writestr("elsewhere/notes.txt", b"words")
+    with pytest.warns(UserWarning) as told:
+        found = _converted(path)
+    text = "\n".join(str(warning.message) for warning in told)
+    assert "README.md" in text
+    assert "elsewhere/notes.txt" in text
+    assert "model.onnx" not in text
+    assert "assets/labels.txt" not in text
+    assert all(str(warning.message).startswith(f"{path}: ") for warning in told)
+    assert found == _converted(directory)
+
+
+def test_bytes_that_belong_to_nothing_are_left_out_with_a_warning(
+    tmp_path: Path, apart: Path
+) -> None:
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name in _files(apart):
+            file.write(apart / name, name)
+        file.writestr("withdrawn.txt", b"words")
+        file.NameToInfo.pop("withdrawn.txt")
+        file.filelist.pop()
+    with pytest.warns(UserWarning, match="left out"):
+        found = _converted(path)
+    assert found == _converted(apart)
+
+
+@pytest.mark.parametrize("names", [[], ["a.onnx", "b.onnx"], ["a/m.onnx", "b/m.onnx"]])
+def test_a_zip_has_exactly_one_model(tmp_path: Path, names: list[str]) -> None:
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("weights.bin", b"data")
+        for name in names:
+            file.writestr(name, _model().SerializeToString())
+    with pytest.raises(ArchiveFormatError, match="expected one model") as caught:
+        onnxarchive.convert(path, tmp_path / "m.onnxa")
+    for name in names or ["none"]:
+        assert name in str(caught.value)
+    assert os.listdir(tmp_path) == ["m.zip"]
+
+
+def test_an_asset_of_a_zip_may_be_a_model_itself(tmp_path: Path, apart: Path) -> None:
+    (apart / "assets" / "decoder.onnx").write_bytes(model_of().SerializeToString())
+    _python()(apart, tmp_path / "m.zip")
+    onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert set(archive.assets) == {*ASSETS, "decoder.onnx"}
+
+
+def test_missing_and_escaping_data_of_a_zip_are_named(tmp_path: Path) -> None:
+    tensors = [raw_tensor(name, dims=(600,)) for name in "abcd"]
+    model = model_of(
+        external(tensors[0], "missing.bin"),
+        external(tensors[1], "../outside.bin"),
+        external(tensors[2], "short.bin"),
+        external(tensors[3], "folder"),
+    )
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("in/m.onnx", model.SerializeToString())
+        file.writestr("in/short.bin", bytes(100))
+        file.writestr("in/folder/", b"")
+        file.writestr("outside.bin", bytes(2400))
+    (tmp_path / "missing.bin").write_bytes(bytes(2400))  # beside the zip is not in it
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(path, tmp_path / "m.onnxa")
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"{path}: 4 tensors have no data:"
+    for line, name, part in zip(
+        lines,
+        "abcd",
+        ("'missing.bin'", "'../outside.bin'", "100 bytes", "'folder'"),
+        strict=True,
+    ):
+        assert f"tensor {name!r}" in line
+        assert part in line
+
+
+# Temporary files
+
+
+def _no_temporary_file(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("a temporary file was made")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compressed_tensor_that_is_a_file_goes_through_no_temporary_file(
+    tmp_path: Path, apart: Path, monkeypatch: pytest.MonkeyPatch, method: int
+) -> None:
+    path = tmp_path / "m.zip"
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name in _files(apart):
+            kind = zipfile.ZIP_STORED if name.endswith(".onnx") else method
+            file.write(apart / name, name, kind)
+    monkeypatch.setattr(tempfile, "mkstemp", _no_temporary_file)
+    assert _converted(path) == _converted(apart)
+
+
+def test_stored_tensors_of_one_file_go_through_no_temporary_file(
+    tmp_path: Path, together: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _python()(together, tmp_path / "m.zip")
+    monkeypatch.setattr(tempfile, "mkstemp", _no_temporary_file)
+    assert _converted(tmp_path / "m.zip") == _converted(together)
+
+
+def test_compressed_tensors_of_one_file_go_through_one_that_is_gone_afterwards(
+    tmp_path: Path, together: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    made = []
+    make = tempfile.mkstemp
+
+    def counted(*arguments: str, **options: str) -> tuple[int, str]:
+        found = make(*arguments, **options)
+        made.append(found[1])
+        return found
+
+    monkeypatch.setattr(tempfile, "mkstemp", counted)
+    _python(zipfile.ZIP_DEFLATED)(together, tmp_path / "m.zip")
+    assert _converted(tmp_path / "m.zip") == _converted(together)
+    assert len(made) == 2  # the data file and the model
+    assert all(Path(path).parent == scratch for path in made)
+    assert list(scratch.iterdir()) == []
+
+
+# Archives that are none any more
+
+
+def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(
+    tmp_path: Path,
+) -> None:
+    original = tmp_path / "m.onnxa"
+    onnxarchive.save(_model(), original, assets=ASSETS)
+    onnxarchive.extract(original, tmp_path / "m")
+    for index, make in enumerate(
+        (_info_zip("-0"), _info_zip(), _info_zip("-0", "-D"), _seven_zip("Copy"), _python())
+    ):
+        path = tmp_path / f"{index}.onnxa"
+        make(tmp_path / "m", path)
+        with pytest.raises(ArchiveFormatError):
+            onnxarchive.open(path)
+        assert _converted(path) == original.read_bytes()
+
+
+def test_what_open_says_of_a_repacked_archive_names_the_remedy(tmp_path: Path) -> None:
+    original = tmp_path / "m.onnxa"
+    onnxarchive.save(_model(), original)
+    onnxarchive.extract(original, tmp_path / "m")
+    _info_zip("-9")(tmp_path / "m", tmp_path / "again.onnxa")
+    with pytest.raises(ArchiveFormatError, match="onnxarchive convert"):
+        onnxarchive.open(tmp_path / "again.onnxa")
+
+
+# Deflate64
+
+_ATTRIBUTES = """
+import hashlib, json, sys, zipfile
+def seen():
+    return {
+        f"{owner.__name__}.{name}": repr(value)
+        for owner in (zipfile, zipfile.ZipFile, zipfile.ZipExtFile, zipfile.ZipInfo)
+        for name, value in vars(owner).items()
+        if name != "__builtins__"
+    }
+before = seen()
+import onnxarchive
+onnxarchive.convert(sys.argv[1], sys.argv[2])
+print(json.dumps({
+    "changed": sorted(key for key, value in seen().items() if before.get(key) != value),
+    "gone": sorted(before.keys() - seen().keys()),
+    "modules": sorted(name for name in sys.modules if "deflate64" in name),
+}))
+"""
+
+
+@pytest.mark.parametrize("method", ["Deflate", "Deflate64"])
+def test_zipfile_is_what_it_was_whatever_is_converted(
+    tmp_path: Path, directory: Path, method: str
+) -> None:
+    path = tmp_path / "m.zip"
+    _seven_zip(method)(directory, path)
+    found = json.loads(run_python(_ATTRIBUTES, path, tmp_path / "m.onnxa"))
+    assert found["changed"] == []
+    assert found["gone"] == []
+    if method != "Deflate64":
+        assert found["modules"] == []
+    assert (tmp_path / "m.onnxa").read_bytes() == _converted(directory)
+
+
+# Damage and malice
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """What is said of a zip that is refused; a target keeps being what it was."""
+
+    def message_of(path: Path, kind: type[ArchiveError] = ArchiveError) -> str:
+        before = {child.name for child in tmp_path.iterdir()}
+        with pytest.raises(kind) as caught:
+            onnxarchive.convert(path, tmp_path / "new.onnxa")
+        assert {child.name for child in tmp_path.iterdir()} == before
+        assert str(caught.value).startswith(f"{path}: ")
+        old = tmp_path / "old.onnxa"
+        old.write_bytes(b"old")
+        with pytest.raises(kind):
+            onnxarchive.convert(path, old)
+        assert old.read_bytes() == b"old"
+        old.unlink()
+        return str(caught.value)
+
+    yield message_of
+
+
+@pytest.mark.parametrize(
+    "tool", ["Python stored", "zip", "7z Deflate64", "7z BZip2", "7z LZMA", "Java"]
+)
+@pytest.mark.parametrize("name", ["w0.bin", "model.onnx", "assets/deep/tokenizer.json"])
+def test_a_damaged_entry_is_told_and_nothing_is_left(
+    tmp_path: Path, apart: Path, tool: str, name: str, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    TOOLS[tool][0](apart, path)
+    with zipfile.ZipFile(path) as file:
+        info = file.getinfo(name)
+    data = bytearray(path.read_bytes())
+    header = info.header_offset
+    begin = header + 30 + sum(int.from_bytes(data[at : at + 2], "little") for at in (header + 26, header + 28))
+    data[begin + info.compress_size // 2] ^= 0x10
+    path.write_bytes(data)
+    assert repr(name) in refused(path, ArchiveFormatError)
+
+
+def test_a_wrong_crc_is_a_checksum_error(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    _python()(apart, path)
+    data = path.read_bytes()
+    weight = (apart / "w0.bin").read_bytes()
+    begin = data.index(weight)
+    path.write_bytes(data[:begin] + bytes([weight[0] ^ 1]) + data[begin + 1 :])
+    message = refused(path, ChecksumError)
+    assert "'w0.bin'" in message
+    assert "CRC-32" in message
+
+
+def test_a_zip_that_ends_early_is_refused(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    _python()(apart, path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 100, 4):
+        path.write_bytes(whole[:size])
+        refused(path)
+
+
+def test_bytes_before_or_after_a_zip_are_refused(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    _python()(apart, path)
+    whole = path.read_bytes()
+    for content in (
+        b"#!/bin/sh\n" + whole,
+        b"\0" + whole,
+        whole + b"\0",
+        whole + b"more",
+        whole + whole,
+        b"PK\x03\x04" + whole,
+    ):
+        path.write_bytes(content)
+        refused(path, ArchiveFormatError)
+
+
+def test_an_encrypted_zip_is_refused_as_such(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    _info_zip("-P", "secret")(apart, path)
+    assert "encrypted" in refused(path, UnsupportedFeatureError)
+
+
+def test_a_zip_with_one_encrypted_entry_is_refused(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    names = _files(apart)
+    _run(_tool("zip"), "-q", path, *[name for name in names if name != "w0.bin"], directory=apart)
+    _run(_tool("zip"), "-q", "-P", "secret", path, "w0.bin", directory=apart)
+    assert "encrypted" in refused(path, UnsupportedFeatureError)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["w0.bin", "model.onnx", "W0.BIN", "assets/labels.txt"])
+def test_a_name_that_comes_twice_is_refused(
+    tmp_path: Path, apart: Path, name: str, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    _python()(apart, path)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(name, b"another")
+    assert repr(name) in refused(path, ArchiveFormatError)
+
+
+@pytest.mark.parametrize(
+    "name", ["../w0.bin", "a/../../x", "/etc/passwd", "C:\\x", "a\\b", "././x", "a//b", "x\ny"]
+)
+def test_a_name_that_leads_elsewhere_is_refused(
+    tmp_path: Path, apart: Path, name: str, refused: Callable[..., str]
+) -> None:
+    path = tmp_path / "m.zip"
+    _python()(apart, path)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(name, b"hidden")
+    assert repr(name) in refused(path, ArchiveFormatError)
+
+
+def test_a_symbolic_link_in_a_zip_is_refused(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    (apart / "w0.bin").rename(tmp_path / "outside")
+    (apart / "w0.bin").symlink_to(tmp_path / "outside")
+    path = tmp_path / "m.zip"
+    _info_zip("-y")(apart, path)
+    assert "'w0.bin'" in refused(path, ArchiveFormatError)
+
+
+def test_a_bomb_is_no_larger_than_it_says(
+    tmp_path: Path, apart: Path, refused: Callable[..., str]
+) -> None:
+    (apart / "w0.bin").write_bytes(bytes(5_000_000))
+    path = tmp_path / "m.zip"
+    _python(zipfile.ZIP_DEFLATED)(apart, path)
+    data = path.read_bytes()
+    declared, real = ((200_000).to_bytes(4, "little"), (5_000_000).to_bytes(4, "little"))
+    assert data.count(real) == 2  # in both headers
+    path.write_bytes(data.replace(real, declared))
+    assert re.search("'w0.bin'.*200000", refused(path, ArchiveFormatError))

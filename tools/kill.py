@@ -1,0 +1,221 @@
+"""Kills conversions at every moment and looks at what they leave.
+
+`onnxarchive convert` runs in a process of its own, again and again, and is killed (SIGKILL) at
+moments spread evenly from its start to somewhat past its usual end. Every other run has an older
+archive in the target's place. After each run the target must be what it was, absent or the older
+archive, or complete: no rule broken, and byte for byte what an undisturbed conversion writes. What
+else a killed run may leave is its own temporary file beside the target.
+
+Prints a line of figures. Exit status: 0, or 1 where a run left anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import onnxarchive
+
+MEGABYTE: Final = 1_000_000
+TENSORS: Final = 20
+# The last kill comes when an undisturbed conversion has been done for this part of its time.
+BEYOND: Final = 0.15
+UNDISTURBED_RUNS: Final = 3
+
+ABSENT: Final = "absent"
+OLD: Final = "old"
+COMPLETE: Final = "complete"
+DONE: Final = 0
+KILLED: Final = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A directory for conversions.
+
+    Attributes:
+        source: The model.
+        expected: What an undisturbed conversion of it writes.
+        old: An older archive, of another model.
+        work: An empty directory; the target is in it.
+    """
+
+    source: Path
+    expected: Path
+    old: Path
+    work: Path
+
+    @property
+    def target(self) -> Path:
+        """Where the conversions write to."""
+        return self.work / "model.onnxa"
+
+    def command(self) -> list[str]:
+        """The conversion, as a user would start it."""
+        paths = [str(self.source), str(self.target)]
+        return [sys.executable, "-m", "onnxarchive", "convert", "--force", *paths]
+
+
+def write_model(path: Path, megabytes: int, seed: int) -> None:
+    """Writes a model of random weights."""
+    random = np.random.default_rng(seed)
+    size = megabytes * MEGABYTE // TENSORS
+    weights = [
+        numpy_helper.from_array(np.frombuffer(random.bytes(size), np.uint8), f"weight.{index}")
+        for index in range(TENSORS)
+    ]
+    graph = helper.make_graph([], "graph", [], [], weights)
+    opsets = [helper.make_opsetid("", 17)]
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
+def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
+    """Makes model and archives; gives how long a conversion takes, in seconds."""
+    scene = Scene(
+        directory / "model.onnx",
+        directory / "expected.onnxa",
+        directory / "old.onnxa",
+        directory / "work",
+    )
+    scene.work.mkdir()
+    write_model(scene.source, megabytes, seed=1)
+    older = directory / "older.onnx"
+    write_model(older, megabytes=1, seed=2)
+    onnxarchive.convert(older, scene.old)
+    durations = []
+    for _ in range(UNDISTURBED_RUNS):
+        begun = time.monotonic()
+        subprocess.run(scene.command(), check=True, stdout=subprocess.DEVNULL)
+        durations.append(time.monotonic() - begun)
+    os.replace(scene.target, scene.expected)
+    findings = onnxarchive.check(scene.expected, full=True)
+    if findings:
+        raise RuntimeError(f"an undisturbed conversion breaks rules: {findings}")
+    return scene, sorted(durations)[UNDISTURBED_RUNS // 2]
+
+
+def moments(runs: int, duration: float) -> Iterator[float]:
+    """When to kill each run, in seconds after its start."""
+    for run in range(runs):
+        yield duration * (1 + BEYOND) * (run + 0.5) / runs
+
+
+def convert_and_kill(scene: Scene, moment: float) -> int:
+    """Starts a conversion and kills it; gives its exit status."""
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        scene.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(max(0, begun + moment - time.monotonic()))
+    finally:
+        process.kill()
+        status = process.wait()
+    return status
+
+
+def what_is_left(scene: Scene) -> str:
+    """What the target is: `ABSENT`, `OLD`, `COMPLETE`, or what is wrong with it."""
+    if not os.path.lexists(scene.target):
+        return ABSENT
+    if filecmp.cmp(scene.target, scene.old, shallow=False):
+        return OLD
+    findings = onnxarchive.check(scene.target, full=True)
+    if findings:
+        return f"a file of {scene.target.stat().st_size} bytes that breaks rules: {findings[0]}"
+    if not filecmp.cmp(scene.target, scene.expected, shallow=False):
+        return "an archive with other bytes than an undisturbed conversion writes"
+    return COMPLETE
+
+
+def violation(before: str, status: int, left: str) -> str | None:
+    """What a run has done wrong, or None.
+
+    Args:
+        before: What the target was before: `ABSENT` or `OLD`.
+        status: The exit status.
+        left: What the target is now.
+    """
+    if status not in (DONE, KILLED):
+        return f"ended with status {status}, left {left}"
+    if status == DONE and left != COMPLETE:
+        return f"ended well, left {left}"
+    if left not in (before, COMPLETE):
+        return f"was killed, left {left} where {before} was"
+    return None
+
+
+def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], list[str]]:
+    """Runs and kills conversions.
+
+    Returns:
+        How often each outcome came, and what is wrong.
+    """
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    for run, moment in enumerate(moments(runs, duration)):
+        before = OLD if run % 2 else ABSENT
+        if before == OLD:
+            shutil.copyfile(scene.old, scene.target)
+        status = convert_and_kill(scene, moment)
+        left = what_is_left(scene)
+        fault = violation(before, status, left)
+        # A killed process cannot remove its temporary file; nothing else may lie about.
+        others = [path for path in scene.work.iterdir() if path != scene.target]
+        strange = [path.name for path in others if path.suffix != ".tmp"]
+        if strange or len(others) > 1 or (status == DONE and others):
+            fault = fault or f"left {sorted(path.name for path in others)} beside the target"
+        if fault is not None:
+            wrong.append(f"run {run}, killed after {moment:.3f} s: {fault}")
+        outcomes[left if left in (ABSENT, OLD, COMPLETE) else "broken"] += 1
+        outcomes["killed"] += status == KILLED
+        outcomes["temporary"] += bool(others)
+        for path in scene.work.iterdir():
+            path.unlink()
+    return outcomes, wrong
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool and gives its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200, help="conversions (default %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=int, default=200, help="size of the model (default %(default)s)"
+    )
+    parser.add_argument("--directory", help="where to make the temporary directory")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="onnxarchive-kill-", dir=arguments.directory) as made:
+        scene, duration = set_scene(Path(made), arguments.megabytes)
+        outcomes, wrong = kill_many(scene, arguments.runs, duration)
+    print(
+        f"{arguments.runs} conversions of {arguments.megabytes} MB, {duration:.2f} s each if left "
+        f"alone: {outcomes['killed']} killed, {outcomes['temporary']} of them with a temporary "
+        f"file; target absent {outcomes[ABSENT]}, old {outcomes[OLD]}, "
+        f"complete {outcomes[COMPLETE]}; {len(wrong)} violations"
+    )
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
