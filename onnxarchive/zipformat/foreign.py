@@ -493,9 +493,9 @@ def _name(record: DirectoryRecord) -> str:
         ) from None
     if name == _HERE:
         return name  # a folder, which holds no data
-    name = name.removeprefix(_HERE)
-    components = name.removesuffix("/").split("/")
-    if not {"", ".", ".."}.isdisjoint(components) or "\\" in name or _DRIVE.match(name):
+    path = name.removeprefix(_HERE)
+    components = path.removesuffix("/").split("/")
+    if not {"", ".", ".."}.isdisjoint(components) or "\\" in path or _DRIVE.match(path):
         raise _format_error(
             "expected a relative path with slashes, without '.', '..' and drive letter, found "
             "another name",
@@ -503,7 +503,7 @@ def _name(record: DirectoryRecord) -> str:
         )
     if _CONTROL_CHARACTER.search(name):
         raise _format_error("expected a name without control characters, found some", name)
-    return name
+    return path
 
 
 def _check_flags(flags: int, name: str) -> None:
