@@ -12,8 +12,8 @@ it is a directory of ONNX external data that every ONNX tool reads.
 """
 
 from onnxarchive.archive import Archive, load, open
-from onnxarchive.batch import Conversion, convert_many
-from onnxarchive.convert import convert, export, extract
+from onnxarchive.batch import convert_many
+from onnxarchive.convert import Conversion, convert, export, extract
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,

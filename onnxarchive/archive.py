@@ -9,7 +9,7 @@ whoever looks at a view.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,10 @@ from onnxarchive.model.tensors import Site
 from onnxarchive.zipformat import directory, writer
 from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.records import DirectoryRecord
+from onnxarchive.zipformat.writer import Counter, Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# Takes bytes done and bytes in all.
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +169,7 @@ class Archive:
         Raises:
             TensorNotFoundError: There is no such entry.
             ArchiveFormatError: Its local header does not match the directory.
+            ValueError: The archive is closed.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -195,6 +194,7 @@ class Archive:
         Raises:
             TensorNotFoundError: No tensor has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
+            ValueError: The archive is closed.
         """
         site = self.sites.get(key)
         if site is None:
@@ -212,18 +212,14 @@ class Archive:
             ChecksumError: Bytes of an entry have changed.
             ArchiveFormatError: A local header does not match the directory.
         """
-        total = sum(entry.nbytes for entry in self._entries.values())
-        done = 0
+        counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
         with naming(self.path):
             for name, entry in self._entries.items():
                 check_local_header(self._file, entry, self._records[name], Report())
                 crc32 = nbytes = 0
-                for piece in self._file.pieces(entry.data_offset, entry.nbytes):
+                for piece in counter(self._file.pieces(entry.data_offset, entry.nbytes)):
                     crc32 = writer.crc32(piece, crc32)
                     nbytes += len(piece)
-                    done += len(piece)
-                    if progress is not None:
-                        progress(done, total)
                 check_crc32(entry, nbytes, crc32, Report())
 
     def close(self) -> None:
@@ -390,12 +386,19 @@ def load(path: str | os.PathLike[str]) -> onnx.ModelProto:
         ChecksumError: Bytes of a tensor have changed.
         OSError: The file cannot be opened or read.
     """
-    with open(path) as archive:
-        model = archive.model  # its own, and nobody else has it
-        with naming(path):
-            for key, site in archive.sites.items():
-                tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
-        return model
+    with open(path) as archive, naming(path):
+        return complete_model(archive)
+
+
+def complete_model(archive: Archive) -> onnx.ModelProto:
+    """The model of an archive that is used for nothing else any more, with every tensor's bytes.
+
+    Raises:
+        ChecksumError: Bytes of a tensor have changed.
+    """
+    for key, site in archive.sites.items():
+        tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
+    return archive.model
 
 
 def read_verified(archive: Archive, name: str) -> memoryview:

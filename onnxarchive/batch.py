@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Executor, Future, as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, as_completed
 from typing import Any
 
-from onnxarchive.convert import convert
+from onnxarchive.convert import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError
+from onnxarchive.files import is_below
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.save import DEFAULT_SIZE_THRESHOLD, Asset
+from onnxarchive.sources import is_model_file
+from onnxarchive.zipformat import layout
 
 ARCHIVE_SUFFIX = ".onnxa"
-# What is taken for a model in a tree; what it really is, its content tells when it is converted.
-_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX, ".zip")
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What came of one conversion.
-
-    Attributes:
-        source: The model that was to be converted.
-        target: The archive.
-        nbytes: Size of the archive in bytes; None where there is none.
-        error: Why there is none, or None.
-        warnings: What was left out, a sentence each.
-    """
-
-    source: str
-    target: str
-    nbytes: int | None
-    error: str | None
-    warnings: tuple[str, ...] = ()
+_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # one is a model or a failure, whatever is in it
+_SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 
 
 def find_models(source: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """The models of a tree, each with its place in the tree, in the order of their paths.
 
-    A directory that holds `__MODEL_PROTO` is one model. In other directories every file named
-    `*.onnx`, `*.onnxa` or `*.zip` is one. A file is a model whatever its name, and its place is its
-    name.
+    A directory that holds `__MODEL_PROTO` is one model. In other directories every file is one
+    whose content is a model or a zip with one, and every file that is named `*.onnx` or `*.onnxa`,
+    whatever it turns out to be. Names that begin with a dot are passed over. A `source` that is a
+    file is a model whatever its name, and its place is its name.
 
     Yields:
         The model's path, and its path below `source`.
@@ -62,10 +47,20 @@ def find_models(source: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
             yield directory, name
             folders.clear()
             continue
-        folders.sort()
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for name in sorted(names):
-            if name.lower().endswith(_MODEL_SUFFIXES):
-                yield os.path.join(directory, name), os.path.normpath(os.path.join(relative, name))
+            path = os.path.join(directory, name)
+            if not name.startswith(".") and _is_candidate(path):
+                yield path, os.path.normpath(os.path.join(relative, name))
+
+
+def _is_candidate(path: str) -> bool:
+    if path.lower().endswith(_MODEL_SUFFIXES):
+        return True
+    try:
+        return is_model_file(path)
+    except OSError:
+        return False
 
 
 def _raise(error: OSError) -> None:
@@ -79,90 +74,147 @@ def convert_many(
     *,
     replace: bool = True,
     on_done: Callable[[Conversion, int, int], None] | None = None,
-    **save_options: Any,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    alignment: int = layout.MIN_ALIGNMENT,
+    convert_attribute: bool = False,
+    assets: Mapping[str, Asset] | None = None,
+    dedupe: bool = False,
+    verify_checksum: bool = False,
+    dry_run: bool = False,
 ) -> list[Conversion]:
     """Converts many models to archives; one that fails does not stop the others.
 
     Args:
-        sources: Files and trees, as `find_models` takes them.
+        sources: Files and trees, as `find_models` takes them. A model that is met again is passed
+            over, and so are archives in `out_dir` that a tree holds, too.
         out_dir: Where the archives go, each at its model's place in its tree, with the suffix
-            `.onnxa`. It and the folders below it are made. What lies in it is no source.
+            `.onnxa`. It and the folders below it are made.
         executor: Runs the conversions; any `concurrent.futures.Executor`, also one that reaches
             other machines, which then must see the same files under the same paths. None runs them
             one after another.
         replace: Whether to replace archives that exist; otherwise such a conversion fails.
         on_done: Called after each conversion with its outcome, the number of those that are done
             and the number of all.
-        **save_options: As `convert` takes them, but for `progress`.
+        size_threshold: As in `convert`, as all that follow.
+        alignment: As in `convert`.
+        convert_attribute: As in `convert`.
+        assets: As in `convert`.
+        dedupe: As in `convert`.
+        verify_checksum: As in `convert`.
+        dry_run: As in `convert`.
 
     Returns:
-        What came of each model, in the order in which they were found.
+        What came of each model, in the order in which they were found; a failure has an `error`.
 
     Raises:
+        ValueError: `alignment` or `size_threshold` is not allowed.
+        FileNotFoundError: A tree holds no model.
         OSError: A source cannot be read, or `out_dir` not made.
     """
-    out = os.path.abspath(out_dir)
-    os.makedirs(out, exist_ok=True)
-    work: list[tuple[str, str]] = []
+    if not layout.is_alignment(alignment):
+        raise ValueError(layout.not_an_alignment(alignment))
+    if size_threshold < 0:
+        raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
+    out = os.path.realpath(out_dir)
+    options = {
+        "size_threshold": size_threshold,
+        "alignment": alignment,
+        "convert_attribute": convert_attribute,
+        "assets": _absolute(assets),
+        "dedupe": dedupe,
+        "verify_checksum": verify_checksum,
+        "dry_run": dry_run,
+        "progress": None,
+    }
+    work = list(_work(sources, out))
+    if not dry_run:
+        os.makedirs(out, exist_ok=True)
     outcomes: dict[int, Conversion] = {}
-    taken: dict[str, str] = {}
-    for source in sources:
-        for path, place in find_models(source):
-            if os.path.isdir(source) and _is_below(path, out):
-                continue  # what came of an earlier run
-            target = os.path.join(out, _with_suffix(place))
-            other = taken.setdefault(os.path.normcase(target), path)
-            if other != path:
-                error = f"expected a target of its own, found it to be that of {other}"
-                outcomes[len(work)] = Conversion(path, target, None, error)
-            work.append((os.path.abspath(path), target))
-    total = len(work)
 
     def note(index: int, conversion: Conversion) -> None:
         outcomes[index] = conversion
         if on_done is not None:
-            on_done(conversion, len(outcomes), total)
+            on_done(conversion, len(outcomes), len(work))
 
-    todo = [index for index in range(total) if index not in outcomes]
+    todo: list[int] = []
+    taken: dict[str, str] = {}
+    for index, (source, target) in enumerate(work):
+        other = taken.setdefault(os.path.normcase(target), source)
+        if other == source:
+            todo.append(index)
+        else:
+            note(index, Conversion(source, target, f"expected its own target, found {other}'s"))
     if executor is None:
         for index in todo:
-            note(index, _convert_one(*work[index], replace, save_options))
-        return [outcomes[index] for index in range(total)]
-    futures: dict[Future[Conversion], int] = {
-        executor.submit(_convert_one, *work[index], replace, save_options): index for index in todo
-    }
+            note(index, _convert_one(*work[index], replace, options))
+    else:
+        for index, conversion in _submitted(executor, work, todo, replace, options):
+            note(index, conversion)
+    return [outcomes[index] for index in range(len(work))]
+
+
+def _submitted(
+    executor: Executor,
+    work: list[tuple[str, str]],
+    todo: list[int],
+    replace: bool,
+    options: dict[str, Any],
+) -> Iterator[tuple[int, Conversion]]:
+    """Runs conversions on an executor, and gives each with its index when it is done."""
+    futures: dict[Future[Conversion], int] = {}
+    for index in todo:
+        try:
+            futures[executor.submit(_convert_one, *work[index], replace, options)] = index
+        except RuntimeError as error:  # its workers have died, or it was shut down
+            yield index, Conversion(*work[index], f"the executor takes no more work: {error}")
     for future in as_completed(futures):
         index = futures[future]
         try:
-            note(index, future.result())
-        except (Exception, CancelledError) as error:  # a worker that died, not a conversion
-            note(index, Conversion(*work[index], None, f"the worker failed: {error!r}"))
-    return [outcomes[index] for index in range(total)]
+            yield index, future.result()
+        except Exception as error:  # of the executor: a conversion gives its own back
+            yield index, Conversion(*work[index], f"the worker failed: {error!r}")
 
 
-def _is_below(path: str, directory: str) -> bool:
-    try:
-        return os.path.commonpath([os.path.abspath(path), directory]) == directory
-    except ValueError:  # on another drive
-        return False
+def _work(sources: Iterable[str | os.PathLike[str]], out: str) -> Iterator[tuple[str, str]]:
+    """Each model with its target, both absolute."""
+    met: set[str] = set()
+    for source in sources:
+        is_tree, is_empty = os.path.isdir(source), True
+        for path, place in find_models(source):
+            real = os.path.realpath(path)
+            if is_tree and path.endswith(ARCHIVE_SUFFIX) and is_below(real, out):
+                continue  # what came of an earlier run
+            is_empty = False
+            if real not in met:
+                met.add(real)
+                yield os.path.abspath(path), os.path.join(out, _with_suffix(place))
+        if is_empty:
+            raise FileNotFoundError(
+                errno.ENOENT, "expected a model in this tree, found none", os.fspath(source)
+            )
+
+
+def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
+    """Assets whose files are found from another directory, too."""
+    return {
+        name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else asset
+        for name, asset in (assets or {}).items()
+    }
 
 
 def _with_suffix(place: str) -> str:
     stem, suffix = os.path.splitext(place)
-    return (stem if suffix.lower() in _MODEL_SUFFIXES else place) + ARCHIVE_SUFFIX
+    return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX
 
 
-def _convert_one(
-    source: str, target: str, replace: bool, save_options: dict[str, Any]
-) -> Conversion:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            if not replace and os.path.lexists(target):
-                raise FileExistsError(f"{target} exists")
+def _convert_one(source: str, target: str, replace: bool, options: dict[str, Any]) -> Conversion:
+    try:
+        if not replace and os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, "exists, and is not to be replaced", target)
+        if not options["dry_run"]:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            convert(source, target, **save_options)
-        except (ArchiveError, OSError, ValueError) as error:
-            return Conversion(source, target, None, str(error))
-    told = tuple(str(warning.message) for warning in caught)
-    return Conversion(source, target, os.path.getsize(target), None, told)
+        return convert_silently(source, target, **options)
+    except ArchiveError as error:
+        return Conversion(source, target, str(error))
+    except Exception as error:  # whatever it is, the others go on
+        return Conversion(source, target, f"{type(error).__name__}: {error}")

@@ -6,16 +6,16 @@ All three stream: weights go from map to file and are never in memory as a whole
 from __future__ import annotations
 
 import builtins
-import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
 import onnx
 
-from onnxarchive.archive import Archive, Progress, open, read_verified
+from onnxarchive.archive import Archive, complete_model, open, read_verified
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.files import Replacement, new_directory, replacing, require_no_input
 from onnxarchive.model import proto, tensors, wire
@@ -24,7 +24,6 @@ from onnxarchive.save import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
     Item,
-    Plan,
     asset_files,
     given_data,
     open_assets,
@@ -33,50 +32,35 @@ from onnxarchive.save import (
 )
 from onnxarchive.sources import open_source
 from onnxarchive.zipformat import layout, writer
-from onnxarchive.zipformat.writer import SupportsWrite
+from onnxarchive.zipformat.writer import Counter, Progress, SupportsWrite
 
 # ONNX's external data document: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
 
 
-@contextlib.contextmanager
-def planning(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str] | SupportsWrite,
-    *,
-    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
-    convert_attribute: bool = False,
-    assets: Mapping[str, Asset] | None = None,
-    dedupe: bool = False,
-    verify_checksum: bool = False,
-) -> Iterator[Plan]:
-    """What `convert` would write with the same arguments.
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What came of one conversion.
 
-    The source's files stay mapped until the block ends.
+    Attributes:
+        source: The model that was to be converted.
+        target: The archive; `"-"` where it was written to an open file.
+        error: Why there is no archive, or None.
+        nbytes: Size of the archive in bytes; None where there is none.
+        tensors: How many tensors are stored outside the model.
+        assets: How many assets it has.
+        saved_nbytes: Bytes that merging identical initializers saved.
+        warnings: What was left out, a sentence each.
     """
-    with contextlib.ExitStack() as resources:
-        opened = resources.enter_context(open_source(source, verify_checksum=verify_checksum))
-        for warning in opened.warnings:
-            warnings.warn(f"{os.fspath(source)}: {warning}", stacklevel=4)
-        if isinstance(path, str | os.PathLike):
-            require_no_input(path, [*opened.files, *asset_files(assets)])
-        given = open_assets(assets)
-        names = {item.name for item in given}
-        kept = [
-            Item(ASSET_PREFIX + name, data.nbytes, partial(given_data, data))
-            for name, data in opened.assets.items()
-            if ASSET_PREFIX + name not in names
-        ]
-        with naming(source):
-            plan = plan_archive(
-                opened.model,
-                resolve=opened.resolve,
-                size_threshold=size_threshold,
-                convert_attribute=convert_attribute,
-                assets=sorted([*kept, *given], key=attrgetter("name")),
-                dedupe=dedupe,
-            )
-        yield plan
+
+    source: str
+    target: str
+    error: str | None = None
+    nbytes: int | None = None
+    tensors: int = 0
+    assets: int = 0
+    saved_nbytes: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 def convert(
@@ -89,20 +73,22 @@ def convert(
     assets: Mapping[str, Asset] | None = None,
     dedupe: bool = False,
     verify_checksum: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
-) -> None:
+) -> Conversion:
     """Converts a model to an archive.
 
-    What the source is, is told by its content. Its files are mapped and streamed; no tensor is
-    loaded, and the source is not changed. Files of a directory or zip that no tensor names are
-    left out with a warning, but for those below `assets/`, which are kept.
+    What the source is, is told by its content. Its files are mapped and streamed, so weights are
+    never in memory as a whole, and the source is not changed. Files of a directory or zip that no
+    tensor names are left out with a warning, but for those below `assets/`, which are kept.
 
     Args:
         source: A `.onnx`, whose external data is looked for in its directory and below; a
             directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`) and its
             data files, those of torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
             exports among them; or an archive, which is written anew. A compressed data file of
-            which a tensor is a part, and a compressed model, are inflated to a temporary file.
+            which a tensor is a part, and a compressed model, are inflated to an unnamed temporary
+            file in the target's directory.
         path: The archive, as in `save`.
         size_threshold: As in `save`.
         alignment: As in `save`.
@@ -110,7 +96,11 @@ def convert(
         assets: As in `save`; they take the place of the source's assets of the same path.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors name.
+        dry_run: Whether to write nothing, and only tell what would be.
         progress: As in `save`.
+
+    Returns:
+        What was, or would be, written.
 
     Raises:
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
@@ -121,19 +111,70 @@ def convert(
             source's files.
         OSError: A file cannot be read, or the archive not written.
     """
-    with (
-        planning(
-            source,
-            path,
+    conversion = convert_silently(
+        source,
+        path,
+        size_threshold=size_threshold,
+        alignment=alignment,
+        convert_attribute=convert_attribute,
+        assets=assets,
+        dedupe=dedupe,
+        verify_checksum=verify_checksum,
+        dry_run=dry_run,
+        progress=progress,
+    )
+    for warning in conversion.warnings:
+        warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
+    return conversion
+
+
+def convert_silently(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str] | SupportsWrite,
+    *,
+    size_threshold: int,
+    alignment: int,
+    convert_attribute: bool,
+    assets: Mapping[str, Asset] | None,
+    dedupe: bool,
+    verify_checksum: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> Conversion:
+    """As `convert`, but warnings are given back alone, since to warn is not safe in threads."""
+    if not layout.is_alignment(alignment):  # before anything is read
+        raise ValueError(layout.not_an_alignment(alignment))
+    given = open_assets(assets)
+    target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    temporary = None if target is None else os.path.dirname(target) or os.curdir
+    with open_source(source, verify_checksum=verify_checksum, temporary=temporary) as opened:
+        if target is not None:
+            require_no_input(target, [*opened.files, *asset_files(assets)])
+        names = {item.name for item in given}
+        kept = [
+            Item(ASSET_PREFIX + name, data.nbytes, partial(given_data, data))
+            for name, data in opened.assets.items()
+            if ASSET_PREFIX + name not in names
+        ]
+        plan = plan_archive(
+            opened.model,
+            resolve=opened.resolve,
             size_threshold=size_threshold,
             convert_attribute=convert_attribute,
-            assets=assets,
+            assets=sorted([*kept, *given], key=attrgetter("name")),
             dedupe=dedupe,
-            verify_checksum=verify_checksum,
-        ) as plan,
-        naming(source),
-    ):
-        write_archive(plan, path, alignment=alignment, progress=progress)
+        )
+        if not dry_run:
+            write_archive(plan, path, alignment=alignment, progress=progress)
+        return Conversion(
+            source=os.fspath(source),
+            target="-" if target is None else target,
+            nbytes=plan.size(alignment),
+            tensors=sum(item.site is not None for item in plan.items),
+            assets=sum(item.site is None for item in plan.items),
+            saved_nbytes=plan.saved_nbytes,
+            warnings=opened.warnings,
+        )
 
 
 def export(
@@ -151,7 +192,8 @@ def export(
         external_data: Name of a file beside it that takes the large tensors, each at a multiple
             of 4096 bytes; None puts them into the `.onnx`, which must stay under 2 GiB. When both
             files exist already, they are replaced one after the other.
-        progress: Called with the bytes done and the bytes in all, after every few MiB.
+        progress: Called with the bytes done and the bytes in all, after every few MiB; for a
+            single file they are counted twice, when verified and when written.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
@@ -173,7 +215,8 @@ def export(
 
 def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
     directory, name = os.path.split(os.fspath(destination))
-    if os.path.basename(external_data) != external_data or external_data in ("", ".", "..", name):
+    is_plain = os.path.basename(external_data) == external_data and "\\" not in external_data
+    if not is_plain or external_data in ("", ".", "..", name):
         raise ValueError(
             f"expected the name of another file beside {name!r} for external_data, found "
             f"{external_data!r}"
@@ -190,16 +233,25 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
             f"found {total}; export with external_data='NAME.data'"
         )
-    pieces = wire.fill(archive.read(MODEL_PROTO), partial(read_verified, archive))
-    total = sum(len(piece) for piece in pieces)
+    filled: set[str] = set()
+
+    def fill_in(key: str) -> memoryview:
+        filled.add(key)
+        return archive.read(key)
+
+    pieces = wire.fill(archive.read(MODEL_PROTO), fill_in)
+    # Tensors are gone through twice: for their CRC-32, and to be written.
+    verified = sum(archive.entries[key].nbytes for key in archive.sites)
+    counter = Counter(progress, verified + sum(map(len, pieces)))
+    for key in archive.sites:
+        counter.add(read_verified(archive, key).nbytes)
+    if filled != set(archive.sites):
+        # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
+        pieces = [proto.serialize(complete_model(archive))]
     with replacing(destination) as file:
-        done = 0
         for piece in pieces:
-            for part in writer.pieces(piece):
+            for part in counter(writer.pieces(piece)):
                 file.write(part)
-                done += len(part)
-                if progress is not None:
-                    progress(done, total)
 
 
 def _export_external(
@@ -229,15 +281,11 @@ def _export_external(
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
     try:
-        total = sum(archive.entries[key].nbytes for key, _ in outside)
-        done = 0
+        counter = Counter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
         for key, start in outside:
             data_replacement.file.seek(start)
-            for piece in writer.pieces(read_verified(archive, key)):
+            for piece in counter(writer.pieces(read_verified(archive, key))):
                 data_replacement.file.write(piece)
-                done += len(piece)
-                if progress is not None:
-                    progress(done, total)
         with replacing(destination) as file:
             file.write(serialized)
             # The data first, so that a new model never stands beside old data for long.
@@ -269,13 +317,10 @@ def extract(
     """
     with open(path) as archive, naming(path), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
-        done = 0
+        counter = Counter(progress, total)
         for name in archive.entries:
             target = os.path.join(made, *name.split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with builtins.open(target, "xb") as file:
-                for piece in writer.pieces(read_verified(archive, name)):
+                for piece in counter(writer.pieces(read_verified(archive, name))):
                     file.write(piece)
-                    done += len(piece)
-                    if progress is not None:
-                        progress(done, total)

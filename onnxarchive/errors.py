@@ -38,6 +38,7 @@ __all__ = [
     "ArchiveError",
     "ArchiveFormatError",
     "ChecksumError",
+    "Report",
     "TensorNotFoundError",
     "UnsupportedFeatureError",
     "naming",

@@ -175,7 +175,7 @@ class _Temporary(Generic[_Made]):
         self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
     ) -> None:
         directory, name = os.path.split(target)
-        stem = os.fsdecode(os.fsencode(name)[:200])  # leaves room for the rest in 255 bytes
+        stem = name[:50]  # 200 bytes at most, which leaves room for the rest in 255
         while True:
             name = f".{stem}.{os.getpid()}-{next(_serial_numbers)}.tmp"
             self.path = os.path.join(directory, name)
@@ -229,7 +229,11 @@ class Replacement:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if os.path.exists(self._target) and not os.path.isfile(self._target):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        self._temporary = _Temporary(self._target, _open_new, _unlink)
+        try:
+            self._temporary = _Temporary(self._target, _open_new, _unlink)
+        except OSError as error:
+            error.filename = self._path  # not that of the temporary file
+            raise
         self.file: BinaryIO = self._temporary.made
 
     def commit(self) -> None:
@@ -243,7 +247,9 @@ class Replacement:
             os.fsync(self.file.fileno())
             self.file.close()
             with contextlib.suppress(FileNotFoundError):
-                os.chmod(self._temporary.path, stat.S_IMODE(os.stat(self._target).st_mode))
+                mode = stat.S_IMODE(os.stat(self._target).st_mode)
+                with contextlib.suppress(OSError):  # not every file system has modes
+                    os.chmod(self._temporary.path, mode)
             os.replace(self._temporary.path, self._target)
         except BaseException as error:
             self.discard(error)
@@ -271,6 +277,14 @@ def _open_new(path: str) -> BinaryIO:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Whether `path` is `directory` or lies in it; both are absolute, without links."""
+    try:
+        return os.path.commonpath([path, directory]) == directory
+    except ValueError:  # on another drive
+        return False
 
 
 def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
@@ -307,7 +321,11 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     target = os.path.realpath(path)
     if os.path.exists(target) and os.listdir(target):
         raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
-    temporary = _Temporary(target, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
+    try:
+        temporary = _Temporary(target, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
     try:
         yield temporary.path
         if os.path.exists(target):
@@ -320,11 +338,10 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _sync_directory(directory: str) -> None:
-    """Makes a rename last; where directories cannot be opened (Windows) the system sees to it."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Makes a rename last, where the system lets directories be opened and synced."""
+    with contextlib.suppress(OSError):  # the file is complete in any case
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from onnxarchive.archive import Contents, Progress, check_crc32, check_local_header, read_contents
+from onnxarchive.archive import Contents, check_crc32, check_local_header, read_contents
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import MappedFile
 from onnxarchive.model import tensors
 from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.writer import Counter, Progress
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,8 +125,7 @@ def _check_data(
     file: MappedFile, contents: Contents, report: Report, progress: Progress | None
 ) -> None:
     """Reads every entry once, for ZIP-15, DATA-6, TENSOR-4 and TENSOR-5."""
-    total = sum(entry.nbytes for entry in contents.entries)
-    done = 0
+    counter = Counter(progress, sum(entry.nbytes for entry in contents.entries))
     for entry in contents.entries:
         site = contents.sites.get(entry.name)
         pieces: Iterator[memoryview] = map(memoryview, file.pieces(entry.data_offset, entry.nbytes))
@@ -136,14 +136,11 @@ def _check_data(
                 pieces = tensors.checked(site, pieces, report, entry=entry.name)
         sha1 = hashlib.sha1(usedforsecurity=False)
         crc32 = nbytes = 0
-        for piece in pieces:
+        for piece in counter(pieces):
             crc32 = writer.crc32(piece, crc32)
             nbytes += len(piece)
             if checksum is not None:
                 sha1.update(piece)
-            done += len(piece)
-            if progress is not None:
-                progress(done, total)
         check_crc32(entry, nbytes, crc32, report)
         if checksum not in (None, sha1.hexdigest()):
             report.broken(

@@ -7,6 +7,7 @@ writing is one pass over it. `Writer` is for models that never stand in memory a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,20 +18,29 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.archive import Progress
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input
-from onnxarchive.model import dtypes, ir, keys, proto, tensors
+from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.zipformat import layout, writer
-from onnxarchive.zipformat.writer import Buffer, Data, Stored, SupportsWrite, ZipWriter
+from onnxarchive.zipformat.writer import (
+    Buffer,
+    Counter,
+    Data,
+    Progress,
+    Stored,
+    SupportsWrite,
+    ZipWriter,
+)
 
 if TYPE_CHECKING:
     import onnx_ir
     from numpy.typing import ArrayLike
 
+# Tensors of attributes and the like of this many bytes or more are written from where they lie.
+_HELD_SIZE = 1 << 20
 DEFAULT_SIZE_THRESHOLD = 1024  # bytes; onnx's
 
 # What an asset may be given as: its bytes, or the path of a file.
@@ -58,29 +68,50 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Pieces:
+    """Bytes in several places, one after another.
+
+    Attributes:
+        parts: The places.
+        crc32: Not known.
+    """
+
+    parts: tuple[memoryview, ...]
+    crc32: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return sum(part.nbytes for part in self.parts)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return itertools.chain.from_iterable(map(writer.pieces, self.parts))
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """An archive that is to be written.
 
     Attributes:
         items: Its entries but for the model, in order.
-        model: The serialized model.
+        model: The serialized model, in pieces.
         saved_nbytes: Bytes that need not be written, since identical initializers became one.
     """
 
     items: tuple[Item, ...]
-    model: bytes
+    model: Pieces
     saved_nbytes: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of data in all, without headers and padding."""
-        return sum(item.nbytes for item in self.items) + len(self.model)
+        return sum(item.nbytes for item in self.items) + self.model.nbytes
 
     def size(self, alignment: int = layout.MIN_ALIGNMENT) -> int:
         """The size that the archive will have, in bytes."""
         offset = directory_size = 0
         sizes = [(item.name, item.nbytes) for item in self.items]
-        for name, nbytes in [*sizes, (MODEL_PROTO, len(self.model))]:
+        for name, nbytes in [*sizes, (MODEL_PROTO, self.model.nbytes)]:
             placement = layout.Placement(name.encode(), nbytes, 0, offset, alignment)
             offset = placement.end
             directory_size += placement.directory_record().packed_size
@@ -124,8 +155,9 @@ def save(
     Raises:
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
             shape needs, or its data is external, or what stays in the model is over 2 GiB.
-        ValueError: `alignment` or the path of an asset is not allowed, or `path` is the file of
-            an asset.
+        UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
+        ValueError: `alignment`, `size_threshold` or the path of an asset is not allowed, or `path`
+            is the file of an asset.
         OSError: The archive cannot be written.
     """
     if isinstance(path, str | os.PathLike):
@@ -182,14 +214,24 @@ class FileData:
     crc32: int | None = None
 
     def __iter__(self) -> Iterator[memoryview]:
+        return writer.pieces(self.view)
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes as a view of the file's map, which lives as long as the view.
+
+        Raises:
+            ArchiveFormatError: The file has become smaller.
+            OSError: It cannot be opened any more.
+        """
         with MappedFile(self.path) as file:
             view = file.view()[self.offset : self.offset + self.nbytes]
-            if view.nbytes != self.nbytes:
-                raise ArchiveFormatError(
-                    f"{self.path}: expected {self.nbytes} bytes from offset {self.offset}, found "
-                    f"a file that has become smaller, {file.size} bytes"
-                )
-            yield from writer.pieces(view)
+        if view.nbytes != self.nbytes:
+            raise ArchiveFormatError(
+                f"{self.path}: expected {self.nbytes} bytes from offset {self.offset}, found a "
+                f"file that has become smaller, {file.size} bytes"
+            )
+        return view
 
 
 def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:
@@ -255,18 +297,22 @@ def plan_archive(
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
+    if size_threshold < 0:
+        raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
     saved_nbytes = 0
     if dedupe:
         deduplicated = deduplicate(model, resolve)
         model, resolve = deduplicated.model, deduplicated.resolve
         saved_nbytes = deduplicated.saved_nbytes
-    items, copy = plan_items(
+    items, copy, held = plan_items(
         model,
         resolve=resolve,
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
     )
-    return Plan((*items, *assets), proto.serialize(copy), saved_nbytes)
+    planned = (*items, *assets)
+    writer.require_entries(len(planned) + 1)
+    return Plan(planned, Pieces(proto.serialize_filled(copy, held)), saved_nbytes)
 
 
 def plan_items(
@@ -277,8 +323,11 @@ def plan_items(
     convert_attribute: bool = False,
     stored: Mapping[Path, str] | None = None,
     assigned: Keys | None = None,
-) -> tuple[tuple[Item, ...], onnx.ModelProto]:
+) -> tuple[tuple[Item, ...], onnx.ModelProto, dict[str, memoryview]]:
     """The entries of a model's tensors, and a copy of the model without their bytes.
+
+    The third value holds the bytes of large tensors that are to stay in the model, by the location
+    that they have in the copy until it is serialized.
 
     Args:
         model: The model. It is not changed.
@@ -290,7 +339,8 @@ def plan_items(
     """
     assigned = assigned or Keys()
     locations = dict(stored or {})
-    held: dict[Path, bytes] = {}
+    small: dict[Path, bytes] = {}
+    held: dict[str, memoryview] = {}
     idle: list[Path] = []
     items: list[Item] = []
     for site in tensors.walk(model):
@@ -311,16 +361,27 @@ def plan_items(
             locations[site.path] = key
             read = partial(resolve, site) if is_external else partial(_raw_data, site)
             items.append(Item(key, nbytes, read, site))
+        elif is_external and nbytes < _HELD_SIZE:
+            small[site.path] = b"".join(resolve(site))
         elif is_external:
-            held[site.path] = b"".join(resolve(site))
+            location = f"{wire.SPAN_LOCATION}{len(held)}"
+            locations[site.path] = location
+            held[location] = _contiguous(resolve(site))
         elif tensor.external_data:
             idle.append(site.path)
     copy = tensors.with_locations(model, locations)
-    for path, data in held.items():
+    for path, data in small.items():
         tensors.set_raw_data(tensors.at(copy, path), data)
     for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
         tensors.at(copy, path).ClearField("external_data")
-    return tuple(items), copy
+    return tuple(items), copy, held
+
+
+def _contiguous(data: Data) -> memoryview:
+    """The bytes as one view; those that are not in one place are copied to one."""
+    if isinstance(data, Stored | FileData):
+        return data.view
+    return memoryview(b"".join(data))
 
 
 def _raw_data(site: Site) -> Data:
@@ -352,23 +413,11 @@ def _require_names(names: list[str]) -> None:
 
 
 def _stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> None:
-    done = 0
-
-    def counted(data: Iterable[memoryview]) -> Iterator[memoryview]:
-        nonlocal done
-        for piece in data:
-            yield piece
-            done += len(piece)
-            if progress is not None:
-                progress(done, plan.nbytes)
-
+    counter = Counter(progress, plan.nbytes)
     for item in plan.items:
-        _write_item(item, target, counted)
-    _write_item(
-        Item(MODEL_PROTO, len(plan.model), partial(given_data, Stored(memoryview(plan.model)))),
-        target,
-        counted,
-    )
+        _write_item(item, target, counter)
+    model = Item(MODEL_PROTO, plan.model.nbytes, partial(given_data, plan.model))
+    _write_item(model, target, counter)
     target.finish()
 
 
@@ -515,7 +564,7 @@ class Writer:
         """
         self._require_open()
         with self._closing_on_failure():
-            items, complete = plan_items(
+            items, complete, held = plan_items(
                 model,
                 resolve=_refuse_external,
                 size_threshold=self._size_threshold,
@@ -523,7 +572,8 @@ class Writer:
                 assigned=self._keys,
             )
             self._fill_in(complete)
-            _stream(Plan(items, self._serialize(complete, items)), self._zip, None)
+            self._check(complete, items, held)
+            _stream(Plan(items, Pieces(proto.serialize_filled(complete, held))), self._zip, None)
             self._is_open = False
             self._replacement.commit()
 
@@ -612,11 +662,14 @@ class Writer:
                 )
         model.graph.initializer.extend(unused.values())
 
-    def _serialize(self, model: onnx.ModelProto, items: Iterable[Item]) -> bytes:
+    def _check(
+        self, model: onnx.ModelProto, items: Iterable[Item], held: Mapping[str, memoryview]
+    ) -> None:
+        """Refuses what a reader of the archive would."""
         sizes = self._nbytes | {item.name: item.nbytes for item in items}
+        sizes |= {location: data.nbytes for location, data in held.items()}
         proto.check_references(model, sizes, Report())
-        return proto.serialize(model)
 
 
 def _describe(tensor: onnx.TensorProto) -> str:
-    return f"{onnx.TensorProto.DataType.Name(tensor.data_type)} of shape {list(tensor.dims)}"
+    return f"{dtypes.name_of(tensor.data_type)} of shape {list(tensor.dims)}"

@@ -77,9 +77,7 @@ def test_other_options_give_what_they_give_of_the_model(
 
 def test_the_way_there_and_back_leaves_nothing_changed(archive: Path) -> None:
     other = archive.parent / "other.onnxa"
-    onnxarchive.convert(
-        archive, other, alignment=4096, size_threshold=0, convert_attribute=True
-    )
+    onnxarchive.convert(archive, other, alignment=4096, size_threshold=0, convert_attribute=True)
     assert _converted(other) == archive.read_bytes()
 
 

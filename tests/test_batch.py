@@ -130,7 +130,10 @@ def test_the_working_directory_may_be_the_tree(
 
 def test_an_empty_tree_has_no_models(tmp_path: Path) -> None:
     assert _found(tmp_path) == []
-    assert convert_many([tmp_path], tmp_path / "out") == []
+    with pytest.raises(FileNotFoundError) as caught:
+        convert_many([tmp_path], tmp_path / "out")
+    assert caught.value.filename == str(tmp_path)
+    assert _files(tmp_path) == set()
 
 
 def test_a_source_that_is_missing_is_an_error(tmp_path: Path) -> None:
@@ -151,7 +154,9 @@ def _processes() -> Executor:
 
 
 @pytest.mark.parametrize(
-    "make", [_no_executor, lambda: ThreadPoolExecutor(4), _processes], ids=["none", "threads", "processes"]
+    "make",
+    [_no_executor, lambda: ThreadPoolExecutor(4), _processes],
+    ids=["none", "threads", "processes"],
 )
 def test_a_tree_keeps_its_shape_and_a_failure_stops_nothing(
     tmp_path: Path, make: MakeExecutor
@@ -175,7 +180,7 @@ def test_a_dask_cluster_converts(tmp_path: Path) -> None:
     top = _tree(tmp_path / "tree")
     # In a process of its own: the cluster's threads and warnings are none of pytest's business.
     code = f"""
-import json, sys
+import dataclasses, json
 from distributed import Client, LocalCluster
 from onnxarchive import convert_many
 
@@ -188,11 +193,11 @@ if __name__ == "__main__":
         client.get_executor() as executor,
     ):
         found = convert_many([{str(top)!r}], {str(tmp_path / "out")!r}, executor)
-    print("RESULT" + json.dumps([[i.source, i.target, i.nbytes, i.error] for i in found]))
+    print("RESULT" + json.dumps(list(map(dataclasses.asdict, found))))
 """
     printed = _run_script(tmp_path, code)
     rows = _json_after(printed, "RESULT")
-    _check_tree([Conversion(*row) for row in rows], top, tmp_path / "out")
+    _check_tree([Conversion(**row) for row in rows], top, tmp_path / "out")
 
 
 def _json_after(text: str, mark: str) -> Any:
@@ -245,7 +250,9 @@ def test_results_come_in_order_whatever_is_done_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [_no_executor, lambda: ThreadPoolExecutor(8), _processes], ids=["none", "threads", "processes"]
+    "make",
+    [_no_executor, lambda: ThreadPoolExecutor(8), _processes],
+    ids=["none", "threads", "processes"],
 )
 def test_each_model_has_its_own_warnings(tmp_path: Path, make: MakeExecutor) -> None:
     count = 24

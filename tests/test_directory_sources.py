@@ -125,7 +125,7 @@ def test_a_directory_may_be_given_by_a_link_or_from_within(
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     directory = _save(tmp_path / "m", _model())
     (directory / "m.onnx").rename(directory / "m.bin")
-    with pytest.raises(ArchiveFormatError, match="expected one model.*found none") as caught:
+    with pytest.raises(ArchiveFormatError, match=r"expected one model.*found none") as caught:
         onnxarchive.convert(directory, tmp_path / "m.onnxa")
     assert str(caught.value).startswith(f"{directory}: ")
     assert not (tmp_path / "m.onnxa").exists()
@@ -170,7 +170,7 @@ def test_other_files_are_left_out_with_a_warning_that_names_them(tmp_path: Path)
     directory = _save(tmp_path / "m", _model())
     (directory / "README.md").write_bytes(b"words")
     (directory / "optimizer.bin").write_bytes(b"state")
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="left out") as told:
         onnxarchive.convert(directory, tmp_path / "m.onnxa")
     (warning,) = told
     message = str(warning.message)
@@ -347,7 +347,7 @@ def test_all_problems_of_a_model_are_listed_at_once(tmp_path: Path) -> None:
         with pytest.raises(ArchiveFormatError) as caught:
             onnxarchive.convert(source, tmp_path / "m.onnxa", verify_checksum=True)
         first, *lines = str(caught.value).splitlines()
-        assert first == f"{source}: 6 tensors have no data:"
+        assert first == f"{source}: 6 tensors have faulty data:"
         expected = [
             ("tensor 'gone'", "2400 bytes", "'missing.bin'"),
             ("tensor 'cut'", "2400 bytes", "'short.bin'", "offset 40", "100 bytes"),

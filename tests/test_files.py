@@ -154,6 +154,13 @@ def test_a_closed_file_is_read_no_more(source: Path, reading: str) -> None:
         file.view()
 
 
+def test_a_file_is_closed_where_its_block_ends(source: Path) -> None:
+    with MappedFile(source) as file:
+        pass
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.read(0, 1)
+
+
 def test_a_file_that_is_forgotten_is_closed(source: Path) -> None:
     file = MappedFile(source)
     descriptor = file._descriptor
@@ -255,15 +262,17 @@ def test_a_link_to_a_pipe_is_refused_as_the_pipe(tmp_path: Path) -> None:
     require_refused(tmp_path / "link", "a pipe")
 
 
+def next_descriptor() -> int:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+
 @posix
 def test_what_is_refused_is_not_left_open(tmp_path: Path) -> None:
-    before = os.open(os.devnull, os.O_RDONLY)
-    os.close(before)
-    for _ in range(3):
-        require_refused(tmp_path, "a directory")
-    after = os.open(os.devnull, os.O_RDONLY)
-    os.close(after)
-    assert after == before
+    before = next_descriptor()
+    require_refused(tmp_path, "a directory")
+    assert next_descriptor() == before
 
 
 # Replacing
@@ -390,6 +399,17 @@ def test_the_file_is_synced_before_it_gets_its_name_and_its_directory_after(
     with replacing(tmp_path / "target") as file:
         file.write(b"new")
     assert calls == ["sync file", "rename"] + ["sync directory"] * (os.name == "posix")
+
+
+@posix
+def test_nothing_is_left_open_by_a_replacement(tmp_path: Path) -> None:
+    before = next_descriptor()
+    for _ in range(2):
+        with replacing(tmp_path / "target") as file:
+            file.write(b"new")
+    with pytest.raises(ValueError, match="halfway"):
+        write_and_raise(tmp_path / "target", ValueError)
+    assert next_descriptor() == before
 
 
 @posix

@@ -247,7 +247,7 @@ def test_a_lazy_tensor_of_another_size_than_it_says_is_refused(tmp_path: Path) -
     model.graph.initializers["w5"].const_value = ir.LazyTensor(
         lambda: ir.Tensor(np.zeros(999, np.float32)), ir.DataType.FLOAT, ir.Shape([1000]), name="w5"
     )
-    with pytest.raises(ArchiveFormatError, match="'w5'.*4000 bytes.*found 3996"):
+    with pytest.raises(ArchiveFormatError, match=r"'w5'.*4000 bytes.*found 3996"):
         onnxarchive.save(model, tmp_path / "m.onnxa")
     assert list(tmp_path.iterdir()) == []
 
@@ -320,7 +320,8 @@ print(growth(lambda: onnxarchive.save(model, sys.argv[1] + "a", progress=sample)
 
 
 def test_what_is_no_model_is_a_type_error(tmp_path: Path) -> None:
-    for wrong in (ir.from_proto(runnable_model()).graph, b"bytes", None):
+    wrongs: list[Any] = [ir.from_proto(runnable_model()).graph, b"bytes", None]
+    for wrong in wrongs:
         with pytest.raises(TypeError, match="ModelProto"):
             onnxarchive.save(wrong, tmp_path / "m.onnxa")
     assert list(tmp_path.iterdir()) == []

@@ -87,7 +87,7 @@ def test_stages_are_those_of_the_rules() -> None:
 @pytest.mark.parametrize(
     ("rule", "number"),
     [
-        ("ZIP-4", directory.MAX_ENTRIES),
+        ("ZIP-4", layout.MAX_ENTRIES),
         ("ZIP-4", DirectoryRecord.SIZE),
         ("ZIP-4", directory.MAX_RECORD_SIZE),
         ("ZIP-6", LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE),

@@ -88,9 +88,7 @@ def zipped(directory: Path) -> Path:
 
 
 def genuine(name: str) -> TensorProto:
-    return TensorProto(
-        name=name, data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL"
-    )
+    return TensorProto(name=name, data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
 
 
 def test_ten_bytes_that_read_like_the_placeholder_are_data_in_a_single_file(
@@ -117,9 +115,7 @@ def test_ten_bytes_that_read_like_the_placeholder_are_data_where_no_file_has_the
     assert loaded.graph.initializer[1] == genuine("w")
 
 
-@pytest.mark.parametrize(
-    ("data_type", "count"), [(TensorProto.FLOAT16, 5), (TensorProto.INT8, 10)]
-)
+@pytest.mark.parametrize(("data_type", "count"), [(TensorProto.FLOAT16, 5), (TensorProto.INT8, 10)])
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_a_tensor_of_ten_bytes_has_the_data_of_the_file_of_its_name(
     tmp_path: Path, data_type: int, count: int, is_zip: bool
@@ -148,7 +144,7 @@ def test_a_missing_entry_is_named_with_its_tensor(tmp_path: Path, is_zip: bool) 
         onnxarchive.convert(source, tmp_path / "m.onnxa")
     message = str(caught.value)
     assert message.startswith(f"{source}: ")
-    assert "2 tensors have no data" in message
+    assert "2 tensors have faulty data" in message
     assert "tensor 'features.4.weight'" in message
     assert "18432 bytes" in message
     assert "tensor 'onnx::Conv_23'" in message

@@ -10,9 +10,9 @@ import subprocess
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import onnx
 import pytest
@@ -328,7 +328,7 @@ def test_entries_that_no_tensor_names_are_left_out_with_a_warning(
             file.write(directory / name, f"export/{name}")
         file.writestr("export/README.md", b"words")
         file.writestr("elsewhere/notes.txt", b"words")
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="left out") as told:
         found = _converted(path)
     text = "\n".join(str(warning.message) for warning in told)
     assert "README.md" in text
@@ -394,7 +394,7 @@ def test_missing_and_escaping_data_of_a_zip_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(path, tmp_path / "m.onnxa")
     first, *lines = str(caught.value).splitlines()
-    assert first == f"{path}: 4 tensors have no data:"
+    assert first == f"{path}: 4 tensors have faulty data:"
     for line, name, part in zip(
         lines,
         "abcd",
@@ -408,51 +408,52 @@ def test_missing_and_escaping_data_of_a_zip_are_named(tmp_path: Path) -> None:
 # Temporary files
 
 
-def _no_temporary_file(*_: object, **__: object) -> NoReturn:
-    raise AssertionError("a temporary file was made")
+@pytest.fixture
+def no_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a temporary file was made")
+
+    for name in ("mkstemp", "TemporaryFile", "NamedTemporaryFile", "mkdtemp"):
+        monkeypatch.setattr(tempfile, name, refuse)
 
 
+@pytest.mark.usefixtures("no_temporary_file")
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_compressed_tensor_that_is_a_file_goes_through_no_temporary_file(
-    tmp_path: Path, apart: Path, monkeypatch: pytest.MonkeyPatch, method: int
+    tmp_path: Path, apart: Path, method: int
 ) -> None:
     path = tmp_path / "m.zip"
     with zipfile.ZipFile(path, "w", method) as file:
         for name in _files(apart):
             kind = zipfile.ZIP_STORED if name.endswith(".onnx") else method
             file.write(apart / name, name, kind)
-    monkeypatch.setattr(tempfile, "mkstemp", _no_temporary_file)
     assert _converted(path) == _converted(apart)
 
 
+@pytest.mark.usefixtures("no_temporary_file")
 def test_stored_tensors_of_one_file_go_through_no_temporary_file(
-    tmp_path: Path, together: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, together: Path
 ) -> None:
     _python()(together, tmp_path / "m.zip")
-    monkeypatch.setattr(tempfile, "mkstemp", _no_temporary_file)
     assert _converted(tmp_path / "m.zip") == _converted(together)
 
 
-def test_compressed_tensors_of_one_file_go_through_one_that_is_gone_afterwards(
+def test_compressed_tensors_of_one_file_go_through_one_beside_the_target_that_is_gone_afterwards(
     tmp_path: Path, together: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     made = []
-    make = tempfile.mkstemp
+    make: Any = tempfile.TemporaryFile
 
-    def counted(*arguments: str, **options: str) -> tuple[int, str]:
-        found = make(*arguments, **options)
-        made.append(found[1])
-        return found
+    def counted(*arguments: Any, **options: Any) -> Any:
+        made.append(options["dir"])
+        return make(*arguments, **options)
 
-    monkeypatch.setattr(tempfile, "mkstemp", counted)
+    monkeypatch.setattr(tempfile, "TemporaryFile", counted)
     _python(zipfile.ZIP_DEFLATED)(together, tmp_path / "m.zip")
+    before = sorted(os.listdir(tmp_path))
     assert _converted(tmp_path / "m.zip") == _converted(together)
-    assert len(made) == 2  # the data file and the model
-    assert all(Path(path).parent == scratch for path in made)
-    assert list(scratch.iterdir()) == []
+    assert list(map(os.path.realpath, made)) == [os.path.realpath(tmp_path)] * 2  # model and data
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 # Archives that are none any more
@@ -523,7 +524,7 @@ def test_zipfile_is_what_it_was_whatever_is_converted(
 
 
 @pytest.fixture
-def refused(tmp_path: Path) -> Iterator[Callable[..., str]]:
+def refused(tmp_path: Path) -> Callable[..., str]:
     """What is said of a zip that is refused; a target keeps being what it was."""
 
     def message_of(path: Path, kind: type[ArchiveError] = ArchiveError) -> str:
@@ -540,7 +541,7 @@ def refused(tmp_path: Path) -> Iterator[Callable[..., str]]:
         old.unlink()
         return str(caught.value)
 
-    yield message_of
+    return message_of
 
 
 @pytest.mark.parametrize(
@@ -556,7 +557,11 @@ def test_a_damaged_entry_is_told_and_nothing_is_left(
         info = file.getinfo(name)
     data = bytearray(path.read_bytes())
     header = info.header_offset
-    begin = header + 30 + sum(int.from_bytes(data[at : at + 2], "little") for at in (header + 26, header + 28))
+    begin = (
+        header
+        + 30
+        + sum(int.from_bytes(data[at : at + 2], "little") for at in (header + 26, header + 28))
+    )
     data[begin + info.compress_size // 2] ^= 0x10
     path.write_bytes(data)
     assert repr(name) in refused(path, ArchiveFormatError)
@@ -603,6 +608,15 @@ def test_bytes_before_or_after_a_zip_are_refused(
     ):
         path.write_bytes(content)
         refused(path, ArchiveFormatError)
+
+
+def test_a_zip_is_not_written_over(tmp_path: Path, apart: Path) -> None:
+    path = tmp_path / "m.zip"
+    _python()(apart, path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="input"):
+        onnxarchive.convert(path, path)
+    assert path.read_bytes() == before
 
 
 def test_an_encrypted_zip_is_refused_as_such(

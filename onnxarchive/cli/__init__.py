@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from types import FrameType
 
 from onnxarchive.cli.commands import DONE, FAULTY_FILE, WRONG_USE, parser
 from onnxarchive.cli.table import printable
-from onnxarchive.errors import ArchiveError
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
 
 _INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         raise
+    except UnsupportedFeatureError as error:
+        return _fail(error, WRONG_USE)
     except ArchiveError as error:
         return _fail(error, FAULTY_FILE)
     except OSError as error:
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _fail(error, WRONG_USE)
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written", _INTERRUPTED)
+        return _fail("interrupted; no incomplete file is left", _INTERRUPTED)
     return status
 
 
@@ -67,6 +70,9 @@ def run() -> None:
     """Runs the command of this process and ends it."""
     # Ended from outside, a command cleans up as it does when interrupted.
     signal.signal(signal.SIGTERM, _raise_interrupt)
+    for stream in (sys.stdout, sys.stderr):  # names may have letters that the terminal lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = main()
     except BrokenPipeError:

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, Final
@@ -22,11 +23,12 @@ from onnxarchive.archive import Archive
 from onnxarchive.batch import convert_many
 from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
-from onnxarchive.convert import planning
+from onnxarchive.convert import Conversion
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.tensors import text
 from onnxarchive.rules import rules
-from onnxarchive.save import DEFAULT_SIZE_THRESHOLD, write_archive
+from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 
@@ -89,7 +91,7 @@ def _add_convert(commands: Any) -> None:
         "--output-dir", metavar="OUT", help="convert every model of the sources, keeping their tree"
     )
     command.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="convert N models at once (default 1)"
+        "--jobs", type=int, metavar="N", help="convert N models at once (default 1)"
     )
     command.add_argument(
         "--size-threshold",
@@ -134,7 +136,7 @@ def _add_convert(commands: Any) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    if arguments.jobs < 1:
+    if arguments.jobs is not None and arguments.jobs < 1:
         raise ValueError(f"--jobs must be 1 or more, got {arguments.jobs}")
     options = {
         "size_threshold": arguments.size_threshold,
@@ -143,18 +145,12 @@ def _convert(arguments: argparse.Namespace) -> int:
         "assets": _assets(arguments.asset),
         "dedupe": arguments.dedupe,
         "verify_checksum": arguments.verify_checksum,
+        "dry_run": arguments.dry_run,
     }
-    if not layout.is_alignment(arguments.alignment):  # before anything is opened
-        raise ValueError(
-            f"--alignment must be a power of two from {layout.MIN_ALIGNMENT} to "
-            f"{layout.MAX_ALIGNMENT}, got {arguments.alignment}"
-        )
     if arguments.output_dir is not None:
-        if arguments.dry_run:
-            raise ValueError("--dry-run takes one SOURCE and TARGET")
         return _convert_many(arguments, options)
-    if len(arguments.paths) != 2:
-        raise ValueError("convert takes SOURCE and TARGET, or sources and --output-dir")
+    if len(arguments.paths) != 2 or arguments.jobs is not None:
+        raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir and --jobs")
     source, target = arguments.paths
     if source == _STANDARD_STREAM:
         raise ValueError("a source must be a file, which is mapped; save standard input to one")
@@ -163,47 +159,44 @@ def _convert(arguments: argparse.Namespace) -> int:
         raise ValueError("standard output takes either the archive or --json")
     if not to_stream:
         _require_free(target, arguments.force)
-    with planning(
-        source, sys.stdout.buffer if to_stream else target, **_without(options, "alignment")
-    ) as plan:
-        result = {
-            "path": target,
-            "tensors": sum(item.site is not None for item in plan.items),
-            "assets": sum(item.site is None for item in plan.items),
-            "nbytes": plan.size(arguments.alignment),
-            "saved_nbytes": plan.saved_nbytes,
-        }
-        if not arguments.dry_run:
-            with progress_bar("convert") as progress:
-                write_archive(
-                    plan,
-                    sys.stdout.buffer if to_stream else target,
-                    alignment=arguments.alignment,
-                    progress=progress,
-                )
+    with progress_bar("convert") as progress:
+        conversion = onnxarchive.convert(
+            source, sys.stdout.buffer if to_stream else target, progress=progress, **options
+        )
     if not to_stream or arguments.dry_run:
-        _say(arguments, result, _told(result, arguments.dry_run))
+        _say(arguments, _described(conversion), _told(conversion, arguments.dry_run))
     return DONE
 
 
-def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if key != name}
+def _described(conversion: Conversion) -> dict[str, Any]:
+    """A conversion as JSON has it."""
+    return {
+        "source": conversion.source,
+        "path": conversion.target,
+        "error": conversion.error,
+        "nbytes": conversion.nbytes,
+        "tensors": conversion.tensors,
+        "assets": conversion.assets,
+        "saved_nbytes": conversion.saved_nbytes,
+        "warnings": list(conversion.warnings),
+    }
 
 
-def _told(result: dict[str, Any], is_dry_run: bool) -> str:
-    text = (
-        f"{printable(result['path'])}: {'would be ' if is_dry_run else ''}"
-        f"{count(result['tensors'], 'tensor')}, {count(result['assets'], 'asset')}, "
-        f"{size(result['nbytes'])}"
+def _told(conversion: Conversion, is_dry_run: bool) -> str:
+    told = (
+        f"{printable(conversion.target)}: {'would be ' if is_dry_run else ''}"
+        f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
+        f"{size(conversion.nbytes or 0)}"
     )
-    if result["saved_nbytes"]:
-        text += f"; {size(result['saved_nbytes'])} saved by merging identical initializers"
-    return text
+    if conversion.saved_nbytes:
+        told += f"; {size(conversion.saved_nbytes)} saved by merging identical initializers"
+    return told
 
 
 def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(_executor(arguments.jobs)) if arguments.jobs > 1 else None
+        several = arguments.jobs is not None and arguments.jobs > 1
+        executor = stack.enter_context(_executor(arguments.jobs)) if several else None
         advance = stack.enter_context(count_bar("convert", "model"))
         conversions = convert_many(
             arguments.paths,
@@ -213,28 +206,25 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
             on_done=lambda _, done, total: advance(done, total),
             **options,
         )
-    for conversion in conversions:
-        for warning in conversion.warnings:
-            print(f"onnxarchive: warning: {printable(warning)}", file=sys.stderr)
-    failed = [conversion for conversion in conversions if conversion.error is not None]
+    for item in conversions:
+        for warning in item.warnings:
+            print(
+                f"onnxarchive: warning: {printable(item.source)}: {printable(warning)}",
+                file=sys.stderr,
+            )
+    failed = [item for item in conversions if item.error is not None]
     rows = [
-        [item.source, item.target, item.nbytes if item.nbytes is not None else "failed"]
+        [item.source, item.target, "failed" if item.nbytes is None else item.nbytes]
         for item in conversions
     ]
-    lines = [table(["source", "archive", "bytes"], rows)] if rows else []
-    lines += [f"\n{count(len(conversions) - len(failed), 'model')} converted, {len(failed)} failed"]
+    verb = "would be converted" if arguments.dry_run else "converted"
+    total = f"{count(len(conversions) - len(failed), 'model')} {verb}, {len(failed)} failed"
+    saved = sum(item.saved_nbytes for item in conversions)
+    if saved:
+        total += f"; {size(saved)} saved by merging identical initializers"
+    lines = [table(["source", "archive", "bytes"], rows), "", total]
     lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
-    result = [
-        {
-            "source": item.source,
-            "path": item.target,
-            "nbytes": item.nbytes,
-            "error": item.error,
-            "warnings": list(item.warnings),
-        }
-        for item in conversions
-    ]
-    _say(arguments, result, "\n".join(lines))
+    _say(arguments, [_described(item) for item in conversions], "\n".join(lines))
     return FOUND if failed else DONE
 
 
@@ -244,12 +234,26 @@ def _executor(jobs: int) -> Iterator[Executor]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_await_the_end) as executor:
         try:
+            with _interrupts_ignored():  # as the workers do from their first moment, by inheritance
+                executor.submit(_await_the_end).result()
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # which alone gets them
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _await_the_end() -> None:
@@ -334,9 +338,9 @@ def _ls(arguments: argparse.Namespace) -> int:
         for item in listed
     ]
     rows += [["", item["name"], "", "", item["nbytes"], item["data_offset"]] for item in others]
-    text = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
+    shown = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
     weights = sum(item["nbytes"] for item in listed)
-    text += (
+    shown += (
         f"\n\n{count(counts['tensors'], 'tensor')} of {size(weights)}, "
         f"{counts['in_model']:,} more in the model, {count(counts['assets'], 'asset')}; "
         f"archive of {size(nbytes)}"
@@ -347,7 +351,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         "others": others,
         "totals": {**counts, "weights": weights, "nbytes": nbytes},
     }
-    _say(arguments, result, text)
+    _say(arguments, result, shown)
     return DONE
 
 
@@ -390,19 +394,22 @@ def _add_info(commands: Any) -> None:
 def _info(arguments: argparse.Namespace) -> int:
     with onnxarchive.open(arguments.archive) as archive:
         model = archive.model
+        version = model.producer_version
         initializers = [site.tensor for site in tensors.walk(model) if site.is_initializer]
         result: dict[str, Any] = {
             "path": arguments.archive,
-            "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+            "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
             "ir_version": model.ir_version,
-            "opsets": {opset.domain or "ai.onnx": opset.version for opset in model.opset_import},
-            "graph": model.graph.name,
+            "opsets": {
+                text(opset.domain) or "ai.onnx": opset.version for opset in model.opset_import
+            },
+            "graph": text(model.graph.name),
             "nodes": len(model.graph.node),
-            "inputs": {value.name: _type(value.type) for value in model.graph.input},
-            "outputs": {value.name: _type(value.type) for value in model.graph.output},
+            "inputs": {text(value.name): _type(value.type) for value in model.graph.input},
+            "outputs": {text(value.name): _type(value.type) for value in model.graph.output},
             "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
             "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
-            "metadata": {pair.key: pair.value for pair in model.metadata_props},
+            "metadata": {text(pair.key): text(pair.value) for pair in model.metadata_props},
         }
     lines = []
     for label, value in result.items():
@@ -410,15 +417,15 @@ def _info(arguments: argparse.Namespace) -> int:
             lines += [f"{part:<12}{size(nbytes)}" for part, nbytes in value.items()]
         elif isinstance(value, dict):
             described = [printable(f"{name}: {what}") for name, what in value.items()]
-            lines += [f"{label if not row else '':<12}{text}" for row, text in enumerate(described)]
+            lines += [f"{label if not row else '':<12}{line}" for row, line in enumerate(described)]
         elif value:
             lines.append(f"{label:<12}{value:,}" if isinstance(value, int) else _line(label, value))
     _say(arguments, result, "\n".join(lines))
     return DONE
 
 
-def _line(label: str, text: str) -> str:
-    return f"{label:<12}{printable(text)}"
+def _line(label: str, value: str) -> str:
+    return f"{label:<12}{printable(value)}"
 
 
 def _type(proto: onnx.TypeProto) -> str:
@@ -426,11 +433,11 @@ def _type(proto: onnx.TypeProto) -> str:
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         described = getattr(proto, kind)
-        name = onnx.TensorProto.DataType.Name(described.elem_type)
+        name = dtypes.name_of(described.elem_type)
         if not described.HasField("shape"):
             return name
         dims = [
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+            dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or "?"
             for dim in described.shape.dim
         ]
         return f"{name} {shape(dims)}"
@@ -509,5 +516,5 @@ def _require_free(path: str, force: bool) -> None:
         raise FileExistsError(errno.EEXIST, "exists; --force replaces it", path)
 
 
-def _say(arguments: argparse.Namespace, result: object, text: str) -> None:
-    print(json.dumps(result, indent=2) if arguments.json else text)
+def _say(arguments: argparse.Namespace, result: object, told: str) -> None:
+    print(json.dumps(result, indent=2) if arguments.json else told)

@@ -106,6 +106,13 @@ _BY_DTYPE = {data_type.dtype: data_type for data_type in _DATA_TYPES}
 BOOL = BY_NUMBER[9]
 
 
+def name_of(number: int) -> str:
+    """The name of a data type, or its number where this version of ONNX has no name for it."""
+    if number in BY_NUMBER:
+        return BY_NUMBER[number].name
+    return {0: "UNDEFINED", 8: "STRING"}.get(number, str(number))
+
+
 def of_array(array: NDArray[Any]) -> DataType:
     """The data type of a numpy array, whatever its byte order.
 

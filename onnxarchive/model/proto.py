@@ -8,7 +8,7 @@ from functools import partial
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError
 from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Site
@@ -41,6 +41,31 @@ def serialize(model: onnx.ModelProto) -> bytes:
     # What protobuf writes it may yet refuse to read: messages nested more than 100 deep.
     parse(data, Report())
     return data
+
+
+def serialize_filled(
+    model: onnx.ModelProto, held: Mapping[str, memoryview]
+) -> tuple[memoryview, ...]:
+    """The bytes of a model in pieces, with large tensors put in from where they lie.
+
+    Args:
+        model: The model, in which those tensors are external.
+        held: Their bytes by the location that they have in `model`. They are not copied.
+
+    Raises:
+        ArchiveFormatError: As `serialize` does.
+    """
+    data = serialize(model)
+    if not held:
+        return (memoryview(data),)
+    try:
+        pieces = wire.fill(data, held.get)
+    except UnsupportedFeatureError as error:
+        raise ArchiveFormatError(
+            f"{error.message}; store more tensors outside (size_threshold, convert_attribute)",
+            rule="MODEL-2",
+        ) from error
+    return tuple(memoryview(piece) for piece in pieces)
 
 
 def parse(data: bytes, report: Report) -> onnx.ModelProto | None:

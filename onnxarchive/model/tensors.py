@@ -21,6 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
+from onnxarchive.model.wire import varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -74,9 +75,7 @@ class Site:
     @property
     def name(self) -> str:
         """The tensor's name; what is not UTF-8 in it is replaced."""
-        # protobuf keeps such strings, and hands them out as bytes.
-        name: str | bytes = self.tensor.name
-        return name if isinstance(name, str) else name.decode(errors="replace")
+        return text(self.tensor.name)
 
     @property
     def is_initializer(self) -> bool:
@@ -105,6 +104,14 @@ class Site:
             field if index is None else f"{field}[{index}]" for field, index in self.path
         )
         return f"tensor {self.name!r} ({where})"
+
+
+def text(value: str | bytes) -> str:
+    """A string of a proto; what is not UTF-8 in it is replaced.
+
+    protobuf keeps strings that are not UTF-8, and hands them out as bytes.
+    """
+    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def walk(model: onnx.ModelProto) -> Iterator[Site]:
@@ -441,21 +448,31 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
     for field in source.DESCRIPTOR.fields:
         if field.name in left_out:
             continue
+        is_text = field.type == field.TYPE_STRING
         if is_repeated(field):
-            getattr(target, field.name).MergeFrom(getattr(source, field.name))
+            values = getattr(source, field.name)
+            if is_text and any(isinstance(value, bytes) for value in values):
+                for value in values:
+                    _merge_text(target, field.number, value)
+            else:
+                getattr(target, field.name).MergeFrom(values)
         elif source.HasField(field.name):
             value = getattr(source, field.name)
             if field.message_type:
                 getattr(target, field.name).CopyFrom(value)
-            elif field.type == field.TYPE_STRING and isinstance(value, bytes):
-                # Text that is not UTF-8, which protobuf reads and keeps but does not let be set.
-                tag = _varint(field.number << 3 | 2)
-                target.MergeFromString(tag + _varint(len(value)) + value)
+            elif is_text and isinstance(value, bytes):
+                _merge_text(target, field.number, value)
             else:
                 setattr(target, field.name, value)
     unknown = _serialize(UnknownFieldSet(source))
     if unknown:
         target.MergeFromString(unknown)
+
+
+def _merge_text(target: Message, number: int, value: str | bytes) -> None:
+    """Adds a string that may not be UTF-8, which protobuf reads and keeps but lets nobody set."""
+    encoded = value if isinstance(value, bytes) else value.encode()
+    target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 
 
 def is_repeated(field: Any) -> bool:
@@ -469,24 +486,15 @@ def _serialize(unknown: Any) -> bytes:
     """Unknown fields as they stand on the wire (protobuf encoding guide)."""
     parts: list[bytes] = []
     for field in unknown:
-        parts.append(_varint(field.field_number << 3 | field.wire_type))
+        parts.append(varint(field.field_number << 3 | field.wire_type))
         if field.wire_type == 0:
-            parts.append(_varint(field.data))
+            parts.append(varint(field.data))
         elif field.wire_type == 1:
             parts.append(field.data.to_bytes(8, "little"))
         elif field.wire_type == 2:
-            parts.append(_varint(len(field.data)) + field.data)
+            parts.append(varint(len(field.data)) + field.data)
         elif field.wire_type == 3:
-            parts.append(_serialize(field.data) + _varint(field.field_number << 3 | 4))
+            parts.append(_serialize(field.data) + varint(field.field_number << 3 | 4))
         else:
             parts.append(field.data.to_bytes(4, "little"))
     return b"".join(parts)
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)

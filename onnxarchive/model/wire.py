@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-__all__ = ["SPAN_LOCATION", "Hollow", "Span", "decode", "fill", "hollow", "occurrences"]
+__all__ = [
+    "SPAN_LOCATION",
+    "Hollow",
+    "Span",
+    "decode",
+    "fill",
+    "hollow",
+    "is_model",
+    "occurrences",
+    "varint",
+]
 
 SPAN_LOCATION: Final = "\0onnxarchive/span/"
 """What the location of a hollowed tensor begins with; no file path holds a NUL character."""
@@ -162,7 +172,7 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
         if contents is None:
             continue
         raw = _bytes_of(contents)
-        header = _encoded(_RAW_DATA) + _encoded(len(raw))
+        header = varint(_RAW_DATA) + varint(len(raw))
         place = next(begin for tag, begin, *_ in outdated if tag == _EXTERNAL_DATA)
         edits.replace(tensor, place, place, header, raw)
         for _, begin, _, _, end in outdated:
@@ -216,6 +226,17 @@ def occurrences(data: Buffer, field: str) -> int:
     wanted = _tag(onnx.ModelProto.DESCRIPTOR, field, _LEN)
     wire = _bytes_of(data)
     return sum(tag == wanted for tag, *_ in _fields(wire, 0, len(wire), 0))
+
+
+def is_model(data: Buffer) -> bool:
+    """Whether bytes are framed as a ModelProto with ir_version and graph; no more is looked at."""
+    model = onnx.ModelProto.DESCRIPTOR
+    wire = _bytes_of(data)
+    try:
+        tags = {tag for tag, *_ in _fields(wire, 0, len(wire), 0)}
+    except ArchiveFormatError:
+        return False
+    return {_tag(model, "ir_version", _VARINT), _tag(model, "graph", _LEN)} <= tags
 
 
 # The messages that lead to a tensor
@@ -580,11 +601,11 @@ class _Edits:
                 )
             if frame.parent is not None:
                 frame.parent.growth += frame.growth
-                self.replace(frame.parent, frame.prefix, frame.start, _encoded(length))
+                self.replace(frame.parent, frame.prefix, frame.start, varint(length))
 
 
-def _encoded(number: int) -> bytes:
-    """Gives a tag or a length as the shortest varint."""
+def varint(number: int) -> bytes:
+    """A number below 2^64 as the shortest varint (encoding guide, "Base 128 Varints")."""
     encoded = bytearray()
     while number >= _VARINT_CONTINUES:
         encoded.append(number & _VARINT_MASK | _VARINT_CONTINUES)

@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxarchive.archive import Archive
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError, Report, naming
 from onnxarchive.files import MappedFile
 from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -33,9 +33,10 @@ _TORCH_PLACEHOLDER = b"__EXTERNAL"
 _BASEPATH = frozenset({"basepath"})
 _MAX_LISTED = 20
 _MODEL_SUFFIX = ".onnx"
-# Folders and files that file managers leave in zips and directories.
 # What a zip begins with: an entry, or nothing but its end.
 _ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
+# What file managers leave in zips and directories.
+_APPLE_DOUBLE = "._"
 _LITTER_FOLDER = "__MACOSX/"
 _LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
 
@@ -64,13 +65,16 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(path: str | os.PathLike[str], *, verify_checksum: bool = False) -> Iterator[Source]:
+def open_source(
+    path: str | os.PathLike[str], *, verify_checksum: bool = False, temporary: str | None = None
+) -> Iterator[Source]:
     """Opens what is to be converted; its files are mapped until the block ends.
 
     Args:
         path: A `.onnx`, whose external data is looked for in its directory and below; a directory
             or a zip with one model and its data files; an archive.
         verify_checksum: Whether to compare data files with the `checksum` that tensors name.
+        temporary: The directory for files that have to be inflated; None for the system's.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
@@ -78,17 +82,24 @@ def open_source(path: str | os.PathLike[str], *, verify_checksum: bool = False) 
         OSError: A file cannot be opened.
     """
     with contextlib.ExitStack() as resources, naming(path):
-        opening = _Opening(os.fspath(path), resources, verify_checksum)
+        opening = _Opening(os.fspath(path), resources, verify_checksum, temporary)
         yield opening.directory() if os.path.isdir(path) else opening.file()
 
 
 class _Opening:
     """Opens one source, of whatever kind."""
 
-    def __init__(self, path: str, resources: contextlib.ExitStack, verify_checksum: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        resources: contextlib.ExitStack,
+        verify_checksum: bool,
+        temporary: str | None,
+    ) -> None:
         self._path = path
         self._resources = resources
         self._verify_checksum = verify_checksum
+        self._temporary = temporary
         self._checksums: dict[str, str] = {}
 
     def file(self) -> Source:
@@ -96,7 +107,7 @@ class _Opening:
         file = self._resources.enter_context(MappedFile(self._path))
         view = file.view()
         if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
-            archive = self._strictly()
+            archive = _strictly(file)
             return self._zip(view) if archive is None else self._archive(archive)
         place = DirectoryPlace(os.path.dirname(self._path) or os.curdir, self._resources)
         external = self._external(_parse(view), place)
@@ -105,17 +116,9 @@ class _Opening:
     def directory(self) -> Source:
         """A directory with one model and its data files."""
         place = DirectoryPlace(self._path, self._resources)
-        models = [name for name in place.names if _is_model(name)]
-        source = self._whole(place, _only(models))
+        names = [name for name in place.names if not _is_litter(name)]
+        source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
         return replace(source, files=tuple(place.paths))
-
-    def _strictly(self) -> Archive | None:
-        """The file as an archive, or None where it is not one."""
-        file = self._resources.enter_context(MappedFile(self._path))
-        try:
-            return Archive(file)
-        except ArchiveError:
-            return None
 
     def _archive(self, archive: Archive) -> Source:
         def stored(name: str) -> Data:
@@ -133,28 +136,23 @@ class _Opening:
         folder = name[: name.rfind("/") + 1]
         inside = [entry for entry in entries if entry.name.startswith(folder)]
         moved = [replace(entry, name=entry.name.removeprefix(folder)) for entry in inside]
-        place = ZipPlace(view, moved, self._resources)
-        source = self._whole(place, name.removeprefix(folder))
+        place = ZipPlace(view, moved, self._temporary)
+        source = self._whole(place, name.removeprefix(folder), place.names)
         taken = {entry.name for entry in inside}
         outside = [entry.name for entry in read.entries if entry.name not in taken]
         warnings = (*read.dropped, *_left_out(outside), *source.warnings)
         return replace(source, files=(self._path,), warnings=warnings)
 
-    def _whole(self, place: Place, name: str) -> Source:
-        """A place with the model `name` and all that belongs to it."""
-        file = place.find(name)
-        assert file is not None  # it was listed
+    def _whole(self, place: Place, name: str, names: list[str]) -> Source:
+        """A place with the model `name` and all of `names` that belongs to it."""
+        file = _listed(place, name)
         external = self._external(_parse(file.whole()), place)
         used = external.locations | {name}
-        rest = [other for other in place.names if other not in used]
+        rest = [other for other in names if other not in used]
         assets: dict[str, Data] = {}
         for other in rest:
             if other.startswith(ASSET_PREFIX):
-                asset = place.find(other)
-                if asset is None:
-                    raise ArchiveFormatError(
-                        f"expected a file, found the asset {other!r} to be a link to nothing"
-                    )
+                asset = _listed(place, other)
                 assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
         left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
         return Source(external.model, external.data, assets, warnings=left_out)
@@ -162,12 +160,13 @@ class _Opening:
     def _external(self, parsed: _Parsed, place: Place) -> _External:
         """Finds the bytes of every external tensor, or tells of all that are not there."""
         external = _External(parsed.model, {}, set())
-        problems: list[str] = []
+        problems: list[ArchiveFormatError] = []
         for site in tensors.walk(parsed.model):
             try:
                 self._find(site, parsed, place, external)
             except ArchiveFormatError as error:
-                problems.append(f"{site}: {error.message.removeprefix(f'{site}: ')}")
+                message = f"{site}: {error.message.removeprefix(f'{site}: ')}"
+                problems.append(type(error)(message, rule=error.rule))
         _require_none(problems)
         return external
 
@@ -193,6 +192,9 @@ class _Opening:
             span = parsed.spans[int(reference.location.removeprefix(wire.SPAN_LOCATION))]
             if data_type is None:  # a segment, or an impossible shape: not ours to judge
                 tensors.set_raw_data(tensor, b"".join(wire.decode(parsed.view, span)))
+            elif span.is_raw:
+                view = parsed.view[span.offset : span.offset + span.nbytes]
+                external.data[site.path] = Stored(view)
             else:
                 nbytes = data_type.nbytes(tensor.dims)
                 external.data[site.path] = _Embedded(parsed.view, span, nbytes)
@@ -228,8 +230,9 @@ class _Opening:
         if self._verify_checksum and reference.checksum is not None:
             found = self._sha1(reference.location, file)
             if found != reference.checksum.lower():
-                raise ArchiveFormatError(
-                    f"expected SHA-1 {reference.checksum} of {reference.location!r}, found {found}"
+                raise ChecksumError(
+                    f"expected SHA-1 {reference.checksum} of {reference.location!r}, found {found}",
+                    rule="DATA-6",
                 )
         external.locations.add(plain(reference.location))
         external.data[site.path] = file.part(offset, nbytes)
@@ -281,7 +284,7 @@ class _External:
 
 
 class _Embedded:
-    """The bytes of a tensor that stand in a serialized model, decoded as they are gone through."""
+    """A tensor's numbers in a serialized model, decoded to its bytes as they are gone through."""
 
     def __init__(self, model: memoryview, span: wire.Span, nbytes: int) -> None:
         self._model = model
@@ -293,16 +296,37 @@ class _Embedded:
         return wire.decode(self._model, self._span)
 
 
-def _require_none(problems: list[str]) -> None:
+def _strictly(file: MappedFile) -> Archive | None:
+    """The file as an archive, every local header compared; None where it is not one."""
+    try:
+        archive = Archive(file)
+        for name in archive.entries:
+            archive.read(name)
+    except ArchiveError:
+        return None
+    return archive
+
+
+def _listed(place: Place, name: str) -> DataFile:
+    """A file that was in the list of the place's files."""
+    file = place.find(name)
+    if file is None:
+        raise ArchiveFormatError(
+            f"expected a file at {name!r}, found none: it is a link to nothing, or is gone"
+        )
+    return file
+
+
+def _require_none(problems: list[ArchiveFormatError]) -> None:
     """Raises all problems of a model in one error."""
     if not problems:
         return
-    if len(problems) == 1:
-        raise ArchiveFormatError(problems[0])
-    listed = [f"{len(problems)} tensors have no data:", *problems[:_MAX_LISTED]]
-    if len(problems) > _MAX_LISTED:
-        listed.append(f"and {len(problems) - _MAX_LISTED} more")
-    raise ArchiveFormatError("\n  ".join(listed))
+    kinds = {type(problem) for problem in problems}
+    kind = kinds.pop() if len(kinds) == 1 else ArchiveFormatError
+    messages = [problem.message for problem in problems]
+    if len(messages) == 1:
+        raise kind(messages[0], rule=problems[0].rule)
+    raise kind("\n  ".join([f"{len(messages)} tensors have faulty data:", *messages]))
 
 
 def _is_torch_placeholder(site: Site, place: Place) -> bool:
@@ -316,6 +340,23 @@ def _is_torch_placeholder(site: Site, place: Place) -> bool:
     with contextlib.suppress(ArchiveFormatError):
         return place.find(site.name) is not None
     return False
+
+
+def is_model_file(path: str) -> bool:
+    """Whether a file's content is a model, or a zip with one; a fault in it is not looked for.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    try:
+        with MappedFile(path) as file:
+            view = file.view()
+            if bytes(view[: len(LocalHeader.SIGNATURE)]) not in _ZIP_SIGNATURES:
+                return wire.is_model(view)
+            names = [entry.name for entry in foreign.read(view).entries]
+    except ArchiveError:
+        return False
+    return any(_is_model(name) for name in names)
 
 
 def _is_model(name: str) -> bool:
@@ -336,7 +377,8 @@ def _only(names: list[str]) -> str:
 
 
 def _is_litter(name: str) -> bool:
-    return name.startswith(_LITTER_FOLDER) or name[name.rfind("/") + 1 :] in _LITTER
+    base = name[name.rfind("/") + 1 :]
+    return name.startswith(_LITTER_FOLDER) or base in _LITTER or base.startswith(_APPLE_DOUBLE)
 
 
 def _left_out(names: list[str]) -> tuple[str, ...]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import ntpath
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import MappedFile
+from onnxarchive.files import MappedFile, is_below
 from onnxarchive.save import FileData
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
@@ -25,6 +27,7 @@ from onnxarchive.zipformat.records import METHOD_STORED
 from onnxarchive.zipformat.writer import Data, Stored
 
 _ASSETS = "assets"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class DataFile(Protocol):
@@ -63,16 +66,16 @@ def plain(location: str) -> str:
         ArchiveFormatError: It is absolute, climbs by `..`, or is no plain path at all.
     """
     components = location.split("/")
-    if (
-        "" in components
-        or os.pardir in components
-        or "\\" in location
-        or not location.isprintable()
-        or ntpath.splitdrive(location)[0]
-    ):
-        raise ArchiveFormatError(
-            f"expected a relative path with slashes and no '..', found {location!r}"
-        )
+    faults = {
+        "a path with no empty component, relative": "" in components,
+        "a path without '..'": os.pardir in components,
+        "a path with slashes and no backslash": "\\" in location,
+        "a path without control characters": _CONTROL.search(location) is not None,
+        "a path without a drive": bool(ntpath.splitdrive(location)[0]),
+    }
+    for expected, is_broken in faults.items():
+        if is_broken:
+            raise ArchiveFormatError(f"expected {expected}, found {location!r}")
     return "/".join(component for component in components if component != os.curdir)
 
 
@@ -116,7 +119,7 @@ class DirectoryPlace:
 
     def _open(self, location: str) -> DataFile | None:
         path = os.path.realpath(os.path.join(self._directory, *plain(location).split("/")))
-        if os.path.commonpath([path, self._directory]) != self._directory:
+        if not is_below(path, self._directory):
             raise ArchiveFormatError(
                 f"expected a file inside {self._directory}, found {location!r} to be a link to "
                 f"{path}; copy the file there in its place"
@@ -128,6 +131,10 @@ class DirectoryPlace:
             return None
         except ArchiveFormatError as error:
             raise ArchiveFormatError(f"{error.message} at {location!r}") from None
+        except OSError as error:
+            raise ArchiveFormatError(
+                f"expected to read {location!r}, found: {error.strerror}"
+            ) from None
         self.paths.append(path)
         return _PlainFile(path, nbytes, self._resources)
 
@@ -154,10 +161,14 @@ class ZipPlace:
         self,
         view: memoryview,
         entries: Iterable[ForeignEntry],
-        resources: contextlib.ExitStack,
+        temporary: str | None,
     ) -> None:
-        """Looks for files among `entries` of the zip mapped as `view`."""
-        self._files = {entry.name: _ZippedFile(view, entry, resources) for entry in entries}
+        """Looks for files among `entries` of the zip mapped as `view`.
+
+        What has to be inflated as a whole is so to a file in the directory `temporary`, or in that
+        of the system where it is None.
+        """
+        self._files = {entry.name: _ZippedFile(view, entry, temporary) for entry in entries}
 
     @property
     def names(self) -> list[str]:
@@ -172,12 +183,10 @@ class ZipPlace:
 class _ZippedFile:
     """An entry of a zip as a file."""
 
-    def __init__(
-        self, view: memoryview, entry: ForeignEntry, resources: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, view: memoryview, entry: ForeignEntry, temporary: str | None) -> None:
         self._view = view
         self._entry = entry
-        self._resources = resources
+        self._temporary = temporary
         self._spooled: memoryview | None = None
 
     @property
@@ -202,19 +211,19 @@ class _ZippedFile:
         return self._spooled
 
     def _spool(self) -> memoryview:
-        descriptor, path = tempfile.mkstemp(prefix="onnxarchive-")
-        self._resources.callback(_unlink, path)
-        with os.fdopen(descriptor, "wb") as file:
-            for piece in inflate(self._view, self._entry):
-                file.write(piece)
-        spooled = self._resources.enter_context(MappedFile(path)).view()
-        _unlink(path)  # Windows refuses while it is open, and does it at the end
-        return spooled
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+        """Inflates the entry to a file without a name, which goes when its map does."""
+        try:
+            with tempfile.TemporaryFile(prefix=".onnxarchive-", dir=self._temporary) as file:
+                for piece in inflate(self._view, self._entry):
+                    file.write(piece)
+                file.flush()
+                if not self.nbytes:
+                    return memoryview(b"")
+                return memoryview(mmap.mmap(file.fileno(), self.nbytes, access=mmap.ACCESS_READ))
+        except OSError as error:
+            if error.filename is None:
+                error.filename = f"a temporary file in {self._temporary or tempfile.gettempdir()}"
+            raise
 
 
 class _Inflated:

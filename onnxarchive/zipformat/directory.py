@@ -25,7 +25,6 @@ from onnxarchive.zipformat.records import (
     Zip64Locator,
 )
 
-MAX_ENTRIES = 1 << 18
 MAX_NAME_SIZE = 1024  # bytes
 # A record with the longest name and a Zip64 field of three values; comments are not allowed.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
@@ -177,8 +176,10 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
             f"begin, found {bounds.size} bytes at offset {bounds.offset}",
         )
         return None
-    if bounds.count > MAX_ENTRIES:
-        report.broken("ZIP-4", f"expected at most {MAX_ENTRIES} entries, found {bounds.count}")
+    if bounds.count > layout.MAX_ENTRIES:
+        report.broken(
+            "ZIP-4", f"expected at most {layout.MAX_ENTRIES} entries, found {bounds.count}"
+        )
         return None
     if not DirectoryRecord.SIZE * bounds.count <= bounds.size <= MAX_RECORD_SIZE * bounds.count:
         report.broken(

@@ -17,6 +17,7 @@ from onnxarchive.zipformat.records import (
     Zip64Locator,
 )
 
+MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
 MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field holds
 
@@ -24,6 +25,13 @@ MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field
 def is_alignment(value: int) -> bool:
     """Whether `value` is a power of two from 64 to 32768."""
     return MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0
+
+
+def not_an_alignment(value: object) -> str:
+    """What to say of a value that `is_alignment` refuses."""
+    return (
+        f"alignment must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}, got {value!r}"
+    )
 
 
 def saturate_16(value: int) -> int:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from zlib_ng import zlib_ng
 
-from onnxarchive.errors import ChecksumError
+from onnxarchive.errors import ChecksumError, UnsupportedFeatureError
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# Takes bytes done and bytes in all.
+Progress: TypeAlias = Callable[[int, int], None]
+_Piece = TypeVar("_Piece", bytes, memoryview)
 
 PIECE_SIZE = 8 << 20  # bytes handed to `write`, and to `progress`, at a time
 
@@ -85,6 +89,46 @@ def crc32(data: Buffer, before: int = 0) -> int:
     return zlib_ng.crc32(data, before)
 
 
+def require_entries(count: int) -> None:
+    """Refuses more entries than an archive may have (rule ZIP-4).
+
+    Raises:
+        UnsupportedFeatureError: `count` is more than that.
+    """
+    if count > layout.MAX_ENTRIES:
+        raise UnsupportedFeatureError(
+            f"expected at most {layout.MAX_ENTRIES} entries, found {count}; let more tensors stay "
+            "in the model (size_threshold)",
+            rule="ZIP-4",
+        )
+
+
+class Counter:
+    """Tells how far the work on many pieces is.
+
+    Args:
+        progress: Called with the bytes done and the bytes in all after each piece, or None.
+        total: The bytes in all.
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+        """Passes pieces on and counts each when it has been dealt with."""
+        for piece in pieces:
+            yield piece
+            self.add(len(piece))
+
+    def add(self, nbytes: int) -> None:
+        """Counts `nbytes` bytes as done."""
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
 class ZipWriter:
     """Writes one archive to `file`, entry by entry; what is written is never touched again.
 
@@ -98,10 +142,7 @@ class ZipWriter:
 
     def __init__(self, file: SupportsWrite, *, alignment: int = layout.MIN_ALIGNMENT) -> None:
         if not layout.is_alignment(alignment):
-            raise ValueError(
-                f"alignment must be a power of two from {layout.MIN_ALIGNMENT} to "
-                f"{layout.MAX_ALIGNMENT}, got {alignment!r}"
-            )
+            raise ValueError(layout.not_an_alignment(alignment))
         self._file = file
         self._alignment = alignment
         self._offset = 0
@@ -116,9 +157,11 @@ class ZipWriter:
         """Writes an entry of known size and CRC-32 from successive pieces of its bytes.
 
         Raises:
+            UnsupportedFeatureError: The archive has as many entries as it may have.
             ChecksumError: The pieces are not `nbytes` long in all, or have another CRC-32. The
                 file is then of no use.
         """
+        require_entries(len(self.placements) + 1)
         placement = Placement(name.encode(), nbytes, crc, self._offset, self._alignment)
         self._write(placement.local_header().pack())
         written_nbytes = written_crc = 0

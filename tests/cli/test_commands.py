@@ -80,11 +80,14 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
     assert run("convert", source, target, *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == {
+        "source": str(source),
         "path": str(target),
+        "error": None,
         "tensors": 2,
         "assets": 0,
         "nbytes": target.stat().st_size,
         "saved_nbytes": 0,
+        "warnings": [],
     }
     with onnxarchive.open(target) as opened:
         assert all(entry.data_offset % 4096 == 0 for entry in opened.entries.values())
@@ -321,7 +324,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
             process.send_signal(number)
             break
     error = process.communicate()[1].decode()
-    assert (process.returncode, error) == (130, "onnxarchive: interrupted; nothing was written\n")
+    assert (process.returncode, error) == (130, "onnxarchive: interrupted; no incomplete file is left\n")
     assert list(tmp_path.iterdir()) == [source]
 
 

@@ -731,6 +731,31 @@ def test_a_directory_that_is_too_small_or_large_for_its_count_is_not_read(
     assert (bounds is not None) == is_possible
 
 
+# The local header of "w" is 37 bytes at least, and its data at 64.
+@pytest.mark.parametrize(
+    ("data_offset", "rule"),
+    [(36, "ZIP-6"), (37, "ALIGN-1"), (37 + 32767, "ALIGN-1"), (37 + 32768, "ZIP-6")],
+)
+def test_the_space_before_data_holds_a_local_header_and_the_longest_padding(
+    data_offset: int, rule: str
+) -> None:
+    image = small()
+    image.move_from(1, data_offset - 64)
+    assert broken_rules(image.file())[0] == rule
+
+
+def test_no_entry_is_listed_whose_data_is_outside_the_file() -> None:
+    image = Image.of([("w", 3), ("v", 3), (MODEL, 2)])
+    file = image.file()
+    beyond = -(-file.size // 64) * 64 + 3
+    in_record(1, header_offset=beyond)(image)
+    findings = Findings()
+    found = inspect(image.file(), findings)
+    assert findings.rules[0] == "ZIP-6"
+    assert found is not None
+    assert [entry.name for entry in found.entries] == [MODEL]
+
+
 def test_the_padding_may_be_as_long_as_the_largest_alignment_needs() -> None:
     image = Image.of([("w", 1), (MODEL, 1)], alignment=32768)
     header = image.headers[1].extra

@@ -1,0 +1,342 @@
+"""`onnxarchive convert ... --output-dir OUT --jobs N`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from models import model_of, raw_tensor
+
+import onnxarchive
+from onnxarchive.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["convert", *map(str, arguments)])
+
+
+def _model(seed: int, count: int = 1000) -> onnx.ModelProto:
+    return model_of(raw_tensor("w", dims=(count,), seed=seed))
+
+
+def _write(path: Path, seed: int, count: int = 1000) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_model(seed, count).SerializeToString())
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Three models, of which one is broken, and a directory that is one and has litter."""
+    top = tmp_path / "tree"
+    _write(top / "a.onnx", 1)
+    _write(top / "deep" / "down" / "b.onnx", 2)
+    (top / "deep" / "broken.onnx").write_bytes(_model(0).SerializeToString()[:2000])
+    onnxarchive.save(_model(3), tmp_path / "c.onnxa")
+    onnxarchive.extract(tmp_path / "c.onnxa", top / "exported")
+    (tmp_path / "c.onnxa").unlink()
+    (top / "exported" / "notes.txt").touch()
+    return top
+
+
+def _files(directory: Path) -> set[str]:
+    return {
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+GOOD = {"a.onnxa": 1, "deep/down/b.onnxa": 2, "exported.onnxa": 3}
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_tree_is_converted_and_its_failures_are_listed(
+    tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], jobs: str
+) -> None:
+    out = tmp_path / "out"
+    assert run(tree, "--output-dir", out, "--jobs", jobs) == 1
+    assert _files(out) == set(GOOD)
+    for name, seed in GOOD.items():
+        assert onnxarchive.check(out / name, full=True) == []
+        assert onnxarchive.load(out / name) == _model(seed)
+    captured = capfd.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split() == ["source", "archive", "bytes"]
+    rows = lines[1:5]
+    places = ["a.onnx", "deep/broken.onnx", "deep/down/b.onnx", "exported"]
+    order = sorted(rows, key=lambda row: places.index(row.split()[0].removeprefix(f"{tree}/")))
+    assert len(order) == 4
+    for row in rows:
+        source, target, size = row.split()
+        if source.endswith("broken.onnx"):
+            assert size == "failed"
+        else:
+            assert size == f"{os.path.getsize(target):,}"
+    assert "3 models converted, 1 failed" in lines
+    (failure,) = [line for line in lines if line.startswith("failed: ")]
+    assert str(tree / "deep" / "broken.onnx") in failure
+    assert captured.err.startswith("onnxarchive: warning: ")
+    assert "notes.txt" in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_jobs_make_no_difference(tree: Path, tmp_path: Path, capsys: Captured) -> None:
+    printed = []
+    for jobs in ("1", "2"):
+        assert run(tree, "--output-dir", tmp_path / "out", "--jobs", jobs, "--force") == 1
+        contents = {name: (tmp_path / "out" / name).read_bytes() for name in GOOD}
+        printed.append((capsys.readouterr().out, contents))
+    assert printed[0] == printed[1]
+
+
+def test_json_tells_of_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    assert run(tree, "--output-dir", out, "--jobs", "2", "--json") == 1
+    found = {item["source"]: item for item in json.loads(capsys.readouterr().out)}
+    assert len(found) == 4
+    broken = found.pop(str(tree / "deep" / "broken.onnx"))
+    assert broken["nbytes"] is None
+    assert "broken.onnx" in broken["error"]
+    for item in found.values():
+        assert item["error"] is None
+        assert item["nbytes"] == os.path.getsize(item["path"])
+    (warning,) = found[str(tree / "exported")]["warnings"]
+    assert "notes.txt" in warning
+    assert {os.path.relpath(item["path"], out) for item in found.values()} == set(GOOD)
+
+
+def test_sound_models_end_with_0(tree: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tree / "deep" / "broken.onnx").unlink()
+    assert run(tree, "--output-dir", tmp_path / "out") == 0
+    assert "3 models converted, 0 failed" in capsys.readouterr().out
+
+
+def test_files_and_trees_may_be_mixed(tree: Path, tmp_path: Path, capsys: Captured) -> None:
+    other = _write(tmp_path / "elsewhere" / "other.onnx", 5)
+    assert run(tree / "deep" / "down", other, "--output-dir", tmp_path / "out") == 0
+    assert _files(tmp_path / "out") == {"b.onnxa", "other.onnxa"}
+
+
+def test_a_tree_without_models_is_told(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run(tmp_path / "empty", "--output-dir", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path / "empty") in error
+    assert "expected a model in this tree, found none" in error
+
+
+def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
+    tree: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "out"
+    assert run(tree, "--output-dir", out, "--dry-run", "--json", "--jobs", "2") == 1
+    planned = json.loads(capsys.readouterr().out)
+    assert not out.exists()
+    assert run(tree, "--output-dir", out, "--json") == 1
+    written = json.loads(capsys.readouterr().out)
+    assert {item["path"]: item["nbytes"] for item in planned} == {
+        item["path"]: os.path.getsize(item["path"]) if item["error"] is None else 0
+        for item in written
+    }
+    assert run(tree, "--output-dir", out, "--dry-run", "--force") == 1
+    assert "3 models would be converted, 1 failed" in capsys.readouterr().out
+
+
+def test_archives_that_exist_are_failures_without_force(
+    tree: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a.onnxa").write_bytes(b"old")
+    assert run(tree, "--output-dir", out) == 1
+    assert (out / "a.onnxa").read_bytes() == b"old"
+    assert "2 models converted, 2 failed" in capsys.readouterr().out
+    assert run(tree, "--output-dir", out, "--force") == 1
+    assert onnxarchive.load(out / "a.onnxa") == _model(1)
+
+
+def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:
+    asset = tmp_path / "licence.txt"
+    asset.write_bytes(b"words")
+    options = ["--alignment", "4096", "--asset", str(asset), "--jobs", "2"]
+    assert run(tree, "--output-dir", tmp_path / "out", *options) == 1
+    for name in GOOD:
+        with onnxarchive.open(tmp_path / "out" / name) as archive:
+            assert bytes(archive.assets["licence.txt"]) == b"words"
+            assert all(entry.data_offset % 4096 == 0 for entry in archive.entries.values())
+
+
+def test_names_do_not_play_with_the_terminal(tmp_path: Path, capfd: Captured) -> None:
+    _write(tmp_path / "tree" / "evil\x1b[2J.onnx", 1)
+    (tmp_path / "tree" / "evil\x1b[3J.onnx").write_bytes(b"broken")
+    assert run(tmp_path / "tree", "--output-dir", tmp_path / "out") == 1
+    captured = capfd.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+
+
+# Interrupts
+
+
+needs_proc = pytest.mark.skipif(
+    not os.path.isdir("/proc/self"), reason="/proc says which processes there are"
+)
+
+
+def _children(process: int) -> list[int]:
+    """The processes below a process, by what the system says."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            status = Path("/proc", name, "stat").read_text()
+        except OSError:  # it has ended
+            continue
+        parents[int(name)] = int(status.rpartition(")")[2].split()[1])
+    found = [process]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found[1:]
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _is_worker(process: int) -> bool:
+    try:
+        return b"spawn_main" in Path("/proc", str(process), "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _start(tmp_path: Path, *options: str, nbytes: int = 100_000_000) -> subprocess.Popen[str]:
+    """Starts to convert six models; they are holes, which takes no time to write."""
+    (tmp_path / "tree").mkdir()
+    tensor = onnx.TensorProto(
+        name="w", data_type=onnx.TensorProto.UINT8, dims=[nbytes], raw_data=bytes(nbytes)
+    )
+    content = model_of(tensor).SerializeToString()
+    for index in range(6):
+        (tmp_path / "tree" / f"{index}.onnx").write_bytes(content)
+    command = [sys.executable, "-m", "onnxarchive", "convert", str(tmp_path / "tree"), *options]
+    return subprocess.Popen(
+        [*command, "--output-dir", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+
+
+def _wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@needs_proc
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("kind", ["terminal", "SIGINT", "SIGTERM"])
+def test_an_interrupt_leaves_no_temporary_file_and_no_process(
+    tmp_path: Path, kind: str, jobs: int
+) -> None:
+    out = tmp_path / "out"
+    process = _start(tmp_path, "--jobs", str(jobs))
+
+    def all_are_at_work() -> bool:
+        names = os.listdir(out) if out.is_dir() else []
+        return sum(name.endswith(".tmp") for name in names) == jobs
+
+    _wait(process, all_are_at_work)
+    children = _children(process.pid)
+    assert sum(map(_is_worker, children)) == (jobs if jobs > 1 else 0)
+    if kind == "terminal":
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: to all of them
+    else:
+        process.send_signal(signal.Signals[kind])
+    output, error = process.communicate(timeout=30)
+    assert process.returncode == 130, error
+    assert "onnxarchive: interrupted" in error
+    assert "Traceback" not in error
+    assert output == ""
+    deadline = time.monotonic() + 5
+    while any(map(_is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(_is_running, children))
+    assert all(name.endswith(".onnxa") for name in os.listdir(out))
+    for name in os.listdir(out):
+        assert onnxarchive.check(out / name, full=True) == []
+    assert len(os.listdir(out)) < 6
+
+
+@needs_proc
+def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_written(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    process = _start(tmp_path)
+    _wait(process, lambda: (out / "0.onnxa").exists())
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert (out / "0.onnxa").exists()
+    assert "nothing was written" not in error
+
+
+@needs_proc
+def test_a_worker_that_is_starting_leaves_the_terminals_interrupt_to_its_parent(
+    tmp_path: Path,
+) -> None:
+    process = _start(tmp_path, "--jobs", "2", nbytes=1_000_000)
+    workers: list[int] = []
+
+    def has_workers() -> bool:
+        workers[:] = filter(_is_worker, _children(process.pid))
+        return bool(workers)
+
+    _wait(process, has_workers)
+    for worker in workers:
+        os.kill(worker, signal.SIGINT)
+    output, error = process.communicate(timeout=30)
+    assert error == ""
+    assert "6 models converted, 0 failed" in output
+
+
+@needs_proc
+def test_a_worker_that_is_killed_is_a_failure_that_is_listed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = _start(tmp_path, "--jobs", "2")
+    _wait(process, lambda: out.is_dir() and any(out.glob(".*.tmp")))
+    for worker in filter(_is_worker, _children(process.pid)):
+        os.kill(worker, signal.SIGKILL)
+    output, error = process.communicate(timeout=30)
+    assert process.returncode == 1, error
+    assert "Traceback" not in error
+    assert "worker failed" in output
+    assert len([line for line in output.splitlines() if line.startswith("failed: ")]) > 0
+    for path in out.glob("*.onnxa"):
+        assert onnxarchive.check(path, full=True) == []
+
+
+def test_names_that_are_no_utf_8_are_converted_and_printed(tmp_path: Path, capfd: Captured) -> None:
+    content = _model(1).SerializeToString()
+    (tmp_path / "tree").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "tree") + b"/\xff.onnx")).write_bytes(content)
+    (tmp_path / "tree" / "z.onnx").write_bytes(content)
+    for options in ([], ["--json", "--jobs", "2"]):
+        assert run(tmp_path / "tree", "--output-dir", tmp_path / "out", "--force", *options) == 0
+        assert len(_files(tmp_path / "out")) == 2
+        assert capfd.readouterr().err == ""

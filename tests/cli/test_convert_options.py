@@ -1,0 +1,344 @@
+"""What `onnxarchive convert` of one model can be told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+from models import external, model_of, raw_tensor, runnable_model
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["convert", *map(str, arguments)])
+
+
+def a_model() -> onnx.ModelProto:
+    """Three identical tensors of 8,000 bytes, one other, and one that is small."""
+    twins = [raw_tensor(name, dims=(2000,), seed=1) for name in ("a", "b", "c")]
+    model = model_of(*twins, raw_tensor("d", dims=(2000,), seed=2), raw_tensor("small", dims=(3,)))
+    for tensor in model.graph.initializer:
+        model.graph.node.add(op_type="Identity", input=[tensor.name], output=[f"{tensor.name}!"])
+    return model
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(a_model().SerializeToString())
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "m.onnxa"
+
+
+# --dry-run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--alignment", "4096"],
+        ["--size-threshold", "0"],
+        ["--dedupe"],
+        ["--convert-attribute"],
+        ["--asset", "{file}", "--asset", "deep/other.txt={file}"],
+    ],
+    ids=" ".join,
+)
+def test_a_dry_run_tells_what_would_be_written_and_writes_nothing(
+    source: Path, target: Path, tmp_path: Path, capsys: Captured, options: list[str]
+) -> None:
+    (tmp_path / "file.txt").write_bytes(b"words" * 100)
+    options = [option.format(file=tmp_path / "file.txt") for option in options]
+    before = sorted(os.listdir(tmp_path))
+    assert run(source, target, "--dry-run", "--json", *options) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert run(source, target, "--json", *options) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert planned == written
+    assert planned["nbytes"] == target.stat().st_size
+    with onnxarchive.open(target) as archive:
+        assert planned["assets"] == len(archive.assets)
+        assert planned["tensors"] == len(archive.entries) - len(archive.assets) - 1
+
+
+def test_a_dry_run_says_so(source: Path, target: Path, capsys: Captured) -> None:
+    assert run(source, target, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "would be 4 tensors, 0 assets, " in printed
+    assert run(source, target) == 0
+    assert capsys.readouterr().out == printed.replace("would be ", "")
+
+
+def test_a_dry_run_finds_what_a_run_would_find(
+    source: Path, target: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    target.write_bytes(b"old")
+    assert run(source, target, "--dry-run") == 2
+    assert "exists; --force replaces it" in capsys.readouterr().err
+    assert run(source, target, "--dry-run", "--force") == 0
+    assert target.read_bytes() == b"old"
+    model = model_of(external(raw_tensor("w", dims=(600,)), "missing.bin"))
+    (tmp_path / "bad.onnx").write_bytes(model.SerializeToString())
+    assert run(tmp_path / "bad.onnx", tmp_path / "bad.onnxa", "--dry-run") == 3
+    assert "'missing.bin'" in capsys.readouterr().err
+
+
+def test_a_dry_run_to_standard_output_writes_no_archive_there(
+    source: Path, target: Path, capsys: Captured
+) -> None:
+    assert run(source, "-", "--dry-run", "--json") == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert run(source, target) == 0
+    assert planned["nbytes"] == target.stat().st_size
+
+
+# --dedupe
+
+
+def test_dedupe_tells_the_bytes_it_saved(
+    source: Path, target: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run(source, target, "--dedupe") == 0
+    printed = capsys.readouterr().out
+    assert "2 tensors, 0 assets" in printed
+    assert "16,000 bytes" in printed
+    assert "saved" in printed
+    assert run(source, tmp_path / "whole.onnxa", "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["saved_nbytes"] == 0
+    assert run(source, target, "--dedupe", "--force", "--json") == 0
+    merged = json.loads(capsys.readouterr().out)
+    assert merged["saved_nbytes"] == 16_000
+    assert merged["nbytes"] <= whole["nbytes"] - 16_000
+    loaded = onnxarchive.load(target)
+    assert [tensor.name for tensor in loaded.graph.initializer] == ["a", "d", "small"]
+    assert [node.input[0] for node in loaded.graph.node] == ["a", "a", "a", "d", "small"]
+
+
+def test_without_dedupe_nothing_is_merged_and_nothing_said(
+    source: Path, target: Path, capsys: Captured
+) -> None:
+    assert run(source, target) == 0
+    assert "saved" not in capsys.readouterr().out
+    assert onnxarchive.load(target) == a_model()
+
+
+def test_a_model_without_twins_saves_nothing(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "m.onnx").write_bytes(runnable_model().SerializeToString())
+    assert run(tmp_path / "m.onnx", tmp_path / "m.onnxa", "--dedupe") == 0
+    assert "saved" not in capsys.readouterr().out
+    assert onnxarchive.load(tmp_path / "m.onnxa") == runnable_model()
+
+
+# --asset
+
+
+def test_assets_have_their_own_name_or_the_given_one(
+    source: Path, target: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("tokenizer.json", "labels", "a=b"):
+        (tmp_path / "in" / name).write_bytes(name.encode())
+    options = [
+        str(tmp_path / "in" / "tokenizer.json"),
+        f"deep/labels.txt={tmp_path / 'in' / 'labels'}",
+        f"equals={tmp_path / 'in' / 'a=b'}",
+    ]
+    assert run(source, target, *(f"--asset={option}" for option in options)) == 0
+    assert "3 assets" in capsys.readouterr().out
+    with onnxarchive.open(target) as archive:
+        assert {name: bytes(data) for name, data in archive.assets.items()} == {
+            "tokenizer.json": b"tokenizer.json",
+            "deep/labels.txt": b"labels",
+            "equals": b"a=b",
+        }
+
+
+@pytest.mark.parametrize(
+    ("assets", "message"),
+    [
+        (["file", "file"], "'file'"),
+        (["x=file", "x=other"], "'x'"),
+        (["x=file", "X=other"], "X"),
+        (["../x=file"], "'../x'"),
+        (["/x=file"], "'/x'"),
+        (["=file"], "''"),
+        (["missing"], "missing: No such file"),
+        (["x="], "No such file"),
+        (["x=folder"], "directory"),
+    ],
+    ids=str,
+)
+def test_assets_that_cannot_be_are_refused(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    assets: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("other").touch()
+    Path("folder").mkdir()
+    assert run(source, "new.onnxa", *(f"--asset={asset}" for asset in assets)) in (2, 3)
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("onnxarchive: ")
+    assert captured.out == ""
+    assert not Path("new.onnxa").exists()
+
+
+def test_an_asset_is_not_written_over(source: Path, tmp_path: Path, capsys: Captured) -> None:
+    asset = tmp_path / "labels.txt"
+    asset.write_bytes(b"cat")
+    assert run(source, asset, "--force", "--asset", asset) == 2
+    assert "another file than the input" in capsys.readouterr().err
+    assert asset.read_bytes() == b"cat"
+
+
+# --verify-checksum
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_checksums_are_compared_when_asked(
+    tmp_path: Path, target: Path, capsys: Captured, is_right: bool
+) -> None:
+    tensor = raw_tensor("layer/w", dims=(600,))
+    content = b"unused" + tensor.raw_data
+    (tmp_path / "w.bin").write_bytes(content)
+    checksum = hashlib.sha1(content if is_right else tensor.raw_data).hexdigest()
+    model = model_of(external(tensor, "w.bin", offset=6, checksum=checksum))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert run(tmp_path / "m.onnx", target) == 0
+    target.unlink()
+    capsys.readouterr()
+    status = run(tmp_path / "m.onnx", target, "--verify-checksum")
+    error = capsys.readouterr().err
+    if is_right:
+        assert (status, error) == (0, "")
+        assert onnxarchive.load(target) == model_of(tensor)
+    else:
+        assert status == 3
+        assert "'layer/w'" in error
+        assert checksum in error
+        assert not target.exists()
+
+
+# Sources and what is said of them
+
+
+def test_every_kind_of_source_is_taken(source: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run(source, tmp_path / "1.onnxa") == 0
+    expected = (tmp_path / "1.onnxa").read_bytes()
+    assert main(["extract", str(tmp_path / "1.onnxa"), str(tmp_path / "folder")]) == 0
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.write(source, "export/m.onnx")
+    for index, path in enumerate(("1.onnxa", "folder", "folder/__MODEL_PROTO", "m.zip")):
+        assert run(tmp_path / path, tmp_path / f"from{index}.onnxa") == 0
+        assert (tmp_path / f"from{index}.onnxa").read_bytes() == expected
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_left_out_is_told_on_standard_error(
+    source: Path, target: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as file:
+        file.write(source, "m.onnx")
+        file.writestr("READ\u202eME", b"words")
+    assert run(tmp_path / "m.zip", target, "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["nbytes"] == target.stat().st_size
+    assert captured.err.startswith(f"onnxarchive: warning: {tmp_path / 'm.zip'}: left out")
+    assert "READ" in captured.err
+    assert "\u202e" not in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_all_problems_are_told_a_line_each(tmp_path: Path, target: Path, capsys: Captured) -> None:
+    model = model_of(
+        external(raw_tensor("a", TensorProto.INT8, (2000,)), "missing.bin"),
+        external(raw_tensor("evil\x1b[2J", dims=(600,)), "missing.bin"),
+    )
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert run(tmp_path / "m.onnx", target) == 3
+    error = capsys.readouterr().err
+    lines = error.splitlines()
+    assert lines[0].endswith("2 tensors have faulty data:")
+    assert len(lines) == 3
+    assert "\x1b" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m.onnx"], "SOURCE and TARGET"),
+        (["m.onnx", "a.onnxa", "b.onnxa"], "SOURCE and TARGET"),
+        (["m.onnx", "a.onnxa", "--jobs", "0"], "--jobs"),
+        (["m.onnx", "a.onnxa", "--jobs", "-1"], "--jobs"),
+        (["m.onnx", "--output-dir", "out", "--alignment", "65"], "alignment must be"),
+        (["m.onnx", "a.onnxa", "--alignment", "65536"], "alignment must be"),
+        (["m.onnx", "a.onnxa", "--alignment", "32"], "alignment must be"),
+        (["missing", "--output-dir", "out"], "missing: No such file"),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_told_in_a_line(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    left = set(os.listdir(tmp_path)) - {"m.onnx"}
+    assert all(os.path.isdir(name) and not os.listdir(name) for name in left)
+
+
+def test_a_zip_that_needs_a_temporary_file_leaves_none_when_its_disk_is_full(
+    tmp_path: Path, source: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.write(source, "m.onnx")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); "
+        "from onnxarchive.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "convert", tmp_path / "m.zip", tmp_path / "new.onnxa"],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(scratch.iterdir()) == []
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zip", "scratch"]

@@ -1,0 +1,200 @@
+"""Converting and exporting take the same memory whatever the size of the model.
+
+Each call runs in a process of its own that says how much anonymous memory it took at most, beyond
+an interpreter with onnx imported; pages of mapped files are the system's to take back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import MEASURE_MEMORY, model_of, run_python
+from onnx import TensorProto
+
+import onnxarchive
+
+MIB = 1 << 20
+GIB = 1 << 30
+BOUND = 150 * MIB
+NEEDED = 6 * GIB
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is allocated"
+)
+
+# The wire types of protobuf and the numbers of the fields that are written by hand.
+_VARINT, _LENGTH = 0, 2
+_MODEL_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_GRAPH_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+_RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
+_INT64_DATA = TensorProto.INT64_DATA_FIELD_NUMBER
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk with room, emptied in the end."""
+    free = shutil.disk_usage(tmp_path).free
+    if free < NEEDED:
+        pytest.skip(f"6 GiB of free disk are needed, {free / GIB:.1f} GiB are free in {tmp_path}")
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def _header(field: int, nbytes: int) -> bytes:
+    return _varint(field << 3 | _LENGTH) + _varint(nbytes)
+
+
+def _write_sparse_model(path: Path, sizes: Sequence[int]) -> None:
+    """A single .onnx whose initializers have these many bytes of raw_data, which are holes."""
+    headers = []
+    for index, nbytes in enumerate(sizes):
+        tensor = TensorProto(name=f"w{index}", data_type=TensorProto.UINT8, dims=[nbytes])
+        head = tensor.SerializeToString() + _header(_RAW_DATA, nbytes)
+        headers.append(_header(_GRAPH_INITIALIZER, len(head) + nbytes) + head)
+    name = onnx.GraphProto(name="graph").SerializeToString()
+    graph_nbytes = len(name) + sum(map(len, headers)) + sum(sizes)
+    with open(path, "wb") as file:
+        file.write(onnx.ModelProto(ir_version=10).SerializeToString())
+        file.write(_header(_MODEL_GRAPH, graph_nbytes) + name)
+        for header, nbytes in zip(headers, sizes, strict=True):
+            file.write(header)
+            file.seek(nbytes - 1, os.SEEK_CUR)
+            file.write(b"\x07")  # not all is zero
+        file.truncate()
+
+
+def _growth(call: str, *paths: Path) -> int:
+    """The most anonymous memory that a call took; nothing of the library is imported before."""
+    code = f"""
+{MEASURE_MEMORY}
+import onnx
+def call():
+    import onnxarchive
+    onnxarchive.{call}
+print(growth(call))
+"""
+    found = int(run_python(code, *paths))
+    print(f"onnxarchive.{call}: {found / MIB:.1f} MiB")  # noqa: T201
+    return found
+
+
+_CONVERT = "convert(sys.argv[1], sys.argv[2])"
+_EXPORT = "export(sys.argv[1], sys.argv[2])"
+_EXPORT_OUTSIDE = "export(sys.argv[1], sys.argv[2], external_data='weights.bin')"
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    with open(one, "rb") as first, open(other, "rb") as second:
+        while True:
+            piece = first.read(16 * MIB)
+            if piece != second.read(16 * MIB):
+                return False
+            if not piece:
+                return True
+
+
+def test_what_is_measured_is_what_is_allocated() -> None:
+    code = f"""
+{MEASURE_MEMORY}
+import zlib
+print(growth(lambda: zlib.crc32(b"x" * (200 << 20))))
+"""
+    assert 200 * MIB <= int(run_python(code)) < 250 * MIB
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[3 * GIB // 2 - 1000], [100 * MIB] * 15 + [36 * MIB - 1000]],
+    ids=["one tensor", "many tensors"],
+)
+def test_a_model_of_1_5_gib_goes_there_and_back_in_150_mib(folder: Path, sizes: list[int]) -> None:
+    source, archive, exported = folder / "m.onnx", folder / "m.onnxa", folder / "back.onnx"
+    _write_sparse_model(source, sizes)
+    assert source.stat().st_size > 3 * GIB // 2 - 2000
+    assert _growth(_CONVERT, source, archive) < BOUND
+    with onnxarchive.open(archive) as opened:
+        assert [entry.nbytes for entry in opened.entries.values()][:-1] == sizes
+        assert all(array[-1] == 7 and array[-2] == 0 for array in opened.tensors.values())
+    assert _growth(_EXPORT, archive, exported) < BOUND
+    assert _is_same_file(source, exported)
+
+
+def test_exporting_1_5_gib_beside_a_data_file_takes_less_than_150_mib(folder: Path) -> None:
+    _write_sparse_model(folder / "m.onnx", [500 * MIB] * 3)
+    onnxarchive.convert(folder / "m.onnx", folder / "m.onnxa")
+    (folder / "m.onnx").unlink()
+    (folder / "out").mkdir()
+    assert _growth(_EXPORT_OUTSIDE, folder / "m.onnxa", folder / "out" / "m.onnx") < BOUND
+    (folder / "m.onnxa").unlink()
+    assert (folder / "out" / "weights.bin").stat().st_size >= 1500 * MIB
+    assert _growth(_CONVERT, folder / "out" / "m.onnx", folder / "again.onnxa") < BOUND
+
+
+def test_300_mb_of_varints_are_decoded_in_150_mib(folder: Path) -> None:
+    # Numbers of one to five bytes on the wire, as shapes, indices and hashes have them.
+    values = np.array([5, 300, 70_000, 9_000_000, 2**32 - 1, 0, 1, 127], np.int64)
+    pattern = b"".join(_varint(int(value)) for value in values)
+    repeats = 300_000_000 // len(pattern)
+    payload = repeats * len(pattern)
+    count = repeats * len(values)
+    tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[count])
+    head = tensor.SerializeToString() + _header(_INT64_DATA, payload)
+    initializer = _header(_GRAPH_INITIALIZER, len(head) + payload) + head
+    with open(folder / "m.onnx", "wb") as file:
+        file.write(onnx.ModelProto(ir_version=10).SerializeToString())
+        file.write(_header(_MODEL_GRAPH, len(initializer) + payload) + initializer)
+        file.write(pattern * (repeats % 1000))
+        for _ in range(repeats // 1000):
+            file.write(pattern * 1000)
+    assert _growth(_CONVERT, folder / "m.onnx", folder / "m.onnxa") < BOUND
+    with onnxarchive.open(folder / "m.onnxa") as archive:
+        rows = archive.tensors["w"].reshape(repeats, len(values))
+        assert rows.nbytes > 800_000_000
+        assert (rows[:1000] == values).all()
+        assert (rows[-1000:] == values).all()
+        assert (rows[:, 4] == values[4]).all()
+
+
+@pytest.mark.parametrize("is_single", [False, True], ids=["a file a tensor", "a single model"])
+def test_a_deflated_zip_of_300_mb_is_converted_in_150_mib(folder: Path, is_single: bool) -> None:
+    nbytes = 300_000_000
+    path = folder / "m.zip"
+    if is_single:  # inflated to a temporary file, which is no memory
+        _write_sparse_model(folder / "m.onnx", [nbytes])
+    else:
+        tensor = TensorProto(
+            name="w0",
+            data_type=TensorProto.UINT8,
+            dims=[nbytes],
+            data_location=TensorProto.EXTERNAL,
+        )
+        tensor.external_data.add(key="location", value="w.bin")
+        (folder / "m.onnx").write_bytes(model_of(tensor).SerializeToString())
+        piece = np.random.default_rng(1).bytes(1_000_000)
+        (folder / "w.bin").write_bytes(piece * (nbytes // len(piece)))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name in ("m.onnx", "w.bin"):
+            if (folder / name).exists():
+                file.write(folder / name, name)
+    assert _growth(_CONVERT, path, folder / "m.onnxa") < BOUND
+    with onnxarchive.open(folder / "m.onnxa") as archive:
+        expected = zlib.crc32((folder / "w.bin").read_bytes()) if not is_single else None
+        assert archive.entries["w0"].nbytes == nbytes
+        assert expected in (None, archive.entries["w0"].crc32)
+        archive.verify()
