@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from onnxarchive.errors import ArchiveFormatError
 
 READ_SIZE = 8 << 20  # bytes read at a time by `MappedFile.pieces`
 _NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+# What systems say where a file system has no permission bits.
+_NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -158,6 +160,13 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
 
 _Made = TypeVar("_Made")
 _serial_numbers = itertools.count()
+_temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
+
+
+def remove_temporaries() -> None:
+    """Removes what this process has not completed, when it is about to end without unwinding."""
+    for temporary in list(_temporaries):
+        temporary.remove()
 
 
 class _Temporary(Generic[_Made]):
@@ -184,6 +193,7 @@ class _Temporary(Generic[_Made]):
             )
             try:
                 self.made = make(self.path)
+                _temporaries.add(self)
                 return
             except FileExistsError:  # another machine's, in a shared directory
                 self._finalizer.detach()
@@ -248,8 +258,7 @@ class Replacement:
             self.file.close()
             with contextlib.suppress(FileNotFoundError):
                 mode = stat.S_IMODE(os.stat(self._target).st_mode)
-                with contextlib.suppress(OSError):  # not every file system has modes
-                    os.chmod(self._temporary.path, mode)
+                _set_mode(self._temporary.path, mode)
             os.replace(self._temporary.path, self._target)
         except BaseException as error:
             self.discard(error)
@@ -268,6 +277,14 @@ class Replacement:
         with contextlib.suppress(OSError):  # what is still buffered may not fit the disk
             self.file.close()
         self._temporary.remove()
+
+
+def _set_mode(path: str, mode: int) -> None:
+    try:
+        os.chmod(path, mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
 
 
 def _open_new(path: str) -> BinaryIO:

@@ -5,6 +5,7 @@ Nothing here uses the library's own idea of a tensor, so that the tests compare 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -322,6 +323,18 @@ def growth(call):
         watcher.join()
     return peak - before
 """
+
+
+def open_below(directory: str | os.PathLike[str]) -> list[str]:
+    """The files below a directory that this process has open or mapped, each as often as it has."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    with open("/proc/self/maps") as maps:
+        found += [line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")]
+    prefix = os.path.join(os.path.realpath(directory), "")
+    return sorted(path for path in found if path.startswith(prefix))
 
 
 def flip_byte(path: str | os.PathLike[str], offset: int) -> None:

@@ -24,6 +24,7 @@ from onnxarchive.batch import convert_many
 from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
 from onnxarchive.convert import Conversion
+from onnxarchive.files import remove_temporaries
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import text
@@ -259,7 +260,13 @@ def _interrupts_ignored() -> Iterator[None]:
 def _await_the_end() -> None:
     """In a worker: the terminal's interrupt is for the parent, which then terminates this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(FOUND))
+    signal.signal(signal.SIGTERM, _end_worker)
+
+
+def _end_worker(*_: object) -> None:
+    # An exception would be taken for the outcome of the work, and the worker would go on.
+    remove_temporaries()
+    os._exit(FOUND)
 
 
 def _assets(given: list[str]) -> dict[str, str]:
