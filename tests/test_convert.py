@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import resource
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from models import (
     MEASURE_MEMORY,
     NUMBERS,
@@ -21,6 +24,7 @@ from models import (
     flip_byte,
     full_model,
     model_of,
+    model_protos,
     nested_model,
     node,
     normalised,
@@ -35,6 +39,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import (
+    ArchiveError,
     ArchiveFormatError,
     ChecksumError,
     UnsupportedFeatureError,
@@ -90,6 +95,139 @@ def test_a_converted_model_is_the_archive_of_the_model(tmp_path: Path) -> None:
             onnxarchive.convert(source, file, **options)
             assert file.getvalue() == converted
         assert source.read_bytes() == model.SerializeToString()
+
+
+in_one_directory = settings(
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@in_one_directory
+@given(
+    model=model_protos(),
+    size_threshold=st.sampled_from([0, 1, 64, 1024]),
+    convert_attribute=st.booleans(),
+)
+def test_any_model_goes_in_and_out_of_files(
+    tmp_path: Path, model: onnx.ModelProto, size_threshold: int, convert_attribute: bool
+) -> None:
+    options: dict[str, Any] = {"size_threshold": size_threshold}
+    options["convert_attribute"] = convert_attribute
+    source, archive = tmp_path / "m.onnx", tmp_path / "m.onnxa"
+    source.write_bytes(model.SerializeToString())
+    onnxarchive.convert(source, archive, **options)
+    assert onnxarchive.check(archive, full=True) == []
+    raw = normalised(model)
+    assert normalised(onnxarchive.load(archive)) == raw
+
+    source.write_bytes(raw.SerializeToString())
+    onnxarchive.convert(source, archive, **options)
+    onnxarchive.save(raw, tmp_path / "saved.onnxa", **options)
+    assert archive.read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
+
+    onnxarchive.export(archive, tmp_path / "single.onnx")
+    assert onnx.load(tmp_path / "single.onnx", load_external_data=False) == raw
+    onnxarchive.export(archive, tmp_path / "beside.onnx", external_data="data")
+    assert normalised(onnx.load(tmp_path / "beside.onnx")) == raw
+    onnxarchive.convert(tmp_path / "beside.onnx", tmp_path / "again.onnxa", **options)
+    assert (tmp_path / "again.onnxa").read_bytes() == archive.read_bytes()
+
+
+def _small_model() -> bytes:
+    graph = onnx.GraphProto(initializer=[raw_tensor("inner", dims=(300,))])
+    model = model_of(
+        raw_tensor("w", dims=(300,)),
+        typed(raw_tensor("v", TensorProto.INT32, (300,))),
+        typed(raw_tensor("t", TensorProto.DOUBLE, (3,))),
+        raw_tensor("p", TensorProto.INT4, (2101,)),
+        string_tensor("s"),
+    )
+    model.graph.node.append(node(attribute("g", g=graph), attribute("t", t=raw_tensor("t"))))
+    return model.SerializeToString()
+
+
+SMALL_MODEL = _small_model()
+# Offsets of what is no weight, more or less: everything but long runs of raw data.
+_STRUCTURE = [
+    offset
+    for offset in range(len(SMALL_MODEL))
+    if any(
+        abs(offset - SMALL_MODEL.find(part)) < 40
+        for part in (b"graph", b"\x01w", b"\x01v", b"\x01t", b"\x01p", b"inner", b"Anything")
+    )
+]
+
+
+@settings(in_one_directory, max_examples=400)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.sampled_from(_STRUCTURE) | st.integers(0, len(SMALL_MODEL) - 1),
+            st.sampled_from(["set", "insert", "delete"]),
+            st.sampled_from([0, 1, 2, 7, 8, 10, 14, 22, 34, 42, 58, 66, 74, 112, 127, 128, 255]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    size_threshold=st.sampled_from([0, 1024]),
+    convert_attribute=st.booleans(),
+)
+def test_a_damaged_model_is_refused_or_gives_a_sound_archive(
+    tmp_path: Path,
+    changes: list[tuple[int, str, int]],
+    size_threshold: int,
+    convert_attribute: bool,
+) -> None:
+    data = bytearray(SMALL_MODEL)
+    for offset, kind, byte in changes:
+        if kind == "set":
+            data[offset : offset + 1] = bytes([byte])
+        elif kind == "insert":
+            data[offset:offset] = bytes([byte])
+        else:
+            del data[offset : offset + 1]
+    source, archive = tmp_path / "m.onnx", tmp_path / "m.onnxa"
+    source.write_bytes(data)
+    archive.unlink(missing_ok=True)
+    options: dict[str, Any] = {"size_threshold": size_threshold}
+    options["convert_attribute"] = convert_attribute
+    try:
+        onnxarchive.convert(source, archive, **options)
+    except ArchiveError as error:
+        assert str(error).startswith(f"{source}: ")
+        assert not archive.exists()
+        return
+    assert onnxarchive.check(archive, full=True) == []
+    loaded = onnxarchive.load(archive)
+    with onnxarchive.open(archive) as opened:
+        for name in opened.tensors:
+            with contextlib.suppress(ArchiveError):
+                assert opened.tensors[name].size >= 0
+    # What comes back is what was there, but that tensors are raw.
+    model = onnx.ModelProto.FromString(bytes(data))
+    for one, other in zip(tensors_of(model), tensors_of(loaded), strict=True):
+        assert (one.data_type, one.dims, one.name) == (other.data_type, other.dims, other.name)
+    onnxarchive.save(model, tmp_path / "saved.onnxa", **options)
+    assert normalised_where_possible(onnxarchive.load(tmp_path / "saved.onnxa")) == (
+        normalised_where_possible(loaded)
+    )
+
+
+def tensors_of(model: onnx.ModelProto) -> list[TensorProto]:
+    return list(every_tensor(model))
+
+
+def normalised_where_possible(model: onnx.ModelProto) -> onnx.ModelProto:
+    """As `normalised`, but that tensors of which onnx makes no array are left as they are."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in every_tensor(copy):
+        with contextlib.suppress(Exception):
+            one = normalised(model_of(tensor)).graph.initializer[0]
+            tensor.CopyFrom(one)
+    return copy
 
 
 @pytest.mark.parametrize("count", [2, 300, 5000])

@@ -144,7 +144,7 @@ def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
     assert run(tree, "--output-dir", out, "--json") == 1
     written = json.loads(capsys.readouterr().out)
     assert {item["path"]: item["nbytes"] for item in planned} == {
-        item["path"]: os.path.getsize(item["path"]) if item["error"] is None else 0
+        item["path"]: os.path.getsize(item["path"]) if item["error"] is None else None
         for item in written
     }
     assert run(tree, "--output-dir", out, "--dry-run", "--force") == 1
