@@ -351,8 +351,8 @@ class Assets(Mapping[str, memoryview]):
 def open(path: str | os.PathLike[str]) -> Archive:
     """Opens an archive.
 
-    It takes time in proportion to the number of entries and the size of the model without its
-    external tensors; no weight is read, and no local header but the model's.
+    It takes time and memory in proportion to the number of entries and the size of the model
+    without its external tensors; no weight is read, and no local header but the model's.
 
     Args:
         path: The archive.

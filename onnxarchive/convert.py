@@ -186,6 +186,8 @@ def export(
 ) -> None:
     """Writes the model of an archive as a `.onnx`.
 
+    The archive's tensors are written from its map; what stays in its model is in memory.
+
     Args:
         path: The archive.
         destination: The `.onnx`.

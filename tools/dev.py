@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif arguments.command == "python":
             run(*rest)
         else:
-            run("-m", "ruff", "format", "--check", "--quiet")
-            run("-m", "ruff", "check", "--quiet")
+            run("-m", "ruff", "format", "--check")
+            run("-m", "ruff", "check")
             run("-m", "mypy")
             run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *rest)
     except subprocess.CalledProcessError as error:

@@ -324,7 +324,10 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
             process.send_signal(number)
             break
     error = process.communicate()[1].decode()
-    assert (process.returncode, error) == (130, "onnxarchive: interrupted; no incomplete file is left\n")
+    assert (process.returncode, error) == (
+        130,
+        "onnxarchive: interrupted; no incomplete file is left\n",
+    )
     assert list(tmp_path.iterdir()) == [source]
 
 

@@ -186,6 +186,8 @@ def test_names_do_not_play_with_the_terminal(tmp_path: Path, capfd: Captured) ->
 # Interrupts
 
 
+COUNT = 40  # of 100 MB: more than are done before they are interrupted
+
 needs_proc = pytest.mark.skipif(
     not os.path.isdir("/proc/self"), reason="/proc says which processes there are"
 )
@@ -221,14 +223,15 @@ def _is_worker(process: int) -> bool:
 
 
 def _start(tmp_path: Path, *options: str, nbytes: int = 100_000_000) -> subprocess.Popen[str]:
-    """Starts to convert six models; they are holes, which takes no time to write."""
+    """Starts to convert `COUNT` models, which are one file under many names."""
     (tmp_path / "tree").mkdir()
     tensor = onnx.TensorProto(
         name="w", data_type=onnx.TensorProto.UINT8, dims=[nbytes], raw_data=bytes(nbytes)
     )
     content = model_of(tensor).SerializeToString()
-    for index in range(6):
-        (tmp_path / "tree" / f"{index}.onnx").write_bytes(content)
+    (tmp_path / "tree" / "0.onnx").write_bytes(content)
+    for index in range(1, COUNT):
+        os.link(tmp_path / "tree" / "0.onnx", tmp_path / "tree" / f"{index}.onnx")
     command = [sys.executable, "-m", "onnxarchive", "convert", str(tmp_path / "tree"), *options]
     return subprocess.Popen(
         [*command, "--output-dir", str(tmp_path / "out")],
@@ -279,7 +282,7 @@ def test_an_interrupt_leaves_no_temporary_file_and_no_process(
     assert all(name.endswith(".onnxa") for name in os.listdir(out))
     for name in os.listdir(out):
         assert onnxarchive.check(out / name, full=True) == []
-    assert len(os.listdir(out)) < 6
+    assert len(os.listdir(out)) < COUNT
 
 
 @needs_proc
@@ -312,7 +315,7 @@ def test_a_worker_that_is_starting_leaves_the_terminals_interrupt_to_its_parent(
         os.kill(worker, signal.SIGINT)
     output, error = process.communicate(timeout=30)
     assert error == ""
-    assert "6 models converted, 0 failed" in output
+    assert f"{COUNT} models converted, 0 failed" in output
 
 
 @needs_proc
