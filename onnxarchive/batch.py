@@ -181,13 +181,13 @@ def _work(sources: Iterable[str | os.PathLike[str]], out: str) -> Iterator[tuple
     for source in sources:
         is_tree, is_empty = os.path.isdir(source), True
         for path, place in find_models(source):
-            real = os.path.realpath(path)
-            if is_tree and path.endswith(ARCHIVE_SUFFIX) and is_below(real, out):
+            if is_tree and path.endswith(ARCHIVE_SUFFIX) and is_below(os.path.realpath(path), out):
                 continue  # what came of an earlier run
             is_empty = False
-            if real not in met:
-                met.add(real)
-                yield os.path.abspath(path), os.path.join(out, _with_suffix(place))
+            absolute = os.path.abspath(path)
+            if absolute not in met:
+                met.add(absolute)
+                yield absolute, os.path.join(out, _with_suffix(place))
         if is_empty:
             raise FileNotFoundError(
                 errno.ENOENT, "expected a model in this tree, found none", os.fspath(source)
