@@ -321,7 +321,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             f"tensor({self._keys[site.path]!r})" if site.path in self._keys else f"model.{site}"
             for site in self._ambiguous[name]
         )
-        return f"expected a name that one graph has, found {name!r} in several: take {owners}"
+        return f"expected the name of one initializer, found several of {name!r}: take {owners}"
 
 
 class Assets(Mapping[str, memoryview]):

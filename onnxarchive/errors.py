@@ -102,7 +102,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except ArchiveError as error:
         if error.path is None:
-            error.path = os.fspath(path)
+            error.path = os.fsdecode(path)
         raise
 
 

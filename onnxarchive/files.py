@@ -50,7 +50,7 @@ class MappedFile:
             ArchiveFormatError: `path` is a directory, a pipe or a device.
             OSError: It cannot be opened.
         """
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         # A pipe is not waited for: it is refused below. Windows would change line ends.
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         if os.name == "nt" and os.path.isdir(self.path):  # which Windows refuses to open
@@ -191,9 +191,9 @@ class _Temporary(Generic[_Made]):
             self._finalizer = weakref.finalize(
                 self, _remove_in_process, os.getpid(), remove, self.path
             )
+            _temporaries.add(self)
             try:
                 self.made = make(self.path)
-                _temporaries.add(self)
                 return
             except FileExistsError:  # another machine's, in a shared directory
                 self._finalizer.detach()

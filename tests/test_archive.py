@@ -237,7 +237,7 @@ def test_a_name_of_two_graphs_is_ambiguous_and_its_keys_are_named(branches: Arch
     with pytest.raises(TensorNotFoundError) as caught:
         branches.tensors["w"]
     assert str(caught.value) == (
-        f"{branches.path}: expected a name that one graph has, found 'w' in several: "
+        f"{branches.path}: expected the name of one initializer, found several of 'w': "
         "take tensor('w'), tensor('w_2')"
     )
     for key, seed in (("w", 1), ("w_2", 2)):
@@ -752,6 +752,7 @@ views = [archive.tensors[name] for name in archive.tensors]
 print(len(views), sum(view.nbytes for view in views) >> 20, resident() - before)
 """
     count, nbytes, growth = map(int, run_python(code, path).split())
+    path.unlink()  # pytest keeps what is left for days
     assert (count, nbytes) == (8, 128)
     assert growth < 4
 

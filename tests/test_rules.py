@@ -629,7 +629,7 @@ def test_any_damage_is_found_and_never_a_surprise(tmp_path: Path, data: bytes) -
         onnxarchive.load(path)
 
 
-@any_bytes
+@settings(any_bytes, max_examples=200)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_before_an_end_record_are_never_a_surprise(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "m.onnxa"

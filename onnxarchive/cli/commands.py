@@ -264,6 +264,7 @@ def _await_the_end() -> None:
 
 
 def _end_worker(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends it, too
     # An exception would be taken for the outcome of the work, and the worker would go on.
     remove_temporaries()
     os._exit(FOUND)

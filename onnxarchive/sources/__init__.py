@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnxarchive.archive import Archive
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError, Report, naming
 from onnxarchive.files import MappedFile
-from onnxarchive.model import dtypes, tensors, wire
+from onnxarchive.model import dtypes, keys, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace, plain, sha1
@@ -152,6 +152,11 @@ class _Opening:
         assets: dict[str, Data] = {}
         for other in rest:
             if other.startswith(ASSET_PREFIX):
+                if not keys.is_asset_name(other):
+                    raise ArchiveFormatError(
+                        f"expected assets with plain paths, without control characters, backslash "
+                        f"and colon, found {other!r}"
+                    )
                 asset = _listed(place, other)
                 assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
         left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])

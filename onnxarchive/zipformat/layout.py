@@ -24,6 +24,8 @@ MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field
 
 def is_alignment(value: int) -> bool:
     """Whether `value` is a power of two from 64 to 32768."""
+    if not isinstance(value, int):
+        return False
     return MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0
 
 
