@@ -207,9 +207,9 @@ def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np
     codes = np.empty((group_count, codes_in_group), np.uint8)
     for index in range(codes_in_group):
         byte, shift = divmod(index * bit_width, BITS_PER_BYTE)
-        code = groups[:, byte] >> shift
+        code = groups[:, byte] >> np.uint8(shift)
         if shift + bit_width > BITS_PER_BYTE:
-            code |= groups[:, byte + 1] << (BITS_PER_BYTE - shift)
+            code |= groups[:, byte + 1] << np.uint8(BITS_PER_BYTE - shift)
         codes[:, index] = code & ((1 << bit_width) - 1)
     return codes.reshape(-1)[:count]
 
@@ -222,9 +222,9 @@ def _pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
     groups = np.zeros((len(grouped), bytes_in_group), np.uint8)
     for index in range(codes_in_group):
         byte, shift = divmod(index * bit_width, BITS_PER_BYTE)
-        groups[:, byte] |= grouped[:, index] << shift
+        groups[:, byte] |= grouped[:, index] << np.uint8(shift)
         if shift + bit_width > BITS_PER_BYTE:
-            groups[:, byte + 1] |= grouped[:, index] >> (BITS_PER_BYTE - shift)
+            groups[:, byte + 1] |= grouped[:, index] >> np.uint8(BITS_PER_BYTE - shift)
     return groups.reshape(-1)[: -(-codes.size * bit_width // BITS_PER_BYTE)]
 
 
