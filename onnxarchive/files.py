@@ -37,6 +37,7 @@ class MappedFile:
     Attributes:
         path: The file's path as it was given.
         size: Its size in bytes when it was opened.
+        identity: Tells it from every other file, also from one that takes its path.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rule: str | None = None) -> None:
@@ -65,6 +66,7 @@ class MappedFile:
             os.close(self._descriptor)
             raise
         self.size = status.st_size
+        self.identity = (status.st_dev, status.st_ino)
         self._map: mmap.mmap | None = None
         self._is_open = True
         self._position_lock = threading.Lock()

@@ -203,12 +203,14 @@ class FileData:
 
     Attributes:
         path: The file.
+        identity: The file's, as `MappedFile` gives it.
         offset: Where they begin in it, in bytes.
         nbytes: How many they are.
         crc32: Not known.
     """
 
     path: str
+    identity: tuple[int, int]
     offset: int
     nbytes: int
     crc32: int | None = None
@@ -221,11 +223,15 @@ class FileData:
         """The bytes as a view of the file's map, which lives as long as the view.
 
         Raises:
-            ArchiveFormatError: The file has become smaller.
+            ArchiveFormatError: The file has become smaller, or another one has its path.
             OSError: It cannot be opened any more.
         """
         with MappedFile(self.path) as file:
             view = file.view()[self.offset : self.offset + self.nbytes]
+        if file.identity != self.identity:
+            raise ArchiveFormatError(
+                f"{self.path}: expected the file that was found here before, found another"
+            )
         if view.nbytes != self.nbytes:
             raise ArchiveFormatError(
                 f"{self.path}: expected {self.nbytes} bytes from offset {self.offset}, found a "
@@ -255,7 +261,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
             data: Data = Stored(writer.as_bytes(asset))
         else:
             with MappedFile(asset) as file:
-                data = FileData(file.path, 0, file.size)
+                data = FileData(file.path, file.identity, 0, file.size)
         items.append(Item(name, data.nbytes, partial(given_data, data)))
     return tuple(items)
 

@@ -28,6 +28,8 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
+from onnxarchive.files import MappedFile
+from onnxarchive.save import FileData
 
 
 def _write(path: Path, model: onnx.ModelProto) -> Path:
@@ -773,3 +775,15 @@ def test_equal_initializers_become_one_when_asked_for(tmp_path: Path) -> None:
     onnxarchive.convert(path, tmp_path / "m.onnxa", dedupe=True)
     assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
     assert len(onnxarchive.open(tmp_path / "m.onnxa").entries) == 3
+
+
+def test_a_data_file_that_was_replaced_after_it_was_found_is_refused(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(bytes(100))
+    second.write_bytes(bytes(100))
+    with MappedFile(first) as file:
+        data = FileData(str(first), file.identity, 0, 100)
+    assert bytes(data.view) == bytes(100)
+    os.replace(second, first)
+    with pytest.raises(ArchiveFormatError, match="found another"):
+        list(data)

@@ -126,7 +126,7 @@ class DirectoryPlace:
             )
         try:
             with MappedFile(path) as file:
-                nbytes = file.size
+                found = _PlainFile(path, file.identity, file.size, self._resources)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ArchiveFormatError as error:
@@ -136,7 +136,7 @@ class DirectoryPlace:
                 f"expected to read {location!r}, found: {error.strerror}"
             ) from None
         self.paths.append(path)
-        return _PlainFile(path, nbytes, self._resources)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,12 @@ class _PlainFile:
     """A file of its own, open while its bytes are gone through: there may be thousands."""
 
     path: str
+    identity: tuple[int, int]
     nbytes: int
     resources: contextlib.ExitStack
 
     def part(self, offset: int, nbytes: int) -> Data:
-        return FileData(self.path, offset, nbytes)
+        return FileData(self.path, self.identity, offset, nbytes)
 
     def whole(self) -> memoryview:
         return self.resources.enter_context(MappedFile(self.path)).view()
