@@ -146,7 +146,13 @@ def test_onnxruntime_gives_the_expected_outputs(tmp_path: Path, path: Path) -> N
         return
     for directory in path.parent.glob("test_data_set_*"):
         inputs, expected = _values(directory, "input"), _values(directory, "output")
-        for it in (path, *exported):
+        try:
+            _require_outputs(path, inputs, expected)
+        except Exception as error:
+            if "Failed to construct locale" not in str(error):
+                raise
+            pytest.skip("onnxruntime before 1.24 needs the locale en_US.UTF-8 for the original")
+        for it in exported:
             _require_outputs(it, inputs, expected)
 
 

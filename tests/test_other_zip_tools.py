@@ -408,7 +408,9 @@ def test_the_unzipped_model_is_what_onnx_checker_wants(directory: Path) -> None:
 def test_onnxruntime_runs_the_unzipped_model_as_the_original(
     archive: Saved, directory: Path
 ) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip(
+        "onnxruntime", minversion="1.24", reason="onnxruntime before 1.24 crashes on an empty file"
+    )
     inputs = {"x": np.random.default_rng(1).standard_normal((3, 32), np.float32)}
     providers = ["CPUExecutionProvider"]
     expected = onnxruntime.InferenceSession(
