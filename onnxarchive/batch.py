@@ -12,7 +12,7 @@ from onnxarchive.convert import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError
 from onnxarchive.files import is_below
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.save import DEFAULT_SIZE_THRESHOLD, Asset
+from onnxarchive.save import DEFAULT_SIZE_THRESHOLD, Asset, open_assets
 from onnxarchive.sources import is_model_file
 from onnxarchive.zipformat import layout
 
@@ -21,13 +21,19 @@ _MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # one is a model or a failure, what
 _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 
 
-def find_models(source: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
+def find_models(
+    source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, str]]:
     """The models of a tree, each with its place in the tree, in the order of their paths.
 
     A directory that holds `__MODEL_PROTO` is one model. In other directories every file is one
     whose content is a model or a zip with one, and every file that is named `*.onnx` or `*.onnxa`,
     whatever it turns out to be. Names that begin with a dot are passed over. A `source` that is a
     file is a model whatever its name, and its place is its name.
+
+    Args:
+        source: A file or the root of a tree.
+        on_error: Takes what keeps a folder of the tree from being read; None raises it.
 
     Yields:
         The model's path, and its path below `source`.
@@ -40,7 +46,7 @@ def find_models(source: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
         os.stat(root)  # raises for a file that is missing
         yield root, os.path.basename(root)
         return
-    for directory, folders, names in os.walk(root, onerror=_raise):
+    for directory, folders, names in os.walk(root, onerror=on_error or _raise):
         relative = os.path.relpath(directory, root)
         if MODEL_PROTO in names:
             name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
@@ -105,16 +111,17 @@ def convert_many(
 
     Returns:
         What came of each model, in the order in which they were found; a failure has an `error`.
+        A source that cannot be read, and a tree without models, are failures as well.
 
     Raises:
-        ValueError: `alignment` or `size_threshold` is not allowed.
-        FileNotFoundError: A tree holds no model.
-        OSError: A source cannot be read, or `out_dir` not made.
+        ValueError: `alignment`, `size_threshold` or the path of an asset is not allowed.
+        OSError: `out_dir` cannot be made, or an asset not opened.
     """
     if not layout.is_alignment(alignment):
         raise ValueError(layout.not_an_alignment(alignment))
     if size_threshold < 0:
         raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
+    open_assets(assets)  # what is wrong with them is not the fault of each model
     out = os.path.realpath(out_dir)
     options = {
         "size_threshold": size_threshold,
@@ -138,15 +145,17 @@ def convert_many(
 
     todo: list[int] = []
     taken: dict[str, str] = {}
-    for index, (source, target) in enumerate(work):
+    for index, (source, target, error) in enumerate(work):
         other = taken.setdefault(os.path.normcase(target), source)
-        if other == source:
+        if error is None and other != source:
+            error = f"expected its own target, found {other}'s"
+        if error is None:
             todo.append(index)
         else:
-            note(index, Conversion(source, target, f"expected its own target, found {other}'s"))
+            note(index, Conversion(source, target, error))
     if executor is None:
         for index in todo:
-            note(index, _convert_one(*work[index], replace, options))
+            note(index, _convert_one(*work[index][:2], replace, options))
     else:
         for index, conversion in _submitted(executor, work, todo, replace, options):
             note(index, conversion)
@@ -155,7 +164,7 @@ def convert_many(
 
 def _submitted(
     executor: Executor,
-    work: list[tuple[str, str]],
+    work: list[tuple[str, str, str | None]],
     todo: list[int],
     replace: bool,
     options: dict[str, Any],
@@ -164,40 +173,54 @@ def _submitted(
     futures: dict[Future[Conversion], int] = {}
     for index in todo:
         try:
-            futures[executor.submit(_convert_one, *work[index], replace, options)] = index
+            futures[executor.submit(_convert_one, *work[index][:2], replace, options)] = index
         except RuntimeError as error:  # its workers have died, or it was shut down
-            yield index, Conversion(*work[index], f"the executor takes no more work: {error}")
+            yield index, Conversion(*work[index][:2], f"the executor takes no more work: {error}")
     for future in as_completed(futures):
         index = futures[future]
         try:
             yield index, future.result()
         except Exception as error:  # of the executor: a conversion gives its own back
-            yield index, Conversion(*work[index], f"the worker failed: {error!r}")
+            yield index, Conversion(*work[index][:2], f"the worker failed: {error!r}")
 
 
-def _work(sources: Iterable[str | os.PathLike[str]], out: str) -> Iterator[tuple[str, str]]:
-    """Each model with its target, both absolute."""
+def _work(
+    sources: Iterable[str | os.PathLike[str]], out: str
+) -> Iterator[tuple[str, str, str | None]]:
+    """Each model with its target, both absolute, and why it cannot be converted or None."""
     met: set[str] = set()
     for source in sources:
-        is_tree, is_empty = os.path.isdir(source), True
-        for path, place in find_models(source):
-            if is_tree and path.endswith(ARCHIVE_SUFFIX) and is_below(os.path.realpath(path), out):
-                continue  # what came of an earlier run
-            is_empty = False
-            absolute = os.path.abspath(path)
-            if absolute not in met:
-                met.add(absolute)
-                yield absolute, os.path.join(out, _with_suffix(place))
-        if is_empty:
-            raise FileNotFoundError(
-                errno.ENOENT, "expected a model in this tree, found none", os.fspath(source)
-            )
+        errors: list[OSError] = []
+        found = False
+        try:
+            for path, place in find_models(source, errors.append):
+                absolute = os.path.abspath(path)
+                is_archive = os.path.isdir(source) and path.endswith(ARCHIVE_SUFFIX)
+                if is_archive and is_below(os.path.realpath(path), out):
+                    continue  # what came of an earlier run
+                found = True
+                if absolute not in met:
+                    met.add(absolute)
+                    yield absolute, os.path.join(out, _with_suffix(place)), None
+        except OSError as error:
+            errors.append(error)
+        if not found and not errors:
+            message = "expected a model in this tree, found none"
+            errors.append(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
+        for fault in errors:
+            path = os.path.abspath(fault.filename or source)
+            yield path, os.path.join(out, _with_suffix(os.path.basename(path))), _told(fault)
+
+
+def _told(error: OSError) -> str:
+    named = error.filename is not None and error.strerror is not None
+    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
-    """Assets whose files are found from another directory, too."""
+    """Assets that can be sent elsewhere: files by absolute paths, bytes as bytes."""
     return {
-        name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else asset
+        name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else bytes(asset)
         for name, asset in (assets or {}).items()
     }
 
@@ -210,11 +233,15 @@ def _with_suffix(place: str) -> str:
 def _convert_one(source: str, target: str, replace: bool, options: dict[str, Any]) -> Conversion:
     try:
         if not replace and os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, "exists, and is not to be replaced", target)
+            raise FileExistsError(
+                errno.EEXIST, "exists; --force or replace=True replaces it", target
+            )
         if not options["dry_run"]:
             os.makedirs(os.path.dirname(target), exist_ok=True)
         return convert_silently(source, target, **options)
-    except ArchiveError as error:
+    except (ArchiveError, ValueError) as error:
         return Conversion(source, target, str(error))
+    except OSError as error:
+        return Conversion(source, target, _told(error))
     except Exception as error:  # whatever it is, the others go on
         return Conversion(source, target, f"{type(error).__name__}: {error}")

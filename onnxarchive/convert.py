@@ -147,7 +147,9 @@ def convert_silently(
         raise ValueError(layout.not_an_alignment(alignment))
     given = open_assets(assets)
     target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    temporary = None if target is None else os.path.dirname(target) or os.curdir
+    temporary = None
+    if target is not None and not dry_run:
+        temporary = os.path.dirname(os.path.realpath(target))
     with open_source(source, verify_checksum=verify_checksum, temporary=temporary) as opened:
         if target is not None:
             require_no_input(target, [*opened.files, *asset_files(assets)])
@@ -164,6 +166,7 @@ def convert_silently(
             convert_attribute=convert_attribute,
             assets=sorted([*kept, *given], key=attrgetter("name")),
             dedupe=dedupe,
+            temporary=temporary,
         )
         if not dry_run:
             write_archive(plan, path, alignment=alignment, progress=progress)
@@ -208,7 +211,13 @@ def export(
     """
     require_no_input(destination, [os.fspath(path)])
     if external_data is not None:
-        require_no_input(_beside(destination, external_data), [os.fspath(path)])
+        beside = _beside(destination, external_data)
+        require_no_input(beside, [os.fspath(path)])
+        if os.path.realpath(beside) == os.path.realpath(destination):
+            raise ValueError(
+                f"expected another file than {beside} for external_data, found it to be where "
+                f"{os.fspath(destination)} leads"
+            )
     with open(path) as archive, naming(path):
         if external_data is None:
             _export_single(archive, destination, progress)
@@ -243,14 +252,14 @@ def _export_single(
         return archive.read(key)
 
     pieces = wire.fill(archive.read(MODEL_PROTO), fill_in)
+    if filled != set(archive.sites):
+        # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
+        pieces = [proto.serialize(complete_model(archive))]
     # Tensors are gone through twice: for their CRC-32, and to be written.
     verified = sum(archive.entries[key].nbytes for key in archive.sites)
     counter = Counter(progress, verified + sum(map(len, pieces)))
     for key in archive.sites:
         counter.add(read_verified(archive, key).nbytes)
-    if filled != set(archive.sites):
-        # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
-        pieces = [proto.serialize(complete_model(archive))]
     with replacing(destination) as file:
         for piece in pieces:
             for part in counter(writer.pieces(piece)):

@@ -9,12 +9,13 @@ import mmap
 import os
 import shutil
 import stat
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
 
 from onnxarchive.errors import ArchiveFormatError
 
@@ -160,6 +161,7 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     return error
 
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 _Made = TypeVar("_Made")
 _serial_numbers = itertools.count()
 _temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
@@ -199,6 +201,9 @@ class _Temporary(Generic[_Made]):
                 return
             except FileExistsError:  # another machine's, in a shared directory
                 self._finalizer.detach()
+            except OSError:
+                self._finalizer.detach()  # nothing was made
+                raise
 
     def keep(self) -> None:
         """Leaves it where it is."""
@@ -296,6 +301,30 @@ def _open_new(path: str) -> BinaryIO:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+
+
+def spool(pieces: Iterable[Buffer], directory: str | None) -> memoryview:
+    """Bytes as a view of a file without a name, which goes when the last view does.
+
+    Args:
+        pieces: The bytes.
+        directory: Where the file is made; None for the system's directory of temporary files.
+
+    Raises:
+        OSError: It cannot be made, or the disk is full; the directory is named.
+    """
+    size = 0
+    try:
+        with tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory) as file:
+            for piece in pieces:
+                size += file.write(piece)
+            file.flush()
+            if not size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+    except OSError as error:
+        error.filename = f"a temporary file in {directory or tempfile.gettempdir()}"
+        raise
 
 
 def is_below(path: str, directory: str) -> bool:

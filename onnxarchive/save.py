@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input
+from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, spool
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
@@ -160,8 +161,10 @@ def save(
             is the file of an asset.
         OSError: The archive cannot be written.
     """
+    temporary = None
     if isinstance(path, str | os.PathLike):
         require_no_input(path, asset_files(assets))
+        temporary = os.path.dirname(os.path.realpath(path))
     in_memory, resolve = _in_memory(model, size_threshold)
     plan = plan_archive(
         in_memory,
@@ -169,6 +172,7 @@ def save(
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
         assets=open_assets(assets),
+        temporary=temporary,
     )
     write_archive(plan, path, alignment=alignment, progress=progress)
 
@@ -289,6 +293,7 @@ def plan_archive(
     convert_attribute: bool = False,
     assets: Iterable[Item] = (),
     dedupe: bool = False,
+    temporary: str | None = None,
 ) -> Plan:
     """Decides what goes outside the model and under which key; reads no tensor that does.
 
@@ -299,6 +304,8 @@ def plan_archive(
         convert_attribute: As in `save`.
         assets: Entries for the assets.
         dedupe: Whether identical initializers of a graph become one initializer.
+        temporary: The directory for a file that takes large tensors which are to stay in the
+            model, where they do not lie in a file as they are; None for the system's.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
@@ -315,6 +322,7 @@ def plan_archive(
         resolve=resolve,
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
+        temporary=temporary,
     )
     planned = (*items, *assets)
     writer.require_entries(len(planned) + 1)
@@ -329,6 +337,7 @@ def plan_items(
     convert_attribute: bool = False,
     stored: Mapping[Path, str] | None = None,
     assigned: Keys | None = None,
+    temporary: str | None = None,
 ) -> tuple[tuple[Item, ...], onnx.ModelProto, dict[str, memoryview]]:
     """The entries of a model's tensors, and a copy of the model without their bytes.
 
@@ -342,6 +351,7 @@ def plan_items(
         convert_attribute: As in `save`.
         stored: The keys of tensors whose entries are written already.
         assigned: The keys given so far.
+        temporary: As in `plan_archive`.
     """
     assigned = assigned or Keys()
     locations = dict(stored or {})
@@ -372,7 +382,7 @@ def plan_items(
         elif is_external:
             location = f"{wire.SPAN_LOCATION}{len(held)}"
             locations[site.path] = location
-            held[location] = _contiguous(resolve(site))
+            held[location] = _contiguous(resolve(site), temporary)
         elif tensor.external_data:
             idle.append(site.path)
     copy = tensors.with_locations(model, locations)
@@ -383,11 +393,13 @@ def plan_items(
     return tuple(items), copy, held
 
 
-def _contiguous(data: Data) -> memoryview:
-    """The bytes as one view; those that are not in one place are copied to one."""
-    if isinstance(data, Stored | FileData):
+def _contiguous(data: Data, temporary: str | None) -> memoryview:
+    """The bytes as one view of a map: of where they lie, or else of a temporary file."""
+    if isinstance(data, FileData):
         return data.view
-    return memoryview(b"".join(data))
+    if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
+        return data.view
+    return spool(data, temporary)
 
 
 def _raw_data(site: Site) -> Data:
@@ -570,7 +582,7 @@ class Writer:
         """
         self._require_open()
         with self._closing_on_failure():
-            items, complete, held = plan_items(
+            items, complete, _ = plan_items(
                 model,
                 resolve=_refuse_external,
                 size_threshold=self._size_threshold,
@@ -578,8 +590,9 @@ class Writer:
                 assigned=self._keys,
             )
             self._fill_in(complete)
-            self._check(complete, items, held)
-            _stream(Plan(items, Pieces(proto.serialize_filled(complete, held))), self._zip, None)
+            self._check(complete, items)
+            model_proto = Pieces((memoryview(proto.serialize(complete)),))
+            _stream(Plan(items, model_proto), self._zip, None)
             self._is_open = False
             self._replacement.commit()
 
@@ -668,12 +681,9 @@ class Writer:
                 )
         model.graph.initializer.extend(unused.values())
 
-    def _check(
-        self, model: onnx.ModelProto, items: Iterable[Item], held: Mapping[str, memoryview]
-    ) -> None:
+    def _check(self, model: onnx.ModelProto, items: Iterable[Item]) -> None:
         """Refuses what a reader of the archive would."""
         sizes = self._nbytes | {item.name: item.nbytes for item in items}
-        sizes |= {location: data.nbytes for location, data in held.items()}
         proto.check_references(model, sizes, Report())
 
 

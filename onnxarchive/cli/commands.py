@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any, Final
 
 import onnx
@@ -235,8 +235,10 @@ def _executor(jobs: int) -> Iterator[Executor]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_await_the_end) as executor:
         try:
-            with _interrupts_ignored():  # as the workers do from their first moment, by inheritance
-                executor.submit(_await_the_end).result()
+            # Workers that are born now ignore interrupts from their first moment, by inheritance;
+            # one is born for each piece of work, as none is idle yet.
+            with _interrupts_ignored():
+                wait([executor.submit(_await_the_end) for _ in range(jobs)])
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)

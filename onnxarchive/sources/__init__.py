@@ -109,13 +109,13 @@ class _Opening:
         if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
             archive = _strictly(file)
             return self._zip(view) if archive is None else self._archive(archive)
-        place = DirectoryPlace(os.path.dirname(self._path) or os.curdir, self._resources)
+        place = DirectoryPlace(os.path.dirname(self._path) or os.curdir)
         external = self._external(_parse(view), place)
         return Source(external.model, external.data, files=(self._path, *place.paths))
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""
-        place = DirectoryPlace(self._path, self._resources)
+        place = DirectoryPlace(self._path)
         names = [name for name in place.names if not _is_litter(name)]
         source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
         return replace(source, files=tuple(place.paths))
@@ -124,6 +124,15 @@ class _Opening:
         def stored(name: str) -> Data:
             return Stored(archive.read(name), archive.entries[name].crc32)
 
+        if self._verify_checksum:
+            for key, site in archive.sites.items():
+                expected, found = tensors.checksum(site.tensor), sha1(stored(key))
+                if expected not in (None, found):
+                    raise ChecksumError(
+                        f"{site}: expected SHA-1 {expected}, found {found}",
+                        rule="DATA-6",
+                        entry=key,
+                    )
         data = {site.path: stored(key) for key, site in archive.sites.items()}
         assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
         return Source(archive.model, data, assets, (self._path,))
@@ -244,7 +253,7 @@ class _Opening:
 
     def _sha1(self, location: str, file: DataFile) -> str:
         if location not in self._checksums:
-            self._checksums[location] = sha1(file)
+            self._checksums[location] = sha1(file.part(0, file.nbytes))
         return self._checksums[location]
 
 

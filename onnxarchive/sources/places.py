@@ -7,19 +7,16 @@ compressed file of which a tensor is a part is inflated to a temporary file firs
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import mmap
 import ntpath
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import MappedFile, is_below
+from onnxarchive.files import MappedFile, is_below, spool
 from onnxarchive.save import FileData
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
@@ -79,10 +76,10 @@ def plain(location: str) -> str:
     return "/".join(component for component in components if component != os.curdir)
 
 
-def sha1(file: DataFile) -> str:
-    """SHA-1 of a file in hexadecimal digits, as the external data's `checksum` has it."""
+def sha1(data: Data) -> str:
+    """SHA-1 of bytes in hexadecimal digits, as the external data's `checksum` has it."""
     digest = hashlib.sha1(usedforsecurity=False)
-    for piece in file.part(0, file.nbytes):
+    for piece in data:
         digest.update(piece)
     return digest.hexdigest()
 
@@ -94,10 +91,9 @@ class DirectoryPlace:
         paths: The paths of the files that were found so far.
     """
 
-    def __init__(self, directory: str, resources: contextlib.ExitStack) -> None:
-        """Looks for files in `directory`; what is mapped whole stays so until `resources` end."""
+    def __init__(self, directory: str) -> None:
+        """Looks for files in `directory`."""
         self._directory = os.path.realpath(directory)
-        self._resources = resources
         self._files: dict[str, DataFile | None] = {}
         self.paths: list[str] = []
 
@@ -126,7 +122,7 @@ class DirectoryPlace:
             )
         try:
             with MappedFile(path) as file:
-                found = _PlainFile(path, file.identity, file.size, self._resources)
+                found = _PlainFile(path, file.identity, file.size)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ArchiveFormatError as error:
@@ -146,13 +142,12 @@ class _PlainFile:
     path: str
     identity: tuple[int, int]
     nbytes: int
-    resources: contextlib.ExitStack
 
     def part(self, offset: int, nbytes: int) -> Data:
         return FileData(self.path, self.identity, offset, nbytes)
 
     def whole(self) -> memoryview:
-        return self.resources.enter_context(MappedFile(self.path)).view()
+        return FileData(self.path, self.identity, 0, self.nbytes).view
 
 
 class ZipPlace:
@@ -208,23 +203,8 @@ class _ZippedFile:
                 start = self._entry.data_offset
                 self._spooled = self._view[start : start + self.nbytes]
             else:
-                self._spooled = self._spool()
+                self._spooled = spool(inflate(self._view, self._entry), self._temporary)
         return self._spooled
-
-    def _spool(self) -> memoryview:
-        """Inflates the entry to a file without a name, which goes when its map does."""
-        try:
-            with tempfile.TemporaryFile(prefix=".onnxarchive-", dir=self._temporary) as file:
-                for piece in inflate(self._view, self._entry):
-                    file.write(piece)
-                file.flush()
-                if not self.nbytes:
-                    return memoryview(b"")
-                return memoryview(mmap.mmap(file.fileno(), self.nbytes, access=mmap.ACCESS_READ))
-        except OSError as error:
-            if error.filename is None:
-                error.filename = f"a temporary file in {self._temporary or tempfile.gettempdir()}"
-            raise
 
 
 class _Inflated:
