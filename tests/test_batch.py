@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import (
     Executor,
@@ -128,17 +129,31 @@ def test_the_working_directory_may_be_the_tree(
     assert [place for _, place in _found(".")] == ["model.dir"]
 
 
-def test_an_empty_tree_has_no_models(tmp_path: Path) -> None:
-    assert _found(tmp_path) == []
-    with pytest.raises(FileNotFoundError) as caught:
-        convert_many([tmp_path], tmp_path / "out")
-    assert caught.value.filename == str(tmp_path)
-    assert _files(tmp_path) == set()
+def test_an_empty_tree_is_a_failure_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert _found(tmp_path / "empty") == []
+    (tmp_path / "m.onnx").write_bytes(_model(1).SerializeToString())
+    found = convert_many([tmp_path / "empty", tmp_path / "m.onnx"], tmp_path / "out")
+    assert [item.error is None for item in found] == [False, True]
+    assert f"{tmp_path / 'empty'}: expected a model" in (found[0].error or "")
 
 
-def test_a_source_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_a_source_that_is_missing_is_a_failure_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(_model(1).SerializeToString())
+    missing = tmp_path / "missing.onnx"
+    found = convert_many([missing, tmp_path / "m.onnx"], tmp_path / "out")
+    assert [item.error is None for item in found] == [False, True]
+    assert found[0].error == f"{missing}: No such file or directory"
     with pytest.raises(FileNotFoundError, match=r"missing\.onnx"):
-        convert_many([tmp_path / "missing.onnx"], tmp_path / "out")
+        _found(missing)
+
+
+def test_a_dry_run_of_a_compressed_zip_makes_nothing(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("m.onnx", _model(1).SerializeToString())
+    (done,) = convert_many([tmp_path / "m.zip"], tmp_path / "out", dry_run=True)
+    assert (done.error, (done.nbytes or 0) > 0) == (None, True)
+    assert _files(tmp_path) == {"m.zip"}
 
 
 # Executors

@@ -198,3 +198,16 @@ def test_a_deflated_zip_of_300_mb_is_converted_in_150_mib(folder: Path, is_singl
         assert archive.entries["w0"].nbytes == nbytes
         assert expected in (None, archive.entries["w0"].crc32)
         archive.verify()
+
+
+def test_a_large_tensor_that_stays_in_the_model_is_converted_in_150_mib(folder: Path) -> None:
+    value = TensorProto(
+        name="value", data_type=TensorProto.UINT8, dims=[300_000_000], raw_data=bytes(300_000_000)
+    )
+    constant = onnx.helper.make_node("Constant", [], ["c"], value=value)
+    graph = onnx.helper.make_graph([constant], "graph", [], [])
+    (folder / "m.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    assert _growth(_CONVERT, folder / "m.onnx", folder / "m.onnxa") < BOUND
+    assert onnxarchive.check(folder / "m.onnxa", full=True) == []
+    with onnxarchive.open(folder / "m.onnxa") as archive:
+        assert archive.entries["__MODEL_PROTO"].nbytes > 300_000_000

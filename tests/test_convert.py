@@ -710,3 +710,11 @@ def test_an_archive_is_not_exported_onto_itself(path: Path) -> None:
     with pytest.raises(ValueError, match="input"):
         onnxarchive.export(path, path.parent / "m.onnx", external_data=path.name)
     assert (path.read_bytes(), _left(path)) == (before, {})
+
+
+def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
+    (path.parent / "q.data").write_bytes(b"old")
+    (path.parent / "q.onnx").symlink_to("q.data")
+    with pytest.raises(ValueError, match="leads"):
+        onnxarchive.export(path, path.parent / "q.onnx", external_data="q.data")
+    assert (path.parent / "q.data").read_bytes() == b"old"

@@ -128,10 +128,13 @@ def test_files_and_trees_may_be_mixed(tree: Path, tmp_path: Path, capsys: Captur
 
 def test_a_tree_without_models_is_told(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "empty").mkdir()
-    assert run(tmp_path / "empty", "--output-dir", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert str(tmp_path / "empty") in error
-    assert "expected a model in this tree, found none" in error
+    source = tmp_path / "m.onnx"
+    _write(source, 5)
+    assert run(tmp_path / "empty", source, "--output-dir", tmp_path / "out") == 1
+    told = capsys.readouterr().out
+    assert f"{tmp_path / 'empty'}: expected a model in this tree, found none" in told
+    assert "1 model converted, 1 failed" in told
+    assert _files(tmp_path / "out") == {"m.onnxa"}
 
 
 def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
