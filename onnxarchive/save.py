@@ -133,8 +133,8 @@ def save(
     """Saves a model as an archive.
 
     The file appears under `path` when it is complete; until then, and after a failure, whatever
-    was there is untouched. The same model and options give the same bytes. Beyond the model one
-    tensor at a time is held in memory.
+    was there is untouched. The same model and options give the same bytes. Beyond the model, what
+    stays in it and one tensor at a time are held in memory as copies.
 
     Args:
         model: The model, with its tensors in memory; or an `onnx_ir.Model`, whose lazy and external
