@@ -9,10 +9,15 @@ from concurrent.futures import Executor, Future, as_completed
 from typing import Any
 
 from onnxarchive.convert import Conversion, convert_silently
-from onnxarchive.errors import ArchiveError
+from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.files import is_below
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.save import DEFAULT_SIZE_THRESHOLD, Asset, open_assets
+from onnxarchive.save import (
+    DEFAULT_SIZE_THRESHOLD,
+    Asset,
+    open_assets,
+    require_size_threshold,
+)
 from onnxarchive.sources import is_model_file
 from onnxarchive.zipformat import layout
 
@@ -117,10 +122,8 @@ def convert_many(
         ValueError: `alignment`, `size_threshold` or the path of an asset is not allowed.
         OSError: `out_dir` cannot be made, or an asset not opened.
     """
-    if not layout.is_alignment(alignment):
-        raise ValueError(layout.not_an_alignment(alignment))
-    if size_threshold < 0:
-        raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
+    layout.require_alignment(alignment)
+    require_size_threshold(size_threshold)
     open_assets(assets)  # what is wrong with them is not the fault of each model
     out = os.path.realpath(out_dir)
     options = {
@@ -143,45 +146,44 @@ def convert_many(
         if on_done is not None:
             on_done(conversion, len(outcomes), len(work))
 
-    todo: list[int] = []
+    todo: dict[int, tuple[str, str]] = {}
     taken: dict[str, str] = {}
     for index, (source, target, error) in enumerate(work):
         other = taken.setdefault(os.path.normcase(target), source)
         if error is None and other != source:
             error = f"expected its own target, found {other}'s"
         if error is None:
-            todo.append(index)
+            todo[index] = source, target
         else:
             note(index, Conversion(source, target, error))
     if executor is None:
-        for index in todo:
-            note(index, _convert_one(*work[index][:2], replace, options))
+        for index, (source, target) in todo.items():
+            note(index, _convert_one(source, target, replace, options))
     else:
-        for index, conversion in _submitted(executor, work, todo, replace, options):
+        for index, conversion in _submitted(executor, todo, replace, options):
             note(index, conversion)
     return [outcomes[index] for index in range(len(work))]
 
 
 def _submitted(
     executor: Executor,
-    work: list[tuple[str, str, str | None]],
-    todo: list[int],
+    todo: Mapping[int, tuple[str, str]],
     replace: bool,
     options: dict[str, Any],
 ) -> Iterator[tuple[int, Conversion]]:
     """Runs conversions on an executor, and gives each with its index when it is done."""
     futures: dict[Future[Conversion], int] = {}
-    for index in todo:
+    for index, (source, target) in todo.items():
         try:
-            futures[executor.submit(_convert_one, *work[index][:2], replace, options)] = index
+            futures[executor.submit(_convert_one, source, target, replace, options)] = index
         except RuntimeError as error:  # its workers have died, or it was shut down
-            yield index, Conversion(*work[index][:2], f"the executor takes no more work: {error}")
+            yield index, Conversion(source, target, f"the executor takes no more work: {error}")
     for future in as_completed(futures):
         index = futures[future]
         try:
             yield index, future.result()
         except Exception as error:  # of the executor: a conversion gives its own back
-            yield index, Conversion(*work[index][:2], f"the worker failed: {error!r}")
+            yield index, Conversion(*todo[index], f"the worker failed: {error!r}")
 
 
 def _work(
@@ -190,12 +192,13 @@ def _work(
     """Each model with its target, both absolute, and why it cannot be converted or None."""
     met: set[str] = set()
     for source in sources:
+        is_tree = os.path.isdir(source)
         errors: list[OSError] = []
         found = False
         try:
             for path, place in find_models(source, errors.append):
                 absolute = os.path.abspath(path)
-                is_archive = os.path.isdir(source) and path.endswith(ARCHIVE_SUFFIX)
+                is_archive = is_tree and path.endswith(ARCHIVE_SUFFIX)
                 if is_archive and is_below(os.path.realpath(path), out):
                     continue  # what came of an earlier run
                 found = True
@@ -209,12 +212,7 @@ def _work(
             errors.append(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
         for fault in errors:
             path = os.path.abspath(fault.filename or source)
-            yield path, os.path.join(out, _with_suffix(os.path.basename(path))), _told(fault)
-
-
-def _told(error: OSError) -> str:
-    named = error.filename is not None and error.strerror is not None
-    return f"{error.filename}: {error.strerror}" if named else str(error)
+            yield path, os.path.join(out, _with_suffix(os.path.basename(path))), describe(fault)
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
@@ -242,6 +240,6 @@ def _convert_one(source: str, target: str, replace: bool, options: dict[str, Any
     except (ArchiveError, ValueError) as error:
         return Conversion(source, target, str(error))
     except OSError as error:
-        return Conversion(source, target, _told(error))
+        return Conversion(source, target, describe(error))
     except Exception as error:  # whatever it is, the others go on
         return Conversion(source, target, f"{type(error).__name__}: {error}")

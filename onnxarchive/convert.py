@@ -143,8 +143,7 @@ def convert_silently(
     progress: Progress | None,
 ) -> Conversion:
     """As `convert`, but warnings are given back alone, since to warn is not safe in threads."""
-    if not layout.is_alignment(alignment):  # before anything is read
-        raise ValueError(layout.not_an_alignment(alignment))
+    layout.require_alignment(alignment)  # before anything is read
     given = open_assets(assets)
     target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     temporary = None

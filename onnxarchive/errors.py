@@ -41,6 +41,7 @@ __all__ = [
     "Report",
     "TensorNotFoundError",
     "UnsupportedFeatureError",
+    "describe",
     "naming",
 ]
 
@@ -93,6 +94,12 @@ class UnsupportedFeatureError(ArchiveError):
 
 class TensorNotFoundError(ArchiveError, KeyError):
     """No tensor, entry or asset has the name, or more than one tensor has it."""
+
+
+def describe(error: OSError) -> str:
+    """An error of the system as people read it: the file, and what is the matter with it."""
+    named = error.filename is not None and error.strerror is not None
+    return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, TypeAlias, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from onnxarchive.errors import ArchiveFormatError
 
@@ -161,7 +161,6 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     return error
 
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 _Made = TypeVar("_Made")
 _serial_numbers = itertools.count()
 _temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
@@ -303,7 +302,7 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-def spool(pieces: Iterable[Buffer], directory: str | None) -> memoryview:
+def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
     """Bytes as a view of a file without a name, which goes when the last view does.
 
     Args:

@@ -310,8 +310,7 @@ def plan_archive(
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
-    if size_threshold < 0:
-        raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
+    require_size_threshold(size_threshold)
     saved_nbytes = 0
     if dedupe:
         deduplicated = deduplicate(model, resolve)
@@ -327,6 +326,16 @@ def plan_archive(
     planned = (*items, *assets)
     writer.require_entries(len(planned) + 1)
     return Plan(planned, Pieces(proto.serialize_filled(copy, held)), saved_nbytes)
+
+
+def require_size_threshold(size_threshold: int) -> None:
+    """Refuses a threshold below 0.
+
+    Raises:
+        ValueError: It is.
+    """
+    if size_threshold < 0:
+        raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
 
 
 def plan_items(
@@ -363,14 +372,8 @@ def plan_items(
         if site.path in locations:
             continue
         tensor = site.tensor
-        data_type = tensors.stored_type(tensor)
         is_external = tensor.data_location == tensors.EXTERNAL
-        if data_type is None and is_external:
-            raise ArchiveFormatError(
-                f"{site}: expected external data of a fixed-width type and a possible shape, "
-                f"found data type {tensor.data_type} and dims "
-                f"{list(tensor.dims[: dtypes.MAX_RANK + 1])}"
-            )
+        data_type = tensors.external_type(site) if is_external else tensors.stored_type(tensor)
         nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
         if nbytes >= max(size_threshold, 0) and (site.is_initializer or convert_attribute):
             key = assigned.assign(site.name)

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 import onnxarchive
-from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.model import dtypes, keys, proto, schema, tensors
 from onnxarchive.rules import rules
 from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import directory, layout, records
@@ -262,7 +262,7 @@ def fill(message: Any, depth: int) -> None:
         if depth == 0:
             return
         child = getattr(message, field)
-        if tensors.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
+        if schema.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
             fill(child.add(), depth - 1)
             fill(child.add(), depth - 1)
         else:
@@ -276,7 +276,7 @@ def walked(message: Any, path: tensors.Path) -> Iterator[tensors.Path]:
         yield path
     for field in WALK.get(message.DESCRIPTOR.name, ()):
         child = getattr(message, field)
-        if tensors.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
+        if schema.is_repeated(message.DESCRIPTOR.fields_by_name[field]):
             for index, element in enumerate(child):
                 yield from walked(element, (*path, (field, index)))
         elif message.HasField(field):

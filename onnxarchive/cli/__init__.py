@@ -12,7 +12,7 @@ from types import FrameType
 
 from onnxarchive.cli.commands import DONE, FAULTY_FILE, WRONG_USE, parser
 from onnxarchive.cli.table import printable
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe
 
 _INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 
@@ -47,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArchiveError as error:
         return _fail(error, FAULTY_FILE)
     except OSError as error:
-        named = error.filename is not None and error.strerror is not None
-        return _fail(f"{error.filename}: {error.strerror}" if named else error, WRONG_USE)
+        return _fail(describe(error), WRONG_USE)
     except ValueError as error:
         return _fail(error, WRONG_USE)
     except KeyboardInterrupt:

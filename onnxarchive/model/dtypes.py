@@ -26,6 +26,8 @@ MAX_RANK = 64  # numpy's
 MAX_NBYTES = (1 << 63) - 1  # of an array, numpy's
 
 _REGISTERED_BY_EXTENSION = 2  # numpy.dtype.isbuiltin
+# Type-specific fields whose numbers are their own bytes, and how many those are.
+_FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,17 @@ class DataType:
     def is_packed(self) -> bool:
         """Whether an element has less than 8 bits, so that its arrays are unpacked copies."""
         return self.bit_width < BITS_PER_BYTE
+
+    @property
+    def typed_nbytes(self) -> int:
+        """Bytes of `raw_data` that one number of the type-specific field gives.
+
+        A number holds an element, the byte into which smaller ones are packed, half of a complex
+        one, or a 6-bit code, which is packed later.
+        """
+        if self.typed_field in _FLOAT_FIELDS:
+            return _FLOAT_FIELDS[self.typed_field]
+        return max(self.bit_width // BITS_PER_BYTE, 1)
 
     def nbytes(self, dims: Sequence[int]) -> int:
         """Size in bytes of `raw_data` of a tensor of shape `dims`."""
@@ -169,7 +182,7 @@ def as_raw_data(array: NDArray[Any]) -> memoryview:
     # ascontiguousarray would give a scalar a dimension; the bytes are the same.
     flat = np.ascontiguousarray(array).reshape(-1)
     if data_type.is_packed:
-        return _bytes_of(_pack(flat.view(np.uint8), data_type.bit_width))
+        return _bytes_of(pack(flat.view(np.uint8), data_type.bit_width))
     if data_type.dtype.isbuiltin == _REGISTERED_BY_EXTENSION:
         bits = flat.view(f"=u{data_type.dtype.itemsize}")
         return _bytes_of(bits.astype(bits.dtype.newbyteorder("<"), copy=False))
@@ -186,11 +199,11 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
         data_type: What the numbers mean.
     """
     if data_type.bit_width == 6:
-        return _bytes_of(_pack(elements.astype(np.uint8), data_type.bit_width))
-    if data_type.typed_field in ("float_data", "double_data"):  # complex as pairs
+        return _bytes_of(pack(elements.astype(np.uint8), data_type.bit_width))
+    if data_type.typed_field in _FLOAT_FIELDS:  # complex as pairs
         width = elements.dtype
     else:
-        width = np.dtype(f"u{max(data_type.bit_width // BITS_PER_BYTE, 1)}")
+        width = np.dtype(f"u{data_type.typed_nbytes}")
     return _bytes_of(elements.astype(width.newbyteorder("<"), copy=False))
 
 
@@ -214,8 +227,16 @@ def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np
     return codes.reshape(-1)[:count]
 
 
-def _pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
-    """The inverse of `_unpack`; the bits behind the last code are zero."""
+def pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
+    """Codes of one byte each as a stream of `bit_width` bits each, the first in the lowest bits.
+
+    Args:
+        codes: The codes, in one dimension; bits above `bit_width` are passed over.
+        bit_width: 2, 4 or 6.
+
+    Returns:
+        As many bytes as the codes take; the bits behind the last code are zero.
+    """
     codes_in_group, bytes_in_group = _group(bit_width)
     grouped = np.zeros((-(-codes.size // codes_in_group), codes_in_group), np.uint8)
     grouped.reshape(-1)[: codes.size] = codes & ((1 << bit_width) - 1)

@@ -19,7 +19,7 @@ import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.model import dtypes
+from onnxarchive.model import dtypes, schema
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.wire import varint
 
@@ -49,7 +49,6 @@ _ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "double_data": np.dtype(np.float64),
     "uint64_data": np.dtype(np.uint64),
 }
-_TENSOR = onnx.TensorProto.DESCRIPTOR.full_name
 
 LOCATION = "location"
 OFFSET = "offset"
@@ -124,57 +123,28 @@ def walk(model: onnx.ModelProto) -> Iterator[Site]:
     while stack:
         path, message = stack.pop()
         descriptor = message.DESCRIPTOR
-        if descriptor.full_name == _TENSOR:
+        if descriptor.full_name == schema.TENSOR:
             yield Site(path, message)  # type: ignore[arg-type]
             continue
         children: list[tuple[Path, Message]] = []
-        for field, is_repeated in _ways_to_tensors()[descriptor.full_name]:
+        for name, is_repeated in _ways()[descriptor.full_name]:
             if is_repeated:
                 children.extend(
-                    ((*path, (field, index)), child)
-                    for index, child in enumerate(getattr(message, field))
+                    ((*path, (name, index)), child)
+                    for index, child in enumerate(getattr(message, name))
                 )
-            elif message.HasField(field):
-                children.append(((*path, (field, None)), getattr(message, field)))
+            elif message.HasField(name):
+                children.append(((*path, (name, None)), getattr(message, name)))
         stack.extend(reversed(children))
 
 
 @cache
-def _ways_to_tensors() -> dict[str, tuple[tuple[str, bool], ...]]:
-    """For each message of ONNX the fields that lead to a TensorProto, the shortest way first."""
-    distances = {_TENSOR: 0}
-    descriptors = _reachable(onnx.ModelProto.DESCRIPTOR)
-    # Bellman and Ford: as many rounds as messages are enough.
-    for _ in descriptors:
-        for descriptor in descriptors.values():
-            ways = [
-                distances[field.message_type.full_name] + 1
-                for field in descriptor.fields
-                if field.message_type and field.message_type.full_name in distances
-            ]
-            if ways and descriptor.full_name != _TENSOR:
-                distances[descriptor.full_name] = min(ways)
-    table = {}
-    for name, descriptor in descriptors.items():
-        fields = [
-            field
-            for field in descriptor.fields
-            if field.message_type and field.message_type.full_name in distances
-        ]
-        fields.sort(key=lambda field: (distances[field.message_type.full_name], field.number))
-        table[name] = tuple((field.name, is_repeated(field)) for field in fields)
-    return table
-
-
-def _reachable(root: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    stack = [root]
-    while stack:
-        descriptor = stack.pop()
-        if descriptor.full_name not in found:
-            found[descriptor.full_name] = descriptor
-            stack.extend(field.message_type for field in descriptor.fields if field.message_type)
-    return found
+def _ways() -> dict[str, tuple[tuple[str, bool], ...]]:
+    """`schema.fields_to_tensors` as names, and whether the fields are repeated."""
+    return {
+        message: tuple((field.name, schema.is_repeated(field)) for field in fields)
+        for message, fields in schema.fields_to_tensors().items()
+    }
 
 
 def at(model: onnx.ModelProto, path: Path) -> onnx.TensorProto:
@@ -227,7 +197,7 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
 
 def has_field(message: Message, name: str) -> bool:
     """Whether a field is set, or a repeated one not empty; its value is not read."""
-    if is_repeated(message.DESCRIPTOR.fields_by_name[name]):
+    if schema.is_repeated(message.DESCRIPTOR.fields_by_name[name]):
         return len(getattr(message, name)) > 0
     return message.HasField(name)
 
@@ -247,6 +217,22 @@ def stored_type(tensor: onnx.TensorProto) -> DataType | None:
     if data_type is None or tensor.HasField("segment") or tensor.string_data:
         return None
     return data_type if are_dims(tensor.dims, data_type) else None
+
+
+def external_type(site: Site) -> DataType:
+    """The data type of a tensor whose data is, or is to be found, outside the model.
+
+    Raises:
+        ArchiveFormatError: Its bytes cannot stand there (see `stored_type`).
+    """
+    tensor = site.tensor
+    data_type = stored_type(tensor)
+    if data_type is None:
+        raise ArchiveFormatError(
+            f"{site}: expected external data of a fixed-width type and a possible shape, found "
+            f"data type {tensor.data_type} and dims {list(tensor.dims[: dtypes.MAX_RANK + 1])}"
+        )
+    return data_type
 
 
 def are_dims(dims: Any, data_type: DataType) -> bool:
@@ -449,7 +435,7 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
         if field.name in left_out:
             continue
         is_text = field.type == field.TYPE_STRING
-        if is_repeated(field):
+        if schema.is_repeated(field):
             values = getattr(source, field.name)
             if is_text and any(isinstance(value, bytes) for value in values):
                 for value in values:
@@ -473,13 +459,6 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
     """Adds a string that may not be UTF-8, which protobuf reads and keeps but lets nobody set."""
     encoded = value if isinstance(value, bytes) else value.encode()
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
-
-
-def is_repeated(field: Any) -> bool:
-    """Whether a field descriptor is of a repeated field, in old and new protobuf alike."""
-    # FieldDescriptor.label is deprecated since protobuf 6, is_repeated is there since then.
-    repeated = getattr(field, "is_repeated", None)
-    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 
 
 def _serialize(unknown: Any) -> bytes:

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.model import dtypes, schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -243,34 +244,20 @@ def is_model(data: Buffer) -> bool:
 
 
 _MODEL: Final[str] = onnx.ModelProto.DESCRIPTOR.full_name
-_TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
 
 
 def _routes() -> dict[str, dict[int, tuple[str, bool]]]:
     """For each message that can hold a tensor: tag -> (message below it, whether repeated)."""
-    messages: dict[str, Any] = {}
-    pending = [onnx.ModelProto.DESCRIPTOR]
-    while pending:
-        message = pending.pop()
-        if message.full_name not in messages:
-            messages[message.full_name] = message
-            pending += [field.message_type for field in message.fields if field.message_type]
-    routes: dict[str, dict[int, tuple[str, bool]]] = {_TENSOR: {}}
-    found = 0
-    while found != len(routes):
-        found = len(routes)
-        for name, message in messages.items():
-            fields = {
-                _tag(message, field.name, _LEN): (
-                    field.message_type.full_name,
-                    field.default_value == [],  # so for repeated fields, in every protobuf
-                )
-                for field in message.fields
-                if field.message_type and field.message_type.full_name in routes
-            }
-            if fields:
-                routes[name] = fields
-    return routes
+    return {
+        name: {
+            field.number << _WIRE_TYPE_BITS | _LEN: (
+                field.message_type.full_name,
+                schema.is_repeated(field),
+            )
+            for field in fields
+        }
+        for name, fields in schema.fields_to_tensors().items()
+    }
 
 
 def _tag(message: Any, field: str, wire_type: int) -> int:
@@ -301,7 +288,7 @@ def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
     stack = [_Frame(_MODEL, None, 0, 0, len(wire), 0)]
     while stack:
         frame = stack.pop()
-        if frame.message == _TENSOR:
+        if frame.message == schema.TENSOR:
             yield frame
         else:
             stack += reversed(_children(wire, frame, smallest))
@@ -340,36 +327,19 @@ _KEY: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "key", _LEN)
 _VALUE: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "value", _LEN)
 _LOCATION_KEY: Final = "location"
 
-# The bytes that one number of a typed field gives to raw data. A number holds one element, or the
-# byte into which smaller elements are packed, or a six-bit code that is packed later.
-_ELEMENTS: Final[dict[str, dict[int, str]]] = {
-    "float_data": {4: "FLOAT COMPLEX64"},
-    "double_data": {8: "DOUBLE COMPLEX128"},
-    "int32_data": {
-        1: (
-            "BOOL INT8 UINT8 INT4 UINT4 INT2 UINT2 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2 FLOAT8E4M3FN "
-            "FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0"
-        ),
-        2: "INT16 UINT16 FLOAT16 BFLOAT16",
-        4: "INT32",
-    },
-    "int64_data": {8: "INT64"},
-    "uint64_data": {4: "UINT32", 8: "UINT64"},
-}
 _FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
-_DATA_TYPES: Final[dict[str, int]] = dict(onnx.TensorProto.DataType.items())
+# Bytes of raw data that a number of a typed field gives, for each data type that the field suits.
 _ELEMENT_WIDTHS: Final[dict[tuple[str, int], int]] = {
-    (field, _DATA_TYPES[name]): width
-    for field, widths in _ELEMENTS.items()
-    for width, names in widths.items()
-    for name in names.split()
-    if name in _DATA_TYPES  # an older onnx knows fewer
+    (data_type.typed_field, number): data_type.typed_nbytes
+    for number, data_type in dtypes.BY_NUMBER.items()
 }
+_SIX_BITS: Final = 6
 _SIX_BIT_TYPES: Final = frozenset(
-    number for name, number in _DATA_TYPES.items() if name in ("FLOAT6E2M3", "FLOAT6E3M2")
+    number for number, data_type in dtypes.BY_NUMBER.items() if data_type.bit_width == _SIX_BITS
 )
 _PACKED_FIELDS: Final[dict[int, str]] = {
-    _tensor_tag(field, _LEN): field for field in ("raw_data", *_ELEMENTS)
+    _tensor_tag(field, _LEN): field
+    for field in {"raw_data", *(field for field, _ in _ELEMENT_WIDTHS)}
 }
 _DATA_TAGS: Final = frozenset(
     {
@@ -662,15 +632,6 @@ def _packed_six_bit(codes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[n
         cut = whole.size - whole.size % 4
         rest = whole[cut:]
         if cut:
-            yield _three_bytes_of_four_codes(whole[:cut])
+            yield dtypes.pack(whole[:cut], _SIX_BITS)
     if rest.size:
-        padded = np.zeros(4, np.uint8)
-        padded[: rest.size] = rest
-        yield _three_bytes_of_four_codes(padded)[: -(-6 * rest.size // 8)]
-
-
-def _three_bytes_of_four_codes(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    first, second, third, fourth = (codes & 0x3F).reshape(-1, 4).T
-    return np.stack(
-        [first | second << 6, second >> 2 | third << 4, third >> 4 | fourth << 2], axis=1
-    ).ravel()
+        yield dtypes.pack(rest, _SIX_BITS)

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnxarchive.archive import Archive
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError, Report, naming
 from onnxarchive.files import MappedFile
-from onnxarchive.model import dtypes, keys, tensors, wire
+from onnxarchive.model import keys, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace, plain, sha1
@@ -201,24 +201,19 @@ class _Opening:
             tensors.set_location(tensor, site.name)
         else:
             return
-        data_type = tensors.stored_type(tensor)
         if reference.location.startswith(wire.SPAN_LOCATION):
+            embedded_type = tensors.stored_type(tensor)
             span = parsed.spans[int(reference.location.removeprefix(wire.SPAN_LOCATION))]
-            if data_type is None:  # a segment, or an impossible shape: not ours to judge
+            if embedded_type is None:  # a segment, or an impossible shape: not ours to judge
                 tensors.set_raw_data(tensor, b"".join(wire.decode(parsed.view, span)))
             elif span.is_raw:
                 view = parsed.view[span.offset : span.offset + span.nbytes]
                 external.data[site.path] = Stored(view)
             else:
-                nbytes = data_type.nbytes(tensor.dims)
+                nbytes = embedded_type.nbytes(tensor.dims)
                 external.data[site.path] = _Embedded(parsed.view, span, nbytes)
             return
-        if data_type is None:
-            raise ArchiveFormatError(
-                "expected external data of a fixed-width type and a possible shape, found data "
-                f"type {tensor.data_type} and dims "
-                f"{list(tensor.dims[: dtypes.MAX_RANK + 1])}"
-            )
+        data_type = tensors.external_type(site)
         nbytes = data_type.nbytes(tensor.dims)
         file = place.find(reference.location)
         if file is None:

@@ -24,16 +24,20 @@ MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field
 
 def is_alignment(value: int) -> bool:
     """Whether `value` is a power of two from 64 to 32768."""
-    if not isinstance(value, int):
-        return False
     return MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0
 
 
-def not_an_alignment(value: object) -> str:
-    """What to say of a value that `is_alignment` refuses."""
-    return (
-        f"alignment must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}, got {value!r}"
-    )
+def require_alignment(value: object) -> None:
+    """Refuses what is not an alignment.
+
+    Raises:
+        ValueError: `value` is not a power of two from 64 to 32768.
+    """
+    if not (isinstance(value, int) and is_alignment(value)):
+        raise ValueError(
+            f"alignment must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}, got "
+            f"{value!r}"
+        )
 
 
 def saturate_16(value: int) -> int:

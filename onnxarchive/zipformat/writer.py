@@ -141,8 +141,7 @@ class ZipWriter:
     """
 
     def __init__(self, file: SupportsWrite, *, alignment: int = layout.MIN_ALIGNMENT) -> None:
-        if not layout.is_alignment(alignment):
-            raise ValueError(layout.not_an_alignment(alignment))
+        layout.require_alignment(alignment)
         self._file = file
         self._alignment = alignment
         self._offset = 0

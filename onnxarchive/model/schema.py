@@ -1,0 +1,66 @@
+"""What the descriptors of ONNX's protos say: which fields of a model lead to its tensors.
+
+Both walks, over protos and over the wire, take it from here, so neither can miss a field that a
+later ONNX adds.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import onnx
+
+TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
+
+
+@cache
+def fields_to_tensors() -> dict[str, list[Any]]:
+    """For each message of a model that can hold a TensorProto the fields that lead to one.
+
+    Descriptors of fields by the full name of their message, the shortest way first.
+    """
+    distances = {TENSOR: 0}
+    messages = _messages()
+    # Bellman and Ford: as many rounds as messages are enough.
+    for _ in messages:
+        for name, message in messages.items():
+            ways = [distances[_below(field)] + 1 for field in _leading(message, distances)]
+            if ways and name != TENSOR:
+                distances[name] = min(ways)
+    return {
+        name: sorted(
+            _leading(messages[name], distances),
+            key=lambda field: (distances[_below(field)], field.number),
+        )
+        for name in distances
+    }
+
+
+def is_repeated(field: Any) -> bool:
+    """Whether a field descriptor is of a repeated field, in old and new protobuf alike."""
+    # FieldDescriptor.label is deprecated since protobuf 6, is_repeated is there since then.
+    repeated = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
+
+
+def _messages() -> dict[str, Any]:
+    """The descriptors of ModelProto and of every message below it, by full name."""
+    found: dict[str, Any] = {}
+    pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]
+    while pending:
+        message = pending.pop()
+        if message.full_name not in found:
+            found[message.full_name] = message
+            pending += [field.message_type for field in message.fields if field.message_type]
+    return found
+
+
+def _leading(message: Any, known: dict[str, int]) -> list[Any]:
+    return [field for field in message.fields if field.message_type and _below(field) in known]
+
+
+def _below(field: Any) -> str:
+    """The full name of the message that a field holds."""
+    name: str = field.message_type.full_name
+    return name
