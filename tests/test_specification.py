@@ -99,6 +99,7 @@ def test_stages_are_those_of_the_rules() -> None:
         ("KEY-1", keys.MAX_KEY_SIZE),
         ("ASSET-1", keys.MAX_ASSET_COMPONENT_SIZE),
         ("ASSET-1", keys.MAX_ASSET_NAME_SIZE),
+        ("MODEL-3", proto.MAX_MESSAGES),
         ("TENSOR-2", dtypes.MAX_RANK),
     ],
 )

@@ -6,7 +6,9 @@ Here a clone is serialised, which shares the tensors, with placeholders for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.errors import UnsupportedFeatureError
@@ -21,6 +23,44 @@ if TYPE_CHECKING:
 _PLACEHOLDER = "\0onnxarchive/ir/"
 
 
+class Mapped:
+    """What a tensor of onnx_ir is besides when its `raw_data` lies in a map."""
+
+    __slots__ = ()
+
+    def verified(self) -> memoryview:
+        """The bytes as a view of the map, once their CRC-32 is found right.
+
+        Raises:
+            ChecksumError: They have changed.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A tensor that is not in the proto.
+
+    Attributes:
+        tensor: onnx_ir's tensor.
+    """
+
+    tensor: onnx_ir.TensorProtocol
+
+    def tobytes(self) -> bytes | memoryview:
+        """The bytes of `raw_data`: a view of the map that they lie in, or a copy."""
+        import onnx_ir
+
+        if isinstance(self.tensor, Mapped):
+            return self.tensor.verified()
+        if isinstance(self.tensor, onnx_ir.ExternalTensor):
+            # `tobytes` would keep an unpacked copy of types of less than 8 bits in the tensor.
+            copy = io.BytesIO()
+            self.tensor.tofile(copy)
+            return copy.getbuffer()
+        return self.tensor.tobytes()
+
+
 def is_ir_model(model: object) -> bool:
     """Whether `model` is an `onnx_ir.Model`; onnx_ir is not imported to tell."""
     return any(
@@ -31,7 +71,7 @@ def is_ir_model(model: object) -> bool:
 
 def to_proto(
     model: onnx_ir.Model, *, size_threshold: int
-) -> tuple[onnx.ModelProto, dict[Path, onnx_ir.TensorProtocol]]:
+) -> tuple[onnx.ModelProto, dict[Path, Outside]]:
     """An onnx_ir model as a proto, and the tensors that are not in it.
 
     Args:
@@ -53,7 +93,7 @@ def to_proto(
             "saving an onnx_ir.Model needs onnx_ir: pip install 'onnxarchive[ir]'"
         ) from error
     clone = model.clone()
-    kept: list[onnx_ir.TensorProtocol] = []
+    kept: list[Outside] = []
 
     def detached(tensor: Any) -> Any:
         is_external = isinstance(tensor, onnx_ir.ExternalTensor)
@@ -61,7 +101,7 @@ def to_proto(
             return tensor
         if not is_external and tensor.nbytes < size_threshold:
             return tensor
-        kept.append(tensor)
+        kept.append(Outside(tensor))
         return onnx_ir.ExternalTensor(
             f"{_PLACEHOLDER}{len(kept) - 1}",
             None,
@@ -73,27 +113,45 @@ def to_proto(
             metadata_props=dict(tensor.metadata_props),
         )
 
-    for graph in _graphs(clone):
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = detached(value.const_value)
-    for node in _nodes(clone):
-        for name, attribute in list(node.attributes.items()):
-            if attribute.is_ref():
-                continue
-            if attribute.type == onnx_ir.AttributeType.TENSOR:
-                value = detached(attribute.as_tensor())
-                node.attributes[name] = onnx_ir.AttrTensor(name, value, attribute.doc_string)
-            elif attribute.type == onnx_ir.AttributeType.TENSORS:
-                values = [detached(tensor) for tensor in attribute.as_tensors()]
-                node.attributes[name] = onnx_ir.AttrTensors(name, values, attribute.doc_string)
+    replace_tensors(clone, detached)
     proto = onnx_ir.to_proto(clone)
-    outside: dict[Path, onnx_ir.TensorProtocol] = {}
+    outside: dict[Path, Outside] = {}
     for site in tensors.walk(proto):
         location = tensors.location(site.tensor)
         if location is not None and location.startswith(_PLACEHOLDER):
             outside[site.path] = kept[int(location.removeprefix(_PLACEHOLDER))]
     return proto, outside
+
+
+def replace_tensors(model: onnx_ir.Model, replacement: Callable[[Any], Any]) -> None:
+    """Puts `replacement(tensor)` in the place of every tensor of a model.
+
+    These are the initializers and the tensors of attributes, in the main graph, subgraphs and
+    functions, and the default values of functions' attributes.
+    """
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = replacement(value.const_value)
+    for attributes in _attributes(model):
+        for name, attribute in list(attributes.items()):
+            replaced = _replaced(attribute, replacement)
+            if replaced is not attribute:
+                attributes[name] = replaced
+
+
+def _replaced(attribute: Any, replacement: Callable[[Any], Any]) -> Any:
+    import onnx_ir
+
+    if attribute.is_ref():
+        return attribute
+    name, doc_string = attribute.name, attribute.doc_string
+    if attribute.type == onnx_ir.AttributeType.TENSOR:
+        return onnx_ir.AttrTensor(name, replacement(attribute.as_tensor()), doc_string)
+    if attribute.type == onnx_ir.AttributeType.TENSORS:
+        values = [replacement(tensor) for tensor in attribute.as_tensors()]
+        return onnx_ir.AttrTensors(name, values, doc_string)
+    return attribute
 
 
 def _graphs(model: onnx_ir.Model) -> Iterator[Any]:
@@ -102,7 +160,10 @@ def _graphs(model: onnx_ir.Model) -> Iterator[Any]:
         yield from function.subgraphs()
 
 
-def _nodes(model: onnx_ir.Model) -> Iterator[Any]:
-    yield from model.graph.all_nodes()
+def _attributes(model: onnx_ir.Model) -> Iterator[Any]:
+    for node in model.graph.all_nodes():
+        yield node.attributes
     for function in model.functions.values():
-        yield from function.all_nodes()
+        yield function.attributes
+        for node in function.all_nodes():
+            yield node.attributes

@@ -14,6 +14,7 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Site
 
 SIZE_LIMIT = 1 << 31  # protobuf's, in bytes; a message is smaller than this
+MAX_MESSAGES = 1 << 22  # of a model; some hundred bytes each once parsed
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -71,6 +72,13 @@ def serialize_filled(
 def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
     """Parses the bytes of a model (rule MODEL-3); None where they are not one."""
     try:
+        if wire.has_more_messages(data, MAX_MESSAGES):
+            report.broken(
+                "MODEL-3",
+                f"expected at most {MAX_MESSAGES} messages, found more",
+                entry=MODEL_PROTO,
+            )
+            return None
         graphs = wire.occurrences(data, "graph")
         model = onnx.ModelProto.FromString(data)
     except (ArchiveFormatError, DecodeError) as error:

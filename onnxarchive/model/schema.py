@@ -21,16 +21,16 @@ def fields_to_tensors() -> dict[str, list[Any]]:
     Descriptors of fields by the full name of their message, the shortest way first.
     """
     distances = {TENSOR: 0}
-    messages = _messages()
+    found = messages()
     # Bellman and Ford: as many rounds as messages are enough.
-    for _ in messages:
-        for name, message in messages.items():
+    for _ in found:
+        for name, message in found.items():
             ways = [distances[_below(field)] + 1 for field in _leading(message, distances)]
             if ways and name != TENSOR:
                 distances[name] = min(ways)
     return {
         name: sorted(
-            _leading(messages[name], distances),
+            _leading(found[name], distances),
             key=lambda field: (distances[_below(field)], field.number),
         )
         for name in distances
@@ -44,7 +44,7 @@ def is_repeated(field: Any) -> bool:
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 
 
-def _messages() -> dict[str, Any]:
+def messages() -> dict[str, Any]:
     """The descriptors of ModelProto and of every message below it, by full name."""
     found: dict[str, Any] = {}
     pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]

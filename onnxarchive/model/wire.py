@@ -36,6 +36,7 @@ __all__ = [
     "Span",
     "decode",
     "fill",
+    "has_more_messages",
     "hollow",
     "is_model",
     "occurrences",
@@ -229,6 +230,36 @@ def occurrences(data: Buffer, field: str) -> int:
     return sum(tag == wanted for tag, *_ in _fields(wire, 0, len(wire), 0))
 
 
+def has_more_messages(data: Buffer, limit: int) -> bool:
+    """Whether a model has more messages than that, its own not counted.
+
+    A message takes at least two bytes here, and a hundred or more as an object: this bounds what
+    parsing costs, before it is done. Only as much is scanned as may decide it.
+
+    Args:
+        data: A serialized ModelProto.
+        limit: The number of messages.
+
+    Raises:
+        ArchiveFormatError: The model is malformed.
+    """
+    wire = _bytes_of(data)
+    count = 0
+    stack = [(_MESSAGES[_MODEL], _fields(wire, 0, len(wire), 0))]
+    while stack:
+        below, fields = stack[-1]
+        for tag, _, _, start, stop in fields:
+            if tag in below:
+                count += 1
+                if count > limit or count + (len(wire) - start) // _SMALLEST_MESSAGE_FIELD <= limit:
+                    return count > limit
+                stack.append((_MESSAGES[below[tag]], _fields(wire, start, stop, len(stack))))
+                break
+        else:
+            stack.pop()
+    return False
+
+
 def is_model(data: Buffer) -> bool:
     """Whether bytes are framed as a ModelProto with ir_version and graph; no more is looked at."""
     model = onnx.ModelProto.DESCRIPTOR
@@ -266,6 +297,15 @@ def _tag(message: Any, field: str, wire_type: int) -> int:
 
 
 _ROUTES: Final = _routes()
+_MESSAGES: Final = {
+    name: {
+        _tag(message, field.name, _LEN): field.message_type.full_name
+        for field in message.fields
+        if field.message_type
+    }
+    for name, message in schema.messages().items()
+}
+_SMALLEST_MESSAGE_FIELD: Final = 2  # bytes: a tag and a length of 0
 
 
 @dataclass(slots=True)

@@ -1,0 +1,56 @@
+// A source over a file, for Node.
+
+import { constants } from 'node:fs';
+import { open } from 'node:fs/promises';
+import { ArchiveError, LimitError } from './onnxa.mjs';
+
+const CHUNK = 1 << 30; // bytes that one read asks for at most
+
+/** Opens a regular file, and waits for nothing else. The caller closes the source. */
+export async function fileSource(path) {
+  const handle = await openWithoutWaiting(path);
+  try {
+    const stat = await handle.stat();
+    if (!stat.isFile()) throw notRegular();
+    if (!Number.isSafeInteger(stat.size)) throw new LimitError('the file is larger than 2^53 bytes');
+    return new FileSource(handle, stat.size);
+  } catch (error) {
+    await handle.close();
+    throw error;
+  }
+}
+
+async function openWithoutWaiting(path) {
+  const { O_RDONLY, O_NONBLOCK = 0, O_NOCTTY = 0 } = constants; // Windows lacks the latter two
+  try {
+    return await open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
+  } catch (error) {
+    throw error.code === 'ENXIO' ? notRegular() : error; // a socket, or a device without a driver
+  }
+}
+
+const notRegular = () => new ArchiveError('FILE-1', null, 'a regular file', 'something else');
+
+class FileSource {
+  #handle;
+
+  constructor(handle, size) {
+    this.#handle = handle;
+    this.size = size;
+  }
+
+  async read(offset, length) {
+    const bytes = Buffer.allocUnsafeSlow(length);
+    for (let done = 0; done < length; ) {
+      const most = Math.min(length - done, CHUNK);
+      const { bytesRead } = await this.#handle.read(bytes, done, most, offset + done);
+      if (bytesRead === 0) throw new Error(`the file ends at ${offset + done}, before its size of ${this.size}`);
+      done += bytesRead;
+    }
+    return bytes;
+  }
+
+  close() {
+    return this.#handle.close();
+  }
+}

@@ -1,0 +1,82 @@
+// Prints what a full check of an archive finds, as one JSON object: node read.mjs PATH
+
+import { createHash } from 'node:crypto';
+import { fileSource } from './node.mjs';
+import { ArchiveError, LimitError, openArchive } from './onnxa.mjs';
+
+const SHA256_OF_NOTHING = createHash('sha256').digest('hex');
+
+/** A number as JSON can hold it without loss. */
+const exact = (number) => (number <= Number.MAX_SAFE_INTEGER ? Number(number) : String(number));
+
+async function report(source) {
+  const archive = await openArchive(source);
+  const hashes = await hashTensors(archive);
+  return {
+    accepted: true,
+    entries: archive.entries.map(({ name, headerOffset, dataOffset, size, crc32 }) => ({
+      name,
+      header_offset: headerOffset,
+      data_offset: dataOffset,
+      nbytes: size,
+      crc32,
+    })),
+    tensors: archive.tensors.map(({ key, name, dataType, dims }) => ({
+      key,
+      name,
+      data_type: dataType,
+      dims: dims.map(exact),
+      sha256: hashes.get(key),
+    })),
+  };
+}
+
+/** Makes the full check, and gives the SHA-256 of the data of each tensor by key. */
+async function hashTensors(archive) {
+  const hashes = new Map(archive.tensors.map(({ key }) => [key, SHA256_OF_NOTHING]));
+  let hash = null;
+  let done = 0;
+  await archive.check({
+    onData(entry, bytes) {
+      if (!hashes.has(entry.name)) return;
+      hash ??= createHash('sha256');
+      hash.update(bytes);
+      done += bytes.length;
+      if (done === entry.size) {
+        hashes.set(entry.name, hash.digest('hex'));
+        [hash, done] = [null, 0];
+      }
+    },
+  });
+  return hashes;
+}
+
+async function verdict(path) {
+  let source;
+  try {
+    source = await fileSource(path);
+    return await report(source);
+  } catch (error) {
+    if (error instanceof ArchiveError) {
+      return { accepted: false, rule: error.rule, entry: error.entry, message: error.message };
+    }
+    if (error instanceof LimitError || error.code === 'ERR_OUT_OF_RANGE' || error.name === 'RangeError') {
+      return { accepted: null, message: error.message };
+    }
+    throw error;
+  } finally {
+    await source?.close();
+  }
+}
+
+if (process.argv.length !== 3) {
+  console.error('usage: node read.mjs PATH');
+  process.exitCode = 2;
+} else {
+  try {
+    process.stdout.write(`${JSON.stringify(await verdict(process.argv[2]))}\n`);
+  } catch (error) {
+    console.error(`${process.argv[2]}: ${error.message}`);
+    process.exitCode = 2;
+  }
+}

@@ -1,0 +1,31 @@
+"""The counts at the end of a test run: what was tried, summed over the tests that tried it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+# Recorded by tests with `record_property`, in the order in which they are shown.
+COUNTS = (
+    "vectors",
+    "rules",
+    "vectors given to independent readers",
+    "mutated files",
+    "readers compared",
+    "archives read by other tools",
+)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what was counted by the tests that passed."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name in COUNTS and isinstance(value, int):
+                counts[name] += value
+    if counts:
+        terminalreporter.section("counts")
+        for name in COUNTS:
+            if name in counts:
+                terminalreporter.line(f"{name}: {counts[name]:,}")

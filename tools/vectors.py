@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Makes the vectors of the conformance suite from their recipes; needs nothing but Python.
+
+python3 tools/vectors.py           writes conformance/vectors and conformance/manifest.json
+python3 tools/vectors.py --large   makes the large vectors in conformance/built; they are sparse
+
+The same recipes give the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import vector_parts as parts
+from vector_bytes import Image, Zeros
+from vector_conforming import conforming
+from vector_faults import nonconforming
+from vector_large import large
+from vector_parts import Tensor, Vector
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITE = ROOT / "conformance"
+FORMAT_VERSION = 1
+# What cannot be stored in a repository; the runner makes it.
+SPECIAL: tuple[dict[str, Any], ...] = (
+    {
+        "name": "file-link",
+        "about": "A symbolic link to an archive.",
+        "kind": "symlink",
+        "target": "plain",
+        "accepted": True,
+        "rules": ["FILE-1"],
+    },
+    *(
+        {
+            "name": f"file-{kind}",
+            "about": f"A {kind}, and no file.",
+            "kind": kind,
+            "accepted": False,
+            "rules": ["FILE-1"],
+            "stage": "open",
+            "class": "not-regular",
+        }
+        for kind in ("directory", "fifo")
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the small vectors and the manifest, or the large ones."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--large", action="store_true", help="make the large vectors")
+    parser.add_argument("--suite", type=Path, default=SUITE, help="where to (conformance)")
+    arguments = parser.parse_args(argv)
+    if arguments.large:
+        write_large(arguments.suite / "built")
+    else:
+        write_small(arguments.suite)
+    return 0
+
+
+def vectors() -> list[Vector]:
+    """All vectors, those of files that conform first; no two have one name."""
+    listed = [*conforming(), *nonconforming(), *large()]
+    assert len({vector.name for vector in listed}) == len(listed)
+    return listed
+
+
+def write_small(suite: Path) -> None:
+    """Writes the vectors of up to 1 MiB, and the manifest of all."""
+    folder = suite / "vectors"
+    folder.mkdir(parents=True, exist_ok=True)
+    listed: list[dict[str, Any]] = []
+    for vector in vectors():
+        described = describe(vector)
+        if not vector.large:
+            source = vector.source()
+            data = parts.to_bytes(source) if isinstance(source, Image) else source
+            (folder / f"{vector.name}.onnxa").write_bytes(data)
+            described |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            if vector.accepted:
+                described |= expected(vector, source)
+        listed.append(described)
+    wanted = {f"{vector.name}.onnxa" for vector in vectors() if not vector.large}
+    for path in sorted(folder.iterdir()):
+        if path.name not in wanted:
+            path.unlink()
+    (suite / "manifest.json").write_text(manifest([*listed, *SPECIAL]), encoding="utf-8")
+
+
+def manifest(listed: Iterable[Mapping[str, Any]]) -> str:
+    """The text of the manifest, a vector a line."""
+    lines = ",\n".join(json.dumps(it, ensure_ascii=False) for it in listed)
+    return f'{{"version": {FORMAT_VERSION}, "vectors": [\n{lines}\n]}}\n'
+
+
+def describe(vector: Vector) -> dict[str, Any]:
+    """What the manifest says of a vector without making it."""
+    folder = "built" if vector.large else "vectors"
+    described: dict[str, Any] = {
+        "name": vector.name,
+        "about": vector.about,
+        "file": f"{folder}/{vector.name}.onnxa",
+        "accepted": vector.accepted,
+        "rules": list(vector.rules),
+    }
+    if not vector.accepted:
+        described["stage"] = vector.stage or stages()[vector.rules[0]]
+    if vector.attack is not None:
+        described["class"] = vector.attack
+    if vector.large:
+        described["large"] = True
+        if vector.accepted:
+            described["expected"] = f"{folder}/{vector.name}.json"
+    return described
+
+
+def stages() -> dict[str, str]:
+    """When a reader can know of each rule, as spec/rules.toml says."""
+    text = (ROOT / "spec" / "rules.toml").read_text(encoding="utf-8")
+    return dict(re.findall(r'^\[([A-Z0-9-]+)\]$[^\[]*?^seen = "(\w+)"$', text, re.MULTILINE))
+
+
+def expected(vector: Vector, source: Image | bytes) -> dict[str, Any]:
+    """The entries and tensors of an archive that conforms."""
+    assert isinstance(source, Image)
+    return {
+        "entries": [
+            {
+                "name": it.entry.name.decode(),
+                "header_offset": it.header_offset,
+                "data_offset": it.data_offset,
+                "nbytes": len(it.entry.data),
+                "crc32": it.crc32,
+            }
+            for it in source.place()
+        ],
+        "tensors": [
+            {
+                "key": tensor.key,
+                "name": tensor.key if tensor.name is None else tensor.name,
+                "data_type": tensor.data_type,
+                "dims": list(tensor.dims),
+                "sha256": sha256(tensor),
+            }
+            for tensor in vector.tensors
+        ],
+    }
+
+
+def sha256(tensor: Tensor) -> str:
+    """The SHA-256 of a tensor's data."""
+    if isinstance(tensor.data, Zeros):
+        assert tensor == parts.BIG
+        return parts.BIG_SHA256
+    return hashlib.sha256(tensor.data).hexdigest()
+
+
+def write_large(folder: Path) -> None:
+    """Makes the large vectors, and what is expected of those that conform."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for vector in vectors():
+        if vector.large:
+            source = vector.source()
+            assert isinstance(source, Image)
+            write_sparse(folder / f"{vector.name}.onnxa", source)
+            if vector.accepted:
+                unfinished = folder / f"{vector.name}.{os.getpid()}"
+                text = json.dumps(expected(vector, source), ensure_ascii=False)
+                unfinished.write_text(text, encoding="utf-8")
+                os.replace(unfinished, folder / f"{vector.name}.json")
+
+
+def write_sparse(path: Path, image: Image) -> None:
+    """Writes a file and leaves out what is zero; complete once it has its name."""
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    with open(unfinished, "wb") as file:
+        for offset, piece in image.pieces():
+            file.seek(offset)
+            file.write(piece)
+    os.replace(unfinished, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
