@@ -168,9 +168,9 @@ def difference(vector: dict[str, Any], printed: dict[str, Any]) -> str:
     """What is wrong with what a reader printed; nothing where it is right."""
     accepted, rule = printed.get("accepted"), printed.get("rule")
     if accepted is not vector["accepted"]:
-        expected = "accepted" if vector["accepted"] else f"refused ({', '.join(vector['rules'])})"
+        wanted = "accepted" if vector["accepted"] else f"refused ({', '.join(vector['rules'])})"
         found = json.dumps(printed, ensure_ascii=False)[:400]
-        return f"{vector['about']} Expected to be {expected}, found {found}"
+        return f"{vector['about']} Expected to be {wanted}, found {found}"
     if not accepted:
         if rule is None or rule in vector["rules"]:
             return ""
@@ -183,9 +183,9 @@ def difference(vector: dict[str, Any], printed: dict[str, Any]) -> str:
         count = len(printed["tensors"])
     except (KeyError, TypeError, ValueError) as error:
         return f"expected entries and tensors in the form of the README, {error!r}"
-    wanted = [ordered(entry, ENTRY_FIELDS) for entry in expected["entries"]]
-    if entries != wanted:
-        return "entries: " + first_difference(wanted, entries)
+    wanted_entries = [ordered(entry, ENTRY_FIELDS) for entry in expected["entries"]]
+    if entries != wanted_entries:
+        return "entries: " + first_difference(wanted_entries, entries)
     wanted_tensors = {it["key"]: ordered(it, TENSOR_FIELDS) for it in expected["tensors"]}
     if tensors != wanted_tensors or count != len(wanted_tensors):
         return "tensors: " + first_difference(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What end records, central directory and model say.
@@ -47,12 +50,15 @@ class Contents:
     sites: Mapping[str, Site]
 
 
-def read_contents(file: MappedFile, report: Report) -> Contents:
+def read_contents(
+    file: MappedFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
+) -> Contents:
     """Reads all of an archive but the tensors and assets, data and local headers.
 
     Args:
         file: The archive.
         report: Takes each broken rule that can be seen so.
+        max_model_nbytes: Size in bytes above which a model is reported and not read.
     """
     tail_offset = max(file.size - directory.TAIL_SIZE, 0)
     bounds = directory.locate(file.read(tail_offset, directory.TAIL_SIZE), file.size, report)
@@ -60,7 +66,7 @@ def read_contents(file: MappedFile, report: Report) -> Contents:
         return Contents((), (), None, {})
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     keys.check_names([entry.name for entry in listed.entries], report)
-    model = _read_model(file, listed.entries, report)
+    model = _read_model(file, listed.entries, report, max_model_nbytes)
     sites: Mapping[str, Site] = {}
     if model is not None:
         sizes = {entry.name: entry.nbytes for entry in listed.entries if keys.is_key(entry.name)}
@@ -69,15 +75,15 @@ def read_contents(file: MappedFile, report: Report) -> Contents:
 
 
 def _read_model(
-    file: MappedFile, entries: tuple[Entry, ...], report: Report
+    file: MappedFile, entries: tuple[Entry, ...], report: Report, max_model_nbytes: int
 ) -> onnx.ModelProto | None:
     entry = next((entry for entry in entries if entry.name == MODEL_PROTO), None)
     if entry is None:
         return None
-    if entry.nbytes >= proto.SIZE_LIMIT:
+    if entry.nbytes > max_model_nbytes:
         report.broken(
             "MODEL-2",
-            f"expected less than {proto.SIZE_LIMIT} bytes, found {entry.nbytes}",
+            f"expected at most {max_model_nbytes} bytes, found {entry.nbytes}",
             entry=entry.name,
         )
         return None
@@ -118,9 +124,9 @@ class Archive:
         sites: The tensor of each key and where it stands in the model, in the order of the model.
     """
 
-    def __init__(self, file: MappedFile) -> None:
+    def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
-        contents = read_contents(file, Report())
+        contents = read_contents(file, Report(), max_model_nbytes)
         assert contents.model is not None  # the report would have raised
         self.path = file.path
         self.sites: Mapping[str, Site] = MappingProxyType(contents.sites)
@@ -348,7 +354,7 @@ class Assets(Mapping[str, memoryview]):
         return sum(1 for _ in self)
 
 
-def open(path: str | os.PathLike[str]) -> Archive:
+def open(path: str | os.PathLike[str], *, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
     """Opens an archive.
 
     It takes time and memory in proportion to the number of entries and the size of the model
@@ -356,6 +362,9 @@ def open(path: str | os.PathLike[str]) -> Archive:
 
     Args:
         path: The archive.
+        max_model_nbytes: Size in bytes above which a model is refused before it is read; the
+            format's own limit is 2 GiB. A lower one bounds the memory that a file from elsewhere
+            can claim.
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that
@@ -365,7 +374,7 @@ def open(path: str | os.PathLike[str]) -> Archive:
     with naming(path):
         file = MappedFile(path, rule="FILE-1")
         try:
-            return Archive(file)
+            return Archive(file, max_model_nbytes)
         except BaseException:
             file.close()
             raise

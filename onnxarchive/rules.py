@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from onnxarchive.archive import Contents, check_crc32, check_local_header, read_contents
+from onnxarchive.archive import (
+    MAX_MODEL_NBYTES,
+    Contents,
+    check_crc32,
+    check_local_header,
+    read_contents,
+)
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.files import MappedFile
 from onnxarchive.model import tensors
@@ -90,7 +96,11 @@ class _Findings(Report):
 
 
 def check(
-    path: str | os.PathLike[str], *, full: bool = False, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    progress: Progress | None = None,
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
 ) -> list[Finding]:
     """Holds an archive against every rule of the specification.
 
@@ -99,6 +109,7 @@ def check(
         full: Whether to read the bytes of every entry, for the rules that need them: CRC-32,
             SHA-1 checksums, unused bits and booleans.
         progress: Called with the bytes done and the bytes in all, under `full`.
+        max_model_nbytes: Size in bytes above which a model is a finding and is not read.
 
     Returns:
         Every broken rule, in the order in which a reader comes upon them; nothing for a sound
@@ -113,7 +124,7 @@ def check(
     except ArchiveFormatError as error:
         return [Finding("FILE-1", None, error.message)]
     with file:
-        contents = read_contents(file, findings)
+        contents = read_contents(file, findings, max_model_nbytes)
         for entry, record in zip(contents.entries, contents.records, strict=True):
             check_local_header(file, entry, record, findings)
         if full:

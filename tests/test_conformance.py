@@ -30,10 +30,6 @@ SMALL = [vector for vector in VECTORS if "file" in vector and not vector.get("la
 LARGE = [vector for vector in VECTORS if vector.get("large")]
 
 
-def named(vectors: list[dict[str, Any]]) -> Any:
-    return pytest.mark.parametrize("vector", vectors, ids=[vector["name"] for vector in vectors])
-
-
 # Vectors, rules and text
 
 
@@ -139,7 +135,7 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
         archive.verify()
 
 
-@named(SMALL)
+@pytest.mark.parametrize("vector", SMALL, ids=[vector["name"] for vector in SMALL])
 def test_library_gives_the_verdict_of_the_manifest(vector: dict[str, Any]) -> None:
     path = SUITE / vector["file"]
     if vector["accepted"]:

@@ -20,6 +20,9 @@ from models import MEASURE_MEMORY, model_of, run_python
 from onnx import TensorProto
 
 import onnxarchive
+from onnxarchive.model import proto
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.zipformat.writer import ZipWriter
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -211,3 +214,15 @@ def test_a_large_tensor_that_stays_in_the_model_is_converted_in_150_mib(folder: 
     assert onnxarchive.check(folder / "m.onnxa", full=True) == []
     with onnxarchive.open(folder / "m.onnxa") as archive:
         assert archive.entries["__MODEL_PROTO"].nbytes > 300_000_000
+
+
+def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(folder: Path) -> None:
+    path = folder / "m.onnxa"
+    nodes = b"\x0a\x00" * proto.MAX_MESSAGES  # each takes a hundred bytes and more once parsed
+    model = onnx.ModelProto(ir_version=10).SerializeToString()
+    with open(path, "wb") as file:
+        writer = ZipWriter(file)
+        writer.add(MODEL_PROTO, model + _header(_MODEL_GRAPH, len(nodes)) + nodes)
+        writer.finish()
+    assert [finding.rule for finding in onnxarchive.check(path)] == ["MODEL-3"]
+    assert _growth("check(sys.argv[1])", path) < 40 * MIB

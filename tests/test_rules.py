@@ -428,6 +428,17 @@ def test_a_model_of_two_gib_breaks_a_rule_and_is_not_read(path: Path) -> None:
         onnxarchive.open(path)
 
 
+def test_a_model_of_more_bytes_than_the_caller_allows_is_refused_and_not_read(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        nbytes = archive.entries["__MODEL_PROTO"].nbytes
+    onnxarchive.open(path, max_model_nbytes=nbytes).close()
+    assert onnxarchive.check(path, max_model_nbytes=nbytes) == []
+    with pytest.raises(ArchiveFormatError, match=f"at most {nbytes - 1} bytes, found {nbytes}"):
+        onnxarchive.open(path, max_model_nbytes=nbytes - 1)
+    (finding,) = onnxarchive.check(path, max_model_nbytes=nbytes - 1)
+    assert finding.rule == "MODEL-2"
+
+
 def test_the_header_of_a_model_is_compared_whatever_else_is_wrong_with_it(path: Path) -> None:
     header = layout.Placement(b"__MODEL_PROTO", 1 << 31, 0, 0).local_header().pack()
     _write_sparse(path, b"__MODEL_PROTO", 1 << 31, b"no" + header[2:])

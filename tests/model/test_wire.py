@@ -17,6 +17,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from models import full_model
 from onnx import (
     AttributeProto,
     FunctionProto,
@@ -31,7 +32,7 @@ from onnx import (
 )
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.model import wire
+from onnxarchive.model import schema, wire
 from onnxarchive.model.wire import SPAN_LOCATION, Hollow, Span, decode, fill, hollow
 
 MAX_INT32 = 2**31 - 1
@@ -1080,3 +1081,40 @@ def test_small_messages_are_stepped_over() -> None:
     result = hollow(data)
     assert malformed_node in result.skeleton
     assert parsed(result.skeleton) is None
+
+
+# Counting messages
+
+
+def _count(message: Message) -> int:
+    """The messages below one, as protobuf sees them."""
+    return sum(
+        1 + _count(below)
+        for field, value in message.ListFields()
+        if field.message_type
+        for below in (value if schema.is_repeated(field) else [value])
+    )
+
+
+def test_messages_are_counted_at_every_depth() -> None:
+    model = full_model()
+    data = model.SerializeToString()
+    count = _count(model)
+    assert count > 50
+    assert not wire.has_more_messages(data, count)
+    assert wire.has_more_messages(data, count - 1)
+    assert wire.has_more_messages(data, 0)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 5])
+def test_messages_of_unknown_fields_and_other_wire_types_are_none(limit: int) -> None:
+    unknown = b"\xc2\x3e\x02\x0a\x00"  # field 1000 with something like a message
+    data = unknown + b"\x3a\x04" + b"\x0a\x00" * 2 + b"\x38\x01"  # a graph of two nodes; a number
+    assert wire.has_more_messages(data, limit) == (limit < 3)
+
+
+def test_counting_stops_where_the_rest_has_no_room_for_more() -> None:
+    broken = b"\x3a\x02\x0a\x00" + b"\x0f" + bytes(10)  # no field begins so
+    assert not wire.has_more_messages(broken, 10)
+    with pytest.raises(ArchiveFormatError, match="wire type"):
+        wire.has_more_messages(broken, 3)
