@@ -116,26 +116,32 @@ def text(value: str | bytes) -> str:
 def walk(model: onnx.ModelProto) -> Iterator[Site]:
     """Every TensorProto of a model, those of a graph before those of its nodes.
 
-    It takes memory in proportion to the depth of the model and the width of one level, and no
-    stack: subgraphs may be nested to any depth.
+    It takes memory in proportion to the depth of the model, and no stack: subgraphs may be nested
+    to any depth.
     """
-    stack: list[tuple[Path, Message]] = [((), model)]
+    stack: list[Iterator[tuple[Path, Message]]] = [iter([((), model)])]
     while stack:
-        path, message = stack.pop()
-        descriptor = message.DESCRIPTOR
-        if descriptor.full_name == schema.TENSOR:
-            yield Site(path, message)  # type: ignore[arg-type]
-            continue
-        children: list[tuple[Path, Message]] = []
-        for name, is_repeated in _ways()[descriptor.full_name]:
-            if is_repeated:
-                children.extend(
-                    ((*path, (name, index)), child)
-                    for index, child in enumerate(getattr(message, name))
-                )
-            elif message.HasField(name):
-                children.append(((*path, (name, None)), getattr(message, name)))
-        stack.extend(reversed(children))
+        for path, message in stack[-1]:
+            if message.DESCRIPTOR is _TENSOR:
+                yield Site(path, message)  # type: ignore[arg-type]
+            else:
+                stack.append(_below(path, message))
+                break
+        else:
+            stack.pop()
+
+
+def _below(path: Path, message: Message) -> Iterator[tuple[Path, Message]]:
+    """Yields the messages one step nearer to a tensor."""
+    for name, is_repeated in _ways()[message.DESCRIPTOR.full_name]:
+        if is_repeated:
+            for index, child in enumerate(getattr(message, name)):
+                yield (*path, (name, index)), child
+        elif message.HasField(name):
+            yield (*path, (name, None)), getattr(message, name)
+
+
+_TENSOR = onnx.TensorProto.DESCRIPTOR
 
 
 @cache
