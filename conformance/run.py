@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="readers at once")
     parser.add_argument("--timeout", type=float, default=120, help="seconds a vector may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results down")
+    parser.add_argument(
+        "--built", type=Path, metavar="DIR", help="where large vectors are kept (a temporary one)"
+    )
     arguments = parser.parse_args(argv)
     command = shlex.split(arguments.reader)
     if not any("{archive}" in word for word in command):
@@ -77,11 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if not chosen:
         parser.error(f"--only: no vector has {arguments.only!r} in its name")
-    if any(vector.get("large") for vector in chosen):
-        make_large(vectors)
     try:
-        with ThreadPoolExecutor(max(1, arguments.jobs)) as executor:
-            results = list(executor.map(partial(run, command, arguments.timeout), chosen))
+        with folder_of_large(arguments.built) as built:
+            if any(vector.get("large") for vector in chosen):
+                make_large(vectors, built)
+            task = partial(run, command, arguments.timeout, built)
+            with ThreadPoolExecutor(max(1, arguments.jobs)) as executor:
+                results = list(executor.map(task, chosen))
     except ReaderError as error:
         parser.error(str(error))
     for result in results:
@@ -98,7 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if counts["failed"] else 0
 
 
-def make_large(vectors: list[dict[str, Any]]) -> None:
+@contextmanager
+def folder_of_large(kept: Path | None) -> Iterator[Path]:
+    """The folder of the large vectors: the one given, or a temporary one."""
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
     """Makes the large vectors, unless they are there."""
     wanted = [
         vector[field]
@@ -107,15 +122,15 @@ def make_large(vectors: list[dict[str, Any]]) -> None:
         for field in ("file", "expected")
         if field in vector
     ]
-    if not all((SUITE / file).exists() for file in wanted):
-        print("making the large vectors (once, a minute)", file=sys.stderr)
+    if not all((built / file).exists() for file in wanted):
+        print("making the large vectors, which takes a minute", file=sys.stderr)
         recipe = SUITE.parent / "tools" / "vectors.py"
-        subprocess.run([sys.executable, recipe, "--large"], check=True)
+        subprocess.run([sys.executable, recipe, "--large", built], check=True)
 
 
-def run(command: Sequence[str], timeout: float, vector: dict[str, Any]) -> Result:
+def run(command: Sequence[str], timeout: float, built: Path, vector: dict[str, Any]) -> Result:
     """Gives one vector to the reader and compares what it prints."""
-    with at_path(vector) as path:
+    with at_path(vector, built) as path:
         if path is None:
             return Result(vector["name"], "passed over", "this system cannot make such a file")
         words = [word.replace("{archive}", str(path)) for word in command]
@@ -139,15 +154,15 @@ def run(command: Sequence[str], timeout: float, vector: dict[str, Any]) -> Resul
         return Result(vector["name"], "failed", f"expected one JSON object, found another{said}")
     if printed.get("accepted") is None and vector.get("large"):
         return Result(vector["name"], "passed over", str(printed.get("message")))
-    reason = difference(vector, printed)
+    reason = difference(vector, printed, built)
     return Result(vector["name"], "failed" if reason else "passed", reason + said if reason else "")
 
 
 @contextmanager
-def at_path(vector: dict[str, Any]) -> Iterator[Path | None]:
+def at_path(vector: dict[str, Any], built: Path) -> Iterator[Path | None]:
     """Where a vector is while the block runs; None where it cannot be made."""
     if "file" in vector:
-        yield SUITE / vector["file"]
+        yield (built if vector.get("large") else SUITE) / vector["file"]
         return
     with tempfile.TemporaryDirectory() as folder:
         path: Path | None = Path(folder) / f"{vector['name']}.onnxa"
@@ -164,7 +179,7 @@ def at_path(vector: dict[str, Any]) -> Iterator[Path | None]:
         yield path
 
 
-def difference(vector: dict[str, Any], printed: dict[str, Any]) -> str:
+def difference(vector: dict[str, Any], printed: dict[str, Any], built: Path) -> str:
     """What is wrong with what a reader printed; nothing where it is right."""
     accepted, rule = printed.get("accepted"), printed.get("rule")
     if accepted is not vector["accepted"]:
@@ -176,7 +191,7 @@ def difference(vector: dict[str, Any], printed: dict[str, Any]) -> str:
             return ""
         message = printed.get("message")
         return f"{vector['about']} Expected {' or '.join(vector['rules'])}, found {rule}: {message}"
-    expected = expectation(vector)
+    expected = expectation(vector, built)
     try:
         entries = [ordered(entry, ENTRY_FIELDS) for entry in printed["entries"]]
         tensors = {it["key"]: ordered(it, TENSOR_FIELDS) for it in printed["tensors"]}
@@ -194,13 +209,13 @@ def difference(vector: dict[str, Any], printed: dict[str, Any]) -> str:
     return ""
 
 
-def expectation(vector: dict[str, Any]) -> dict[str, Any]:
+def expectation(vector: dict[str, Any], built: Path) -> dict[str, Any]:
     """The entries and tensors that a reader finds in a vector."""
     if vector.get("kind") == "symlink":
         vectors = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
         vector = next(it for it in vectors if it["name"] == vector["target"])
     if "expected" in vector:
-        expected: dict[str, Any] = json.loads((SUITE / vector["expected"]).read_bytes())
+        expected: dict[str, Any] = json.loads((built / vector["expected"]).read_bytes())
         return expected
     return vector
 

@@ -1,10 +1,14 @@
-"""The counts at the end of a test run: what was tried, summed over the tests that tried it."""
+"""No test asserts a time; and the counts at the end of a run: what was tried, over all tests."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 # Recorded by tests with `record_property`, in the order in which they are shown.
 COUNTS = (

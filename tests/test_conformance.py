@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_library_gives_the_verdict_of_the_manifest(vector: dict[str, Any]) -> No
 
 def test_library_gives_the_verdict_of_the_manifest_on_large_vectors(large: Path) -> None:
     for vector in LARGE:
-        path = large / Path(vector["file"]).name
+        path = large / vector["file"]
         if vector["accepted"]:
             assert onnxarchive.check(path) == [], vector["name"]
             assert_accepted(json.loads((large / f"{vector['name']}.json").read_bytes()), path)
@@ -156,13 +157,11 @@ def test_library_gives_the_verdict_of_the_manifest_on_large_vectors(large: Path)
 
 
 @pytest.fixture(scope="session")
-def large() -> Path:
-    """The folder of the large vectors, which are made where they are not there yet."""
-    folder = SUITE / "built"
-    wanted = [SUITE / vector[it] for vector in LARGE for it in ("file", "expected") if it in vector]
-    if not all(path.exists() for path in wanted):
-        recipe.write_large(folder)
-    return folder
+def large() -> Iterator[Path]:
+    """The folder of the large vectors."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe.write_large(Path(folder))
+        yield Path(folder)
 
 
 # The runner
@@ -184,16 +183,23 @@ READERS = {
 }
 
 
+SIZES = {"small": "--no-large", "large": "--large-only"}
+
+
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("part", ["small", "large"])
+@pytest.mark.parametrize("part", SIZES)
 def test_independent_reader_passes_the_suite(
-    reader: str, part: str, large: Path, record_property: Callable[[str, object], None]
+    reader: str,
+    part: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
 ) -> None:
     command = READERS[reader]
     if shutil.which(command.split()[0]) is None:
         pytest.skip(f"{command.split()[0]} is not installed")
-    # Those that are sparse or have many entries share a folder, and a run of their own.
-    done = run_suite(command, *(["--no-large"] if part == "small" else ["--large-only"]))
+    built = request.getfixturevalue("large") if part == "large" else tmp_path
+    done = run_suite(command, "--built", str(built), SIZES[part])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     count, passed = re.findall(
         r"^(\d+) vectors: (\d+) passed, 0 failed, 0 passed over", done.stdout

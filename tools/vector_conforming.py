@@ -68,7 +68,7 @@ def merged_tensor() -> tuple[bytes, Tensor]:
 
 def with_unknown_fields() -> bytes:
     """A model with fields and groups that ONNX does not have, and fields of other wire types."""
-    group = b"\xc3\x3e" + number(5, 7) + b"\xc4\x3e"  # field 1000
+    group = b"\xc3\x3e" + number(5, 7) + b"\0\0\xc4\x3e"  # field 1000, with a field 0
     fixed = v.varint(1001 << 3 | 5) + bytes(4) + v.varint(1002 << 3 | 1) + bytes(8)
     strange = content(1, b"\xff\xff") + number(7, 1)  # ir_version as bytes, graph as a number
     tensor = W.proto + content(1003, b"\xff") + group

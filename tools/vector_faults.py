@@ -330,6 +330,25 @@ def _bad_zip64_ends() -> Iterator[Vector]:
         image_with(has_zip64=True, is_saturated=False, zip64={"count": 1, "disk_count": 1}),
         "two-truths",
     )
+    yield refused(
+        "zip64-locator-in-attributes",
+        "Free bits of the model's attributes and its header offset look like a Zip64 locator.",
+        "ZIP64-1",
+        _looking_like_a_locator,
+        "two-truths",
+    )
+
+
+def _looking_like_a_locator() -> Image:
+    """An archive whose model has the header offset and the attributes for a signature."""
+    fill = next(
+        Entry(b"assets/fill", bytes(size))
+        for size in range(256)
+        if archive(assets=(Entry(b"assets/fill", bytes(size)),)).place()[1].header_offset % 256 == 7
+    )
+    image = archive(assets=(fill,))
+    image.entries[1].record = {"external_attributes": 0x064B5000}
+    return image
 
 
 def _bad_order() -> Iterator[Vector]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes the vectors of the conformance suite from their recipes; needs nothing but Python.
 
-python3 tools/vectors.py           writes conformance/vectors and conformance/manifest.json
-python3 tools/vectors.py --large   makes the large vectors in conformance/built; they are sparse
+python3 tools/vectors.py               writes conformance/vectors and conformance/manifest.json
+python3 tools/vectors.py --large DIR   makes the large vectors in DIR; those of some GiB are sparse
 
 The same recipes give the same bytes on every machine.
 """
@@ -59,13 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--large", action="store_true", help="make the large vectors")
-    parser.add_argument("--suite", type=Path, default=SUITE, help="where to (conformance)")
+    parser.add_argument("--large", type=Path, metavar="DIR", help="make the large vectors there")
     arguments = parser.parse_args(argv)
-    if arguments.large:
-        write_large(arguments.suite / "built")
+    if arguments.large is not None:
+        write_large(arguments.large)
     else:
-        write_small(arguments.suite)
+        write_small(SUITE)
     return 0
 
 
@@ -106,11 +105,10 @@ def manifest(listed: Iterable[Mapping[str, Any]]) -> str:
 
 def describe(vector: Vector) -> dict[str, Any]:
     """What the manifest says of a vector without making it."""
-    folder = "built" if vector.large else "vectors"
     described: dict[str, Any] = {
         "name": vector.name,
         "about": vector.about,
-        "file": f"{folder}/{vector.name}.onnxa",
+        "file": f"{'' if vector.large else 'vectors/'}{vector.name}.onnxa",
         "accepted": vector.accepted,
         "rules": list(vector.rules),
     }
@@ -121,7 +119,7 @@ def describe(vector: Vector) -> dict[str, Any]:
     if vector.large:
         described["large"] = True
         if vector.accepted:
-            described["expected"] = f"{folder}/{vector.name}.json"
+            described["expected"] = f"{vector.name}.json"
     return described
 
 

@@ -496,7 +496,7 @@ def _fields(wire: memoryview, start: int, stop: int, depth: int) -> Iterator[_Fi
         prefix = begin + 1
         if tag >= _VARINT_CONTINUES:
             tag, prefix = _varint(wire, begin, stop, _MAX_TAG_WIDTH)
-        if not _FIRST_TAG <= tag <= _MAX_TAG:
+        if (tag < _FIRST_TAG and not groups) or tag > _MAX_TAG:
             raise _malformed(begin, "a field number from 1 to 536870911", f"tag {tag}")
         wire_type = tag & _WIRE_TYPE_MASK
         value = prefix

@@ -28,8 +28,9 @@ from onnxarchive.zipformat.records import (
 MAX_NAME_SIZE = 1024  # bytes
 # A record with the longest name and a Zip64 field of three values; comments are not allowed.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
+LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # from a Zip64 locator to the end, in bytes
 # What `locate` needs to see of the end of a file, in bytes; less where the file is smaller.
-TAIL_SIZE = Zip64EndRecord.SIZE + Zip64Locator.SIZE + EndRecord.SIZE
+TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE
 
 _VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
 
@@ -100,6 +101,12 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
             return None
         end_offset -= Zip64EndRecord.SIZE + Zip64Locator.SIZE
     else:
+        if Zip64Locator.unpack(tail, len(tail) - LOCATOR_DISTANCE) is not None:
+            report.broken(
+                "ZIP64-1",
+                f"expected no Zip64 locator at offset {file_size - LOCATOR_DISTANCE} beside an end "
+                "record that is not saturated, found its signature, which some readers follow",
+            )
         _require_equal_counts(end.disk_count, end.count, report)
         bounds = Bounds(end.directory_offset, end.directory_size, end.count)
     if end.disk or end.directory_disk:
@@ -110,7 +117,7 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
 
 
 def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
-    locator_position = len(tail) - EndRecord.SIZE - Zip64Locator.SIZE
+    locator_position = len(tail) - LOCATOR_DISTANCE
     record_position = locator_position - Zip64EndRecord.SIZE
     record_offset = file_size - TAIL_SIZE
     locator = Zip64Locator.unpack(tail, locator_position)
@@ -220,6 +227,10 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     entries: list[Entry] = []
     directory_records: list[DirectoryRecord] = []
     if not listed:
+        if bounds.count == 0 and bounds.offset:
+            report.broken(
+                "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
+            )
         return Directory((), ())
     if listed[0].header_offset != 0:
         report.broken(
@@ -228,9 +239,19 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
             entry=listed[0].name,
         )
     ends = [following.header_offset for following in listed[1:]] + [bounds.offset]
+    end_of_last = 0
     for item, end in zip(listed, ends, strict=True):
         data_offset = end - item.nbytes
-        if _require_header_space(item, data_offset, bounds, report):
+        if item.header_offset < end_of_last:
+            # Nothing is read twice, whatever the directory says.
+            report.broken(
+                "ZIP-6",
+                f"expected its local header at offset {end_of_last} or behind, where the entries "
+                f"before it end, found {item.header_offset}",
+                entry=item.name,
+            )
+        elif _require_header_space(item, data_offset, bounds, report):
+            end_of_last = end
             entries.append(
                 Entry(item.name, item.header_offset, data_offset, item.nbytes, item.record.crc32)
             )

@@ -31,6 +31,14 @@ async function openWithoutWaiting(path) {
 
 const notRegular = () => new ArchiveError('FILE-1', null, 'a regular file', 'something else');
 
+function allocate(length) {
+  try {
+    return Buffer.allocUnsafeSlow(length);
+  } catch {
+    throw new LimitError(`no memory for ${length} bytes at once`);
+  }
+}
+
 class FileSource {
   #handle;
 
@@ -40,7 +48,7 @@ class FileSource {
   }
 
   async read(offset, length) {
-    const bytes = Buffer.allocUnsafeSlow(length);
+    const bytes = allocate(length);
     for (let done = 0; done < length; ) {
       const most = Math.min(length - done, CHUNK);
       const { bytesRead } = await this.#handle.read(bytes, done, most, offset + done);

@@ -236,19 +236,19 @@ export class Sha1 {
     }
     const state = this.#state;
     let [a, b, c, d, e] = [state[0], state[1], state[2], state[3], state[4]];
-    for (let i = 0; i < 80; i++) {
-      let f;
-      if (i < 20) f = ((b & c) | (~b & d)) + 0x5a827999;
-      else if (i < 40) f = (b ^ c ^ d) + 0x6ed9eba1;
-      else if (i < 60) f = ((b & c) | (b & d) | (c & d)) + 0x8f1bbcdc;
-      else f = (b ^ c ^ d) + 0xca62c1d6;
-      const next = (((a << 5) | (a >>> 27)) + f + e + w[i]) | 0;
+    let i = 0;
+    const turn = (f, constant) => {
+      const next = (((a << 5) | (a >>> 27)) + f + e + constant + w[i]) | 0;
       e = d;
       d = c;
       c = (b << 30) | (b >>> 2);
       b = a;
       a = next;
-    }
+    };
+    for (; i < 20; i++) turn((b & c) | (~b & d), 0x5a827999);
+    for (; i < 40; i++) turn(b ^ c ^ d, 0x6ed9eba1);
+    for (; i < 60; i++) turn((b & c) | (b & d) | (c & d), 0x8f1bbcdc);
+    for (; i < 80; i++) turn(b ^ c ^ d, 0xca62c1d6);
     state[0] += a;
     state[1] += b;
     state[2] += c;
@@ -349,8 +349,9 @@ const ZIP64_FIELD = 0x0001;
 
 /** An entry as the directory has it. */
 class Entry {
-  constructor(name, headerOffset, size, crc, record) {
+  constructor(name, nameSize, headerOffset, size, crc, record) {
     this.name = name;
+    this.nameSize = nameSize; // in bytes
     this.headerOffset = headerOffset;
     this.dataOffset = 0; // known once the next header offset is
     this.size = size;
@@ -393,7 +394,7 @@ function parseDirectory(directory, { count, offset }) {
   if (pos !== directory.length) {
     refuse('ZIP-4', null, `records that fill the ${directory.length} bytes of the directory`, `${pos} bytes of them`);
   }
-  checkNames(entries);
+  checkNames(entries, directory);
   layOut(entries, offset);
   return entries;
 }
@@ -410,7 +411,8 @@ function parseRecord(directory, view, pos, index) {
   if (commentSize !== 0) refuse('ZIP-12', name, 'no comment', `one of ${commentSize} bytes`);
 
   const flags = u16(view, pos + 8);
-  const expectedFlags = nameBytes.some((byte) => byte > 0x7f) ? 0x0800 : 0;
+  const isAscii = name.length === nameBytes.length; // every other character takes more bytes than units of UTF-16
+  const expectedFlags = isAscii ? 0 : 0x0800;
   if (flags !== expectedFlags) refuse('ZIP-9', name, `flags ${hex(expectedFlags)}`, hex(flags));
   const method = u16(view, pos + 10);
   if (method !== 0) refuse('ZIP-8', name, 'method 0', method);
@@ -429,7 +431,7 @@ function parseRecord(directory, view, pos, index) {
   const version = u16(view, pos + 6);
   const versions = extraEnd > nameEnd ? [45] : [10, 20, 45];
   if (!versions.includes(version)) refuse('ZIP-10', name, `version needed ${versions.join(' or ')}`, version);
-  return new Entry(name, headerOffset, size, u32(view, pos + 16), pos);
+  return new Entry(name, nameBytes.length, headerOffset, size, u32(view, pos + 16), pos);
 }
 
 /** Size and header offset of a record, from its Zip64 field where they are saturated. */
@@ -466,7 +468,7 @@ function layOut(entries, directoryOffset) {
   entries.forEach((entry, i) => {
     const next = i + 1 < entries.length ? entries[i + 1].headerOffset : directoryOffset;
     const space = next - entry.size - entry.headerOffset;
-    const least = localHeaderSize(entry, utf8Length(entry.name));
+    const least = localHeaderSize(entry);
     if (!(space >= least && space <= least + MAX_PADDING)) {
       refuse('ZIP-6', entry.name, `${least} to ${least + MAX_PADDING} bytes for the local header`, space);
     }
@@ -483,8 +485,8 @@ const LOCAL_HEADER = 30; // without name and extra fields
 const ALIGNMENT_FIELD = 0xd935;
 
 /** The size of a local header without padding. */
-function localHeaderSize(entry, nameLength) {
-  return LOCAL_HEADER + nameLength + (entry.size < SATURATED32 ? 0 : 20) + 6;
+function localHeaderSize(entry) {
+  return LOCAL_HEADER + entry.nameSize + (entry.size < SATURATED32 ? 0 : 20) + 6;
 }
 
 // What local header and directory record both have: offset in the header, size. In the record it stands 2 further on.
@@ -523,10 +525,10 @@ function checkLocalHeader(entry, header, directory) {
   const extra = LOCAL_HEADER + nameLength;
   const end = extra + u16(view, 28);
   if (end !== header.length) refuse('ZIP-7', name, `a local header of ${header.length} bytes`, end);
-  checkLocalExtra(entry, header, extra, localHeaderSize(entry, nameLength));
+  checkLocalExtra(entry, header, extra);
 }
 
-function checkLocalExtra(entry, header, extra, unpadded) {
+function checkLocalExtra(entry, header, extra) {
   const view = viewOf(header);
   const { name } = entry;
   let pos = extra;
@@ -553,7 +555,7 @@ function checkLocalExtra(entry, header, extra, unpadded) {
   if (entry.dataOffset % alignment !== 0) {
     refuse('ALIGN-2', name, `data at a multiple of ${alignment}`, entry.dataOffset);
   }
-  const past = (entry.headerOffset + unpadded) % alignment;
+  const past = (entry.headerOffset + localHeaderSize(entry)) % alignment;
   const padding = past === 0 ? 0 : alignment - past;
   if (size - 2 !== padding) refuse('ALIGN-3', name, `${padding} bytes of padding`, size - 2);
   for (let i = pos + 6; i < header.length; i++) {
@@ -576,7 +578,7 @@ function checkName(bytes) {
     checkAsset(name, bytes);
   } else if (name === '' || name.includes('/')) {
     refuse('NAME-1', name, `${MODEL_NAME}, a key, or a path below ${ASSETS}`, quote(name));
-  } else if (!/^(?!__)[A-Za-z_][A-Za-z0-9_]*$/.test(name) || name.length > 255 || foldCase(name) === 'assets') {
+  } else if (!/^(?!__)[A-Za-z_][A-Za-z0-9_]*$/.test(name) || name.length > 255 || name.toLowerCase() === 'assets') {
     refuse('KEY-1', name, 'a key', quote(name));
   }
   return name;
@@ -584,30 +586,34 @@ function checkName(bytes) {
 
 function checkAsset(name, bytes) {
   if (bytes.length > MAX_NAME) refuse('ASSET-1', name, `a name of at most ${MAX_NAME} bytes`, bytes.length);
-  for (const component of name.slice(ASSETS.length).split('/')) {
-    const length = utf8Length(component);
-    if (length < 1 || length > 255) refuse('ASSET-1', name, 'components of 1 to 255 bytes', length);
-    if (component === '.' || component === '..' || /[\\:\u0000-\u001f\u007f-\u009f]/.test(component)) {
-      refuse('ASSET-1', name, 'a path of plain components', quote(component));
-    }
+  if (/[\\:\u0000-\u001f\u007f-\u009f]/.test(name)) {
+    refuse('ASSET-1', name, 'a name without backslash, colon and control characters', quote(name));
+  }
+  if (/\/\.\.?(\/|$)/.test(name)) refuse('ASSET-1', name, 'components other than . and ..', quote(name));
+  for (let start = ASSETS.length; start <= bytes.length; ) {
+    const slash = bytes.indexOf(SLASH, start);
+    const end = slash === -1 ? bytes.length : slash;
+    if (end === start || end - start > 255) refuse('ASSET-1', name, 'components of 1 to 255 bytes', end - start);
+    start = end + 1;
   }
 }
 
-/** The number of bytes of a well-formed string in UTF-8. */
-function utf8Length(text) {
-  let length = text.length;
-  for (let i = 0; i < text.length; i++) {
-    const unit = text.charCodeAt(i);
-    if (unit > 0x7f) length += unit < 0x800 || (unit >= 0xd800 && unit < 0xe000) ? 1 : 2;
-  }
-  return length;
-}
+const SLASH = 0x2f;
 
-const foldCase = (name) => name.replace(/[A-Z]+/g, (letters) => letters.toLowerCase());
+// What each byte of a name is for the comparison of names: in lower case, and the slash below all others.
+const FOLDED = Uint8Array.from({ length: 256 }, (_, byte) => {
+  if (byte === SLASH) return 0;
+  return byte >= 0x41 && byte <= 0x5a ? byte + 0x20 : byte;
+});
 
-/** NAME-2. With the slash below all other characters, equal names and a folder and what is in it become neighbours. */
-function checkNames(entries) {
-  const names = entries.map(({ name }) => foldCase(name).replaceAll('/', '\0')).sort();
+/** NAME-2. As the slash is the lowest, equal names, and a folder and what is in it, become neighbours. */
+function checkNames(entries, directory) {
+  const scratch = new Uint8Array(MAX_NAME);
+  const names = entries.map(({ record, nameSize }) => {
+    for (let i = 0; i < nameSize; i++) scratch[i] = FOLDED[directory[record + RECORD + i]];
+    return utf8.decode(scratch.subarray(0, nameSize));
+  });
+  names.sort();
   for (let i = 1; i < names.length; i++) {
     const [before, name] = [names[i - 1], names[i]];
     if (name.startsWith(before) && (name.length === before.length || name[before.length] === '\0')) {
@@ -1070,6 +1076,15 @@ function measure(dims, bits, key) {
   return { count, size: ceilBytes(count * bits) };
 }
 
+/** The index of the first byte above 1, or -1. */
+function findAboveOne(bytes) {
+  const view = viewOf(bytes);
+  let pos = 0;
+  while (pos + 4 <= bytes.length && (view.getInt32(pos) & 0xfefefefe) === 0) pos += 4;
+  while (pos < bytes.length && bytes[pos] <= 1) pos++;
+  return pos < bytes.length ? pos : -1;
+}
+
 /** What the stage "data" checks of one entry, piece by piece. */
 class DataCheck {
   #entry;
@@ -1089,9 +1104,8 @@ class DataCheck {
     this.#sha1?.update(piece);
     this.#lastByte = piece[piece.length - 1];
     if (this.#tensor?.dataType === BOOL) {
-      for (let i = 0; i < piece.length; i++) {
-        if (piece[i] > 1) refuse('TENSOR-5', this.#entry.name, 'bytes 0 and 1', hex(piece[i]));
-      }
+      const other = findAboveOne(piece);
+      if (other !== -1) refuse('TENSOR-5', this.#entry.name, 'bytes 0 and 1', hex(piece[other]));
     }
   }
 

@@ -60,9 +60,7 @@ async function verdict(path) {
     if (error instanceof ArchiveError) {
       return { accepted: false, rule: error.rule, entry: error.entry, message: error.message };
     }
-    if (error instanceof LimitError || error.code === 'ERR_OUT_OF_RANGE' || error.name === 'RangeError') {
-      return { accepted: null, message: error.message };
-    }
+    if (error instanceof LimitError) return { accepted: null, message: error.message };
     throw error;
   } finally {
     await source?.close();

@@ -1,0 +1,142 @@
+"""Small archives to be damaged, and which of their bits no rule is about.
+
+An archive is given in pieces: between two of them its file has zeros that nobody stores.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from models import external, model_of, raw_tensor
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat.layout import Placement
+
+LARGE = (1 << 32) + 5  # bytes, all zero
+LARGE_CRC32 = 0xB1C2A1A3
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The bytes of a file at their offsets, in ascending order.
+
+    Attributes:
+        parts: Offset and bytes of each piece; the last one ends the file.
+    """
+
+    parts: tuple[tuple[int, bytes], ...]
+
+    @property
+    def size(self) -> int:
+        offset, data = self.parts[-1]
+        return offset + len(data)
+
+    @property
+    def stored(self) -> int:
+        """How many bytes the pieces have."""
+        return sum(len(data) for _, data in self.parts)
+
+    def offsets(self) -> Iterator[int]:
+        """Where in the file there are bytes of a piece."""
+        for offset, data in self.parts:
+            yield from range(offset, offset + len(data))
+
+    def replaced(self, offset: int, data: bytes, *, instead_of: int) -> Pieces:
+        """Puts `data` in the place of bytes of one piece; what follows moves."""
+        parts: list[tuple[int, bytes]] = []
+        moved = 0
+        for start, piece in self.parts:
+            at = offset - start
+            if 0 <= at <= len(piece) - instead_of:
+                parts.append((start + moved, piece[:at] + data + piece[at + instead_of :]))
+                moved += len(data) - instead_of
+            else:
+                parts.append((start + moved, piece))
+        return Pieces(tuple(parts))
+
+    def cut(self, size: int) -> Pieces:
+        """The first `size` bytes."""
+        parts = [(start, piece[: size - start]) for start, piece in self.parts if start < size]
+        return Pieces((*parts, (size, b"")))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, in place where it is there."""
+        with open(path, "wb", buffering=0) as file:
+            for offset, data in self.parts:
+                file.seek(offset)
+                file.write(data)
+            file.truncate(self.size)
+
+
+def plain() -> Pieces:
+    """Two tensors and an asset."""
+    tensors = [raw_tensor("w", TensorProto.FLOAT, (5,)), raw_tensor("v", TensorProto.UINT16, (3,))]
+    return _saved(*tensors, assets={"ü": b"cat"})
+
+
+def odd_types() -> Pieces:
+    """A tensor of no bytes, one of 4 bits with unused ones, and one of booleans."""
+    return _saved(
+        raw_tensor("none", TensorProto.FLOAT, (0, 2)),
+        raw_tensor("four", TensorProto.INT4, (3,)),
+        raw_tensor("bools", TensorProto.BOOL, (4,)),
+    )
+
+
+def _saved(*tensors: TensorProto, assets: dict[str, bytes] | None = None) -> Pieces:
+    file = io.BytesIO()
+    onnxarchive.save(model_of(*tensors), file, size_threshold=0, assets=assets)
+    return Pieces(((0, file.getvalue()),))
+
+
+def zip64() -> Pieces:
+    """A tensor of more than 4 GiB, one of no bytes behind it, and Zip64 wherever it can be.
+
+    So all of its data is in the hole, but for the model.
+    """
+    model = model_of(
+        external(TensorProto(name="large", data_type=TensorProto.UINT8, dims=[LARGE]), "large"),
+        external(raw_tensor("none", dims=(0,)), "none"),
+    ).SerializeToString()
+    large = Placement(b"large", LARGE, LARGE_CRC32, 0)
+    placements = [large]
+    behind = b""
+    for name, data in ((b"none", b""), (b"__MODEL_PROTO", model)):
+        placements.append(Placement(name, len(data), writer.crc32(data), placements[-1].end))
+        behind += placements[-1].local_header().pack() + data
+    directory = b"".join(placement.directory_record().pack() for placement in placements)
+    end = layout.end_of_archive(len(placements), len(directory), placements[-1].end)
+    return Pieces(((0, large.local_header().pack()), (large.end, behind + directory + end)))
+
+
+def free_bits(archive: Pieces) -> set[tuple[int, int]]:
+    """The bits, as offset and place in the byte, of which section 5.2 says that one may change.
+
+    Those are of directory records and Zip64 end records. Time and date are free, too, but not one
+    of their bits alone, since both headers of an entry state them.
+    """
+    start, tail = archive.parts[-1]
+    end = len(tail) - 22
+    version_made_by = []
+    count, _, directory_offset = struct.unpack_from("<HII", tail, end + 10)
+    if directory_offset == 0xFFFFFFFF:
+        record = end - 20 - 56
+        version_made_by.append(record + 12)
+        count, _, directory_offset = struct.unpack_from("<3Q", tail, record + 32)
+    position = directory_offset - start
+    attributes = []
+    for _ in range(count):
+        assert tail[position : position + 4] == b"PK\x01\x02"
+        version_made_by.append(position + 4)
+        attributes.append(position + 38)
+        position += 46 + sum(struct.unpack_from("<3H", tail, position + 28))
+    free = {(start + at, bit) for at in version_made_by for bit in range(16)}
+    # Without bit 31 a regular file is one of no type. Bits 3 and 4 make it something else.
+    free |= {(start + at, bit) for at in attributes for bit in {*range(28), 31} - {3, 4}}
+    return {(offset + bit // 8, bit % 8) for offset, bit in free}

@@ -1,0 +1,165 @@
+"""Every file that is one fault away from an archive: refused by a rule, or read as before.
+
+The faults are a file cut at any length, a flipped bit, a byte left out and a byte that stands
+twice. All of them are tried, on archives that have every record between them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import fault_seeds
+import pytest
+from fault_seeds import Pieces
+
+import onnxarchive
+from onnxarchive import ArchiveError
+from onnxarchive.rules import rules
+
+ARCHIVES: dict[str, Callable[[], Pieces]] = {
+    "plain": fault_seeds.plain,
+    "Zip64": fault_seeds.zip64,
+    "odd types": fault_seeds.odd_types,
+}
+LONGEST_READ = 1 << 16  # bytes; what is larger is a hole
+
+sparse_files = pytest.mark.skipif(os.name == "nt", reason="files of Windows have no holes")
+each_archive = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[sparse_files] * (name == "Zip64")) for name in ARCHIVES]
+)
+
+
+@cache
+def _sound(name: str) -> Pieces:
+    return ARCHIVES[name]()
+
+
+@dataclass(frozen=True)
+class Read:
+    """All that an archive gives; of an entry that is a hole its size alone."""
+
+    entries: list[tuple[str, int]]
+    model: bytes
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]]
+    assets: dict[str, bytes]
+
+
+def _read(path: Path) -> Read:
+    with onnxarchive.open(path) as archive:
+        entries = [(entry.name, len(archive.read(name))) for name, entry in archive.entries.items()]
+        if all(size < LONGEST_READ for _, size in entries):
+            archive.verify()
+        arrays = {key: archive.tensor(key) for key in archive.sites}
+        return Read(
+            entries,
+            archive.model.SerializeToString(deterministic=True),
+            {
+                key: (str(array.dtype), array.shape, array[:LONGEST_READ].tobytes())
+                for key, array in arrays.items()
+            },
+            {name: bytes(asset) for name, asset in archive.assets.items()},
+        )
+
+
+def _require_refused_or_same(path: Path, expected: Read) -> bool:
+    """Whether the file is accepted; then it must give what is expected, else break a rule."""
+    is_small = all(size < LONGEST_READ for _, size in expected.entries)
+    found = {finding.rule for finding in onnxarchive.check(path, full=is_small)}
+    try:
+        read = _read(path)
+    except ArchiveError as error:
+        assert error.rule in rules()
+        assert error.rule in found
+        return False
+    assert read == expected
+    assert not found
+    return True
+
+
+@each_archive
+def test_an_archive_to_be_damaged_is_sound(tmp_path: Path, name: str) -> None:
+    _sound(name).write(tmp_path / "m")
+    assert _require_refused_or_same(tmp_path / "m", _read(tmp_path / "m"))
+    size = os.stat(tmp_path / "m").st_size
+    assert size == _sound(name).size
+    if name == "Zip64":
+        with onnxarchive.open(tmp_path / "m") as archive:
+            large, behind, _ = archive.entries.values()
+        assert large.nbytes > 1 << 32
+        assert behind.header_offset > 1 << 32
+
+
+def _accepted(
+    name: str, path: Path, faults: Iterator[tuple[object, Pieces]]
+) -> tuple[list[object], int]:
+    """The faults with which the archive is still accepted, and how many there were."""
+    _sound(name).write(path)
+    expected = _read(path)
+    accepted: list[object] = []
+    count = 0
+    for fault, damaged in faults:
+        damaged.write(path)
+        count += 1
+        if _require_refused_or_same(path, expected):
+            accepted.append(fault)
+    path.unlink()  # pytest keeps what is left
+    return accepted, count
+
+
+@each_archive
+def test_an_archive_cut_at_any_length_is_refused(
+    tmp_path: Path, name: str, record_property: Callable[[str, object], None]
+) -> None:
+    sound = _sound(name)
+    sizes = set(sound.offsets())
+    for (start, data), (end, _) in zip(sound.parts, sound.parts[1:], strict=False):
+        sizes |= {start + len(data), (start + end) // 2, end - 1}  # in the hole
+    faults = ((size, sound.cut(size)) for size in sorted(sizes))
+    accepted, count = _accepted(name, tmp_path / "m", faults)
+    assert accepted == []
+    assert count >= sound.stored
+    record_property("mutated files", count)
+
+
+@each_archive
+@pytest.mark.parametrize("bits", [range(4), range(4, 8)], ids=["low bits", "high bits"])
+def test_a_flipped_bit_is_refused_unless_the_specification_calls_it_free(
+    tmp_path: Path, name: str, bits: range, record_property: Callable[[str, object], None]
+) -> None:
+    sound = _sound(name)
+
+    def flips() -> Iterator[tuple[object, Pieces]]:
+        for start, data in sound.parts:
+            for at, byte in enumerate(data):
+                for bit in bits:
+                    flipped = bytes([byte ^ 1 << bit])
+                    yield (start + at, bit), sound.replaced(start + at, flipped, instead_of=1)
+
+    accepted, count = _accepted(name, tmp_path / "m", flips())
+    free = fault_seeds.free_bits(sound)
+    assert set(accepted) == {(offset, bit) for offset, bit in free if bit in bits}
+    assert count == sound.stored * len(bits)
+    record_property("mutated files", count)
+
+
+@each_archive
+@pytest.mark.parametrize("times", [0, 2], ids=["left out", "doubled"])
+def test_a_byte_left_out_or_doubled_is_refused(
+    tmp_path: Path, name: str, times: int, record_property: Callable[[str, object], None]
+) -> None:
+    sound = _sound(name)
+
+    def faults() -> Iterator[tuple[object, Pieces]]:
+        for start, data in sound.parts:
+            for at, byte in enumerate(data):
+                written = bytes([byte]) * times
+                yield start + at, sound.replaced(start + at, written, instead_of=1)
+
+    accepted, count = _accepted(name, tmp_path / "m", faults())
+    assert accepted == []
+    assert count == sound.stored
+    record_property("mutated files", count)

@@ -1,0 +1,503 @@
+"""Fuzzes what reads untrusted bytes, with atheris (`pip install atheris`), which libFuzzer drives.
+
+A target is a function of bytes that raises on a finding. Bytes that are refused by an error of the
+library are none; anything else that is raised is one, and so are the disagreements that each
+target looks for, 10 seconds for one input and 2 GiB of memory.
+
+    python3 tools/dev.py python tools/fuzz.py archive --seconds 60
+    python3 tools/dev.py python tools/fuzz.py archive --reproduce FILE
+
+Prints how many inputs were run, and the file of the one that is a finding. Exit status: 0, or 1
+where there is a finding, or 2 where atheris is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError, Message
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive.errors import ArchiveError, Report
+from onnxarchive.model import wire
+from onnxarchive.rules import rules
+from onnxarchive.zipformat import directory
+from onnxarchive.zipformat.directory import Entry
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+VECTORS: Final = ROOT / "conformance" / "vectors"
+LARGEST_SEED: Final = 1 << 16  # bytes
+# Rules about the data of tensors, which `check` holds an archive against and `verify` does not.
+DATA_RULES: Final = frozenset({"DATA-6", "TENSOR-4", "TENSOR-5"})
+SIX_BIT_TYPES: Final = (TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2)
+BITS: Final[dict[int, int]] = {
+    **{TensorProto.DataType.Value(name): 2 for name in ("UINT2", "INT2")},
+    **{TensorProto.DataType.Value(name): 4 for name in ("UINT4", "INT4", "FLOAT4E2M1")},
+    **dict.fromkeys(SIX_BIT_TYPES, 6),
+}
+# Instruments the library, which therefore has to be imported here first.
+CHILD: Final = """
+import sys
+import atheris
+with atheris.instrument_imports(include=["onnxarchive"]):
+    import fuzz
+target = fuzz.TARGETS[sys.argv.pop(1)]
+atheris.Setup(sys.argv, target.run)
+atheris.Fuzz()
+"""
+
+
+class DisagreementError(Exception):
+    """Two ways of reading the same bytes give different results."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something to be fuzzed.
+
+    Attributes:
+        run: Reads bytes; raises on a finding.
+        seeds: Bytes to begin with.
+    """
+
+    run: Callable[[bytes], object]
+    seeds: Callable[[], list[bytes]]
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raises where something does not hold."""
+    if not holds:
+        raise DisagreementError(otherwise)
+
+
+class Collected(Report):
+    """Keeps the ids of broken rules."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        """Takes a broken rule."""
+        require(rule in rules(), f"{rule} is no rule")
+        require(bool(message), f"{rule} is broken without a word")
+        self.rules.append(rule)
+
+
+# Directory
+
+
+def run_directory(data: bytes) -> bool:
+    """Whether end records, directory and local headers break no rule.
+
+    What is found one by one and what stops at the first must agree. What is accepted fills the
+    file without a gap, and Python's zipfile finds the same entries.
+    """
+    collected = Collected()
+    _read_directory(data, collected)
+    try:
+        entries = _read_directory(data, Report())
+    except ArchiveError as error:
+        require(error.rule in collected.rules, f"{error} is not in {collected.rules}")
+        return False
+    require(not collected.rules, f"accepted with {collected.rules}")
+    position = 0
+    for entry in entries:
+        require(entry.header_offset == position, f"a gap before {entry}")
+        require(entry.data_offset % 64 == 0, f"{entry} is not aligned")
+        position = entry.data_offset + entry.nbytes
+    require(data[position : position + 4] in (b"PK\1\2", b"PK\5\6"), "a gap before the directory")
+    if all(entry.name.isprintable() for entry in entries):  # as names have to be
+        with zipfile.ZipFile(io.BytesIO(data)) as by_zipfile:
+            found = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
+        expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
+        require(found == expected, f"expected {expected}, found {found} by zipfile")
+    return True
+
+
+def _read_directory(data: bytes, report: Report) -> tuple[Entry, ...]:
+    bounds = directory.locate(data[-directory.TAIL_SIZE :], len(data), report)
+    if bounds is None:
+        return ()
+    listed = directory.read(data[bounds.offset : bounds.offset + bounds.size], bounds, report)
+    for entry, record in zip(listed.entries, listed.records, strict=True):
+        header = data[entry.header_offset : entry.data_offset]
+        directory.check_local_header(header, entry, record, report)
+    return listed.entries
+
+
+def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
+    return info.orig_filename, info.header_offset, info.compress_size, info.file_size, info.CRC
+
+
+# Wire
+
+
+def run_wire(data: bytes) -> bool:
+    """Whether protobuf parses a model, with which the wire's reader must agree.
+
+    What protobuf parses can be hollowed and filled again to the same model, and what makes a
+    skeleton that protobuf parses is a model to it.
+    """
+    model = _parsed(data)
+    try:
+        graphs: int | None = wire.occurrences(data, "graph")
+    except ArchiveError as error:
+        graphs = None
+        require(model is None or _may_refuse(error), f"protobuf parses this: {error}")
+    if model is not None and graphs is not None:
+        require(bool(graphs) == model.HasField("graph"), f"{graphs} graphs")
+        is_model = model.HasField("graph") and model.HasField("ir_version")
+        require(wire.is_model(data) == is_model, f"is_model is not {is_model}")
+    for size_threshold in (0, 24):
+        _run_hollow(data, model, size_threshold)
+    try:
+        filled = b"".join(wire.fill(data, lambda location: b"filled" if location else None))
+    except ArchiveError:
+        pass
+    else:
+        require((_parsed(filled) is None) == (model is None), "filling makes or spoils a model")
+    return model is not None
+
+
+def _parsed(data: bytes) -> onnx.ModelProto | None:
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _may_refuse(error: ArchiveError) -> bool:
+    """Whether an error is about what protobuf lets pass: locations that the library uses."""
+    return "reserved location" in error.message
+
+
+def _run_hollow(data: bytes, model: onnx.ModelProto | None, size_threshold: int) -> None:
+    try:
+        hollow = wire.hollow(data, size_threshold=size_threshold)
+        held = [b"".join(wire.decode(data, span)) for span in hollow.spans]
+    except ArchiveError as error:
+        require(model is None or _may_refuse(error), f"protobuf parses this: {error}")
+        return
+    skeleton = _parsed(hollow.skeleton)
+    require((skeleton is None) == (model is None), "hollowing makes or spoils a model")
+    if model is None or skeleton is None:
+        return
+    locations = {f"{wire.SPAN_LOCATION}{index}": index for index in range(len(held))}
+
+    def of_location(name: str) -> bytes | None:
+        return held[locations[name]] if name in locations else None
+
+    try:
+        filled = _parsed(b"".join(wire.fill(hollow.skeleton, of_location)))
+    except ArchiveError as error:
+        # Such a location would be refused in any case.
+        require("a location in UTF-8" in error.message, f"a skeleton cannot be filled: {error}")
+        return
+    require(filled is not None, "a filled model cannot be parsed")
+    assert filled is not None
+    for tensor, hollowed, again in zip(*map(_tensors, (model, skeleton, filled)), strict=True):
+        index = locations.get(_location(hollowed))
+        if index is None:
+            continue
+        _require_raw(tensor, held[index])
+        require(again.raw_data == held[index], f"filled {again.raw_data!r}, held {held[index]!r}")
+        hollowed.CopyFrom(tensor)
+        again.CopyFrom(tensor)
+    require(skeleton == model, "the skeleton is of another model")
+    require(filled == model, "the filled model is another one")
+
+
+def _tensors(message: Message) -> Iterator[TensorProto]:
+    """Every TensorProto below a message; it may be changed while it is had."""
+    if isinstance(message, TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for child in [value] if isinstance(value, Message) else value:
+                yield from _tensors(child)
+
+
+def _location(tensor: TensorProto) -> Any:
+    pairs = {pair.key: pair.value for pair in tensor.external_data}
+    return pairs.get("location") if tensor.data_location == TensorProto.EXTERNAL else None
+
+
+def _require_raw(tensor: TensorProto, data: bytes) -> None:
+    """Compares raw data with the elements of the one field that a tensor holds."""
+    if tensor.HasField("raw_data"):
+        expected: bytes = tensor.raw_data
+    elif tensor.float_data or tensor.double_data:
+        dtype, values = (
+            ("<f4", tensor.float_data) if tensor.float_data else ("<f8", tensor.double_data)
+        )
+        same = np.array_equal(np.frombuffer(data, dtype), np.array(values, dtype), equal_nan=True)
+        require(same, f"{tensor}: decoded as {data!r}")
+        return
+    else:
+        codes = [*tensor.int32_data, *tensor.int64_data, *tensor.uint64_data]
+        if tensor.data_type in SIX_BIT_TYPES:
+            stream = sum((code & 63) << 6 * index for index, code in enumerate(codes))
+            expected = stream.to_bytes(-(-6 * len(codes) // 8), "little")
+        else:
+            width = _element_width(tensor)
+            expected = b"".join(
+                (code % (1 << 8 * width)).to_bytes(width, "little") for code in codes
+            )
+    require(data == expected, f"{tensor}: expected {expected!r}, decoded {data!r}")
+
+
+def _element_width(tensor: TensorProto) -> int:
+    if tensor.data_type in BITS:
+        return 1
+    width: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return width
+
+
+# Archive
+
+
+def run_archive(data: bytes) -> bool:
+    """Whether a file of these bytes is an archive, also once all CRC-32s are right.
+
+    See `is_archive`. CRC-32s are mended since no fuzzer finds them, and behind them is most of
+    what there is to be found.
+    """
+    path = _scratch() / "fuzzed.onnxa"
+    path.write_bytes(data)
+    if is_archive(path):
+        return True
+    mended = _with_crc32s(data)
+    if mended == data:
+        return False
+    path.write_bytes(mended)
+    return is_archive(path)
+
+
+def _with_crc32s(data: bytes) -> bytes:
+    """The same file with the CRC-32s of its data, where its directory can be read."""
+    report = Collected()
+    bounds = directory.locate(data[-directory.TAIL_SIZE :], len(data), report)
+    if bounds is None:
+        return data
+    listed = directory.read(data[bounds.offset : bounds.offset + bounds.size], bounds, report)
+    if len(listed.entries) != bounds.count:
+        return data
+    mended = bytearray(data)
+    position = bounds.offset
+    for entry, record in zip(listed.entries, listed.records, strict=True):
+        crc32 = zlib.crc32(data[entry.data_offset : entry.data_offset + entry.nbytes])
+        for field in (entry.header_offset + 14, position + 16):
+            mended[field : field + 4] = crc32.to_bytes(4, "little")
+        position += record.packed_size
+    return bytes(mended)
+
+
+@cache
+def _scratch() -> Path:
+    # In memory where the system has a place there; the parent of this process removes it.
+    return Path(tempfile.mkdtemp(prefix="onnxarchive-fuzz-"))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file breaks no rule.
+
+    A full check must find a rule broken exactly where opening, reading and verifying the archive
+    does, or where the data of a tensor breaks a rule that is looked at here anew. What is accepted
+    is read in the same way by Python's zipfile.
+    """
+    found = [finding.rule for finding in onnxarchive.check(path, full=True)]
+    require(set(found) <= set(rules()), f"{found} are not all rules")
+    try:
+        with onnxarchive.open(path) as archive:
+            data = {name: bytes(archive.read(name)) for name in archive.entries}
+            archive.verify()
+            entries = list(archive.entries.values())
+            keys = list(archive.sites)
+            broken = _broken_by_data(archive.model, data)
+            for key in archive.sites:
+                archive.tensor(key)
+            for name in archive.tensors:
+                with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong
+                    _ = archive.tensors[name]
+    except ArchiveError as error:
+        require(error.rule in found, f"{error} is not in {found}")
+        return False
+    require(set(found) == broken, f"found {found}, expected {broken}")
+    if broken:
+        return False
+    loaded = {tensor.raw_data for tensor in _tensors(onnxarchive.load(path))}
+    require(all(data[key] in loaded for key in keys), "a tensor is not loaded")
+    with zipfile.ZipFile(path) as by_zipfile:
+        seen = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
+        expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
+        require(seen == expected, f"expected {expected}, found {seen} by zipfile")
+        for name, content in data.items():
+            require(by_zipfile.read(name) == content, f"zipfile reads another {name}")
+    return True
+
+
+def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
+    broken = set()
+    for tensor in _tensors(model):
+        content = data.get(_location(tensor))
+        if content is None:
+            continue
+        for pair in tensor.external_data:
+            sha1 = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+            if pair.key == "checksum" and pair.value != sha1:
+                broken.add("DATA-6")
+        if tensor.data_type == TensorProto.BOOL and content.strip(b"\0\1"):
+            broken.add("TENSOR-5")
+        count = 1
+        for dim in tensor.dims:
+            count *= dim
+        if int.from_bytes(content, "little") >> count * BITS.get(tensor.data_type, 8 * 16):
+            broken.add("TENSOR-4")
+    return broken
+
+
+# Seeds
+
+
+def archives() -> list[bytes]:
+    """Small archives, with those of the conformance suite where it is there."""
+    found = [path.read_bytes() for path in sorted(VECTORS.glob("*")) if path.is_file()]
+    found = [data for data in found if len(data) <= LARGEST_SEED]
+    for model in _models():
+        for assets in ({}, {"a/b": b"cat", "ü": b""}):
+            file = io.BytesIO()
+            onnxarchive.save(model, file, size_threshold=0, convert_attribute=True, assets=assets)
+            found.append(file.getvalue())
+    return found
+
+
+def serialized_models() -> list[bytes]:
+    """Small models: complete, and as they stand in the archives."""
+    found = [model.SerializeToString() for model in _models()]
+    for data in archives():
+        path = _scratch() / "seed.onnxa"
+        path.write_bytes(data)
+        try:
+            with onnxarchive.open(path) as archive:
+                found.append(bytes(archive.read("__MODEL_PROTO")))
+        except ArchiveError:
+            continue
+    return list(dict.fromkeys(found))
+
+
+def _models() -> list[onnx.ModelProto]:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], raw_data=bytes(24))
+    four = TensorProto(name="four", data_type=TensorProto.INT4, dims=[3], raw_data=b"\x21\3")
+    bools = TensorProto(name="bools", data_type=TensorProto.BOOL, dims=[2], raw_data=b"\0\1")
+    none = TensorProto(name="none", data_type=TensorProto.DOUBLE, dims=[2, 0], raw_data=b"")
+    typed = [
+        TensorProto(name="floats", data_type=TensorProto.FLOAT, dims=[2], float_data=[1, -2]),
+        TensorProto(name="longs", data_type=TensorProto.INT64, dims=[2], int64_data=[300, -1]),
+        TensorProto(name="six", data_type=TensorProto.FLOAT6E2M3, dims=[5], int32_data=range(5)),
+        TensorProto(name="text", data_type=TensorProto.STRING, dims=[1], string_data=[b"cat"]),
+    ]
+    inner = onnx.GraphProto(name="inner", initializer=[four])
+    attribute = onnx.AttributeProto(name="then", type=onnx.AttributeProto.GRAPH, g=inner)
+    constant = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=bools)
+    nodes = [onnx.NodeProto(op_type="If", attribute=[attribute, constant])]
+    sparse = onnx.SparseTensorProto(values=weight, indices=none, dims=[9])
+    graphs = [
+        onnx.GraphProto(),
+        onnx.GraphProto(name="g", initializer=[weight, four, bools, none]),
+        onnx.GraphProto(name="g", initializer=typed),
+        onnx.GraphProto(name="g", initializer=[weight], node=nodes, sparse_initializer=[sparse]),
+    ]
+    return [onnx.ModelProto(ir_version=10, graph=graph) for graph in graphs]
+
+
+TARGETS: Final = {
+    "directory": Target(run_directory, archives),
+    "wire": Target(run_wire, serialized_models),
+    "archive": Target(run_archive, archives),
+}
+
+
+# The command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fuzzes one target and gives the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", choices=sorted(TARGETS))
+    parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
+    parser.add_argument("--corpus", type=Path, help="a directory of inputs, which grows")
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="a directory")
+    parser.add_argument("--reproduce", type=Path, help="run the target on this file alone")
+    arguments = parser.parse_args(argv)
+    target = TARGETS[arguments.target]
+    if arguments.reproduce:
+        print("accepted" if target.run(arguments.reproduce.read_bytes()) else "refused")
+        return 0
+    if importlib.util.find_spec("atheris") is None:
+        print("atheris is missing: pip install atheris", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as work:
+        return _fuzz(arguments.target, arguments, Path(work))
+
+
+def _fuzz(name: str, arguments: argparse.Namespace, work: Path) -> int:
+    seeds = work / "seeds"
+    seeds.mkdir()
+    for index, data in enumerate(TARGETS[name].seeds()):
+        (seeds / str(index)).write_bytes(data)
+    corpus = arguments.corpus or work / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    arguments.findings.mkdir(parents=True, exist_ok=True)
+    before = set(arguments.findings.iterdir())
+    command = [sys.executable, "-c", CHILD, name, str(corpus), str(seeds)]
+    command += [f"-max_total_time={arguments.seconds}", "-timeout=10", "-rss_limit_mb=2048"]
+    command += ["-max_len=4096", "-print_final_stats=1", "-verbosity=1"]
+    command += [f"-artifact_prefix={arguments.findings.resolve()}/{name}-"]
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"TMPDIR": str(work), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    executions = re.search(r"number_of_executed_units: *(\d+)", done.stdout)
+    print(f"{name}: {executions[1] if executions else 'unknown'} executions")
+    found = sorted(set(arguments.findings.iterdir()) - before)
+    for path in found:
+        print(f"finding: {path}")
+    if not any(arguments.findings.iterdir()):
+        arguments.findings.rmdir()
+    if found or done.returncode:
+        print("\n".join(done.stdout.splitlines()[-40:]))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
