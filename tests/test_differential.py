@@ -1,0 +1,312 @@
+"""Every other zip reader finds in an archive what the library finds, by tools/differential.py.
+
+The tool itself does the same with archives of 65,534 and more entries, and of more than 4 GiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import differential
+import onnx
+import pytest
+from differential import Accepted, compare, differences, make_archives, read_by_library
+from zip_readers import READERS, Extracted, Reader, ReaderError
+
+import onnxarchive
+from onnxarchive.zipformat import layout
+
+Record = Callable[[str, object], None]
+
+# They read entries as they come, and so never see what stands in the directory or behind it.
+STREAMING = ("bsdtar-pipe", "java-stream")
+# Seeking, bsdtar finds entries by the directory, and takes their names from the local headers.
+NAMING_BY_LOCAL_HEADERS = (*STREAMING, "bsdtar")
+
+
+def installed(name: str) -> Reader:
+    reader = READERS[name]
+    missing = reader.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    return reader
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> Reader:
+    return installed(request.param)
+
+
+def accepted(path: Path) -> Accepted:
+    archive = read_by_library(path)
+    assert archive is not None
+    return archive
+
+
+def saved(path: Path, assets: dict[str, bytes]) -> Accepted:
+    model = onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="graph"))
+    onnxarchive.save(model, path, assets=assets)
+    return accepted(path)
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Accepted]:
+    made = make_archives(tmp_path_factory.mktemp("archives"))
+    return [*map(accepted, made), *differential.accepted_vectors()]
+
+
+def test_a_reader_finds_what_the_library_finds(
+    archives: list[Accepted], reader: Reader, tmp_path: Path, record_property: Record
+) -> None:
+    found = compare(reader, archives, tmp_path)
+    assert found.differences == []
+    assert found.archives + len(found.skipped) == len(archives)
+    assert found.archives > 10
+    assert list(tmp_path.iterdir()) == []
+    record_property("readers compared", 1)
+    record_property("archives read by other tools", found.archives)
+
+
+def test_the_archives_made_are_the_same_every_time(tmp_path: Path) -> None:
+    folders = [tmp_path / "once", tmp_path / "again"]
+    for folder in folders:
+        folder.mkdir()
+    once, again = (
+        {path.name: path.read_bytes() for path in make_archives(folder)} for folder in folders
+    )
+    assert once == again
+
+
+def test_the_archives_made_are_worth_a_look(tmp_path: Path) -> None:
+    made = [accepted(path) for path in make_archives(tmp_path)]
+    assert min(len(archive.entries) for archive in made) == 1
+    entries = [entry for archive in made for entry in archive.entries]
+    assert any(entry.nbytes == 0 and "/" not in entry.name for entry in entries)
+    assert any(entry.nbytes == 0 and "/" in entry.name for entry in entries)
+    assert not all(entry.name.isascii() for entry in entries)
+    assert b"PK\5\6" in (tmp_path / "zips.onnxa").read_bytes()[:-22]
+
+
+# What readers find differently is told
+
+
+def test_a_damaged_byte_is_told(reader: Reader, tmp_path: Path) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    damaged = archive.path.read_bytes().replace(b"some data", b"some dada")
+    archive.path.write_bytes(damaged)
+    assert read_by_library(archive.path) is None
+    assert compare(reader, [archive], tmp_path).differences != []
+
+
+def test_a_name_that_differs_in_the_directory_is_told(reader: Reader, tmp_path: Path) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    before, after = archive.path.read_bytes().rsplit(b"assets/file", 1)
+    archive.path.write_bytes(before + b"assets/FILE" + after)
+    assert read_by_library(archive.path) is None
+    found = compare(reader, [archive], tmp_path).differences
+    assert (found == []) is (reader.name in NAMING_BY_LOCAL_HEADERS)
+
+
+def test_a_name_that_differs_in_the_local_header_is_told_by_who_reads_it(tmp_path: Path) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    before, after = archive.path.read_bytes().split(b"assets/file", 1)
+    archive.path.write_bytes(before + b"assets/FILE" + after)
+    for name in NAMING_BY_LOCAL_HEADERS:
+        found = compare(installed(name), [archive], tmp_path)
+        assert any("'assets/FILE'" in line for line in found.differences), name
+
+
+def with_a_zip_in_its_comment(archive: Accepted) -> None:
+    """Gives an archive a comment that is a zip: its directory is the last one of the file."""
+    data = archive.path.read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as hidden:
+        hidden.writestr("hidden", b"what only some see")
+    comment = buffer.getvalue()
+    archive.path.write_bytes(data[:-2] + len(comment).to_bytes(2, "little") + comment)
+
+
+def test_a_zip_that_readers_read_differently_is_told(tmp_path: Path) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    with_a_zip_in_its_comment(archive)
+    assert read_by_library(archive.path) is None
+    found = {
+        name: compare(reader, [archive], tmp_path).differences
+        for name, reader in READERS.items()
+        if reader.is_installed()
+    }
+    assert found["zipfile"] != []
+    # Both see a whole zip, and not the same one.
+    assert [entry.name for entry in READERS["zipfile"].read(archive.path, None)] == ["hidden"]
+    for name in STREAMING:
+        assert found.get(name, []) == []
+
+
+def test_a_reader_that_fails_on_one_archive_reads_the_others(
+    reader: Reader, tmp_path: Path
+) -> None:
+    first, broken, last = (saved(tmp_path / f"{name}.onnxa", {"file": b"data"}) for name in "abc")
+    broken.path.write_bytes(b"no zip")
+    found = compare(reader, [first, broken, last], tmp_path)
+    assert found.archives == 3
+    assert found.differences != []
+    assert all(line.startswith(f"{reader.name}: b.onnxa: ") for line in found.differences)
+
+
+ENTRY = Extracted("assets/file", 9, 1, "ab")
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([], "expected 1 entries, found 0"),
+        ([ENTRY, ENTRY], "expected 1 entries, found 2"),
+        ([dataclasses.replace(ENTRY, name="x")], "entry 0: expected the name"),
+        ([dataclasses.replace(ENTRY, nbytes=8)], "expected 9 bytes, found 8"),
+        ([dataclasses.replace(ENTRY, crc32=2)], "expected the CRC-32 1, found 2"),
+        ([dataclasses.replace(ENTRY, crc32=None)], "expected the CRC-32 1, found None"),
+        ([dataclasses.replace(ENTRY, sha256="cd")], "expected other bytes"),
+    ],
+)
+def test_every_kind_of_difference_is_told(found: list[Extracted], told: str) -> None:
+    (line,) = differences(READERS["zipfile"], [ENTRY], found)
+    assert told in line
+
+
+def test_another_order_is_told() -> None:
+    other = dataclasses.replace(ENTRY, name="other")
+    assert list(differences(READERS["zipfile"], [ENTRY, other], [other, ENTRY])) != []
+
+
+# What is said of tools that they cannot do is so
+
+
+def test_a_reader_shows_no_crc32_if_that_is_said_of_it(reader: Reader, tmp_path: Path) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data", "nothing": b""})
+    found = {entry.crc32 for entry in reader.read(archive.path, tmp_path)}
+    if reader.hides_crc32 is None:
+        assert found == {entry.crc32 for entry in archive.entries}
+    else:
+        assert found == {None}
+
+
+def test_a_reader_composes_names_if_that_is_said_of_it(reader: Reader, tmp_path: Path) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"e\u0301": b"some data"})
+    names = [entry.name for entry in reader.read(archive.path, tmp_path)]
+    assert names == [
+        "assets/\u00e9" if reader.composes_names else "assets/e\u0301",
+        "__MODEL_PROTO",
+    ]
+
+
+@pytest.mark.parametrize("name", ["bsdtar", "bsdtar-pipe"])
+def test_two_forms_of_a_name_are_one_file_for_a_reader_that_composes(
+    name: str, tmp_path: Path
+) -> None:
+    reader = installed(name)
+    archive = saved(tmp_path / "model.onnxa", {"e\u0301": b"one", "\u00e9": b"two"})
+    (limit,) = reader.limits
+    assert limit.applies(archive.entries)
+    found = compare(reader, [archive], tmp_path)
+    assert (found.archives, found.differences) == (0, [])
+    assert found.skipped == [f"model.onnxa: {limit.reason}"]
+    unlimited = dataclasses.replace(reader, limits=())
+    assert compare(unlimited, [archive], tmp_path).differences != []
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "is_misread"), [(0xFFFFFFFE, False), (0xFFFFFFFF, True), (0x100000000, False)]
+)
+def test_unzip_misreads_what_is_behind_an_entry_of_0xffffffff_bytes(
+    nbytes: int, is_misread: bool, tmp_path: Path
+) -> None:
+    reader = installed("unzip")
+    path = tmp_path / "holes.zip"
+    large = layout.Placement(b"assets/large", nbytes, 0, 0, 64)
+    behind = layout.Placement(b"__MODEL_PROTO", 9, 0, large.data_offset + nbytes, 64)
+    directory = b"".join(entry.directory_record().pack() for entry in (large, behind))
+    offset = behind.data_offset + behind.nbytes
+    with open(path, "wb") as file:
+        for entry in (large, behind):
+            file.seek(entry.header_offset)
+            file.write(entry.local_header().pack())
+        file.seek(offset)
+        file.write(directory + layout.end_of_archive(2, len(directory), offset))
+    (limit,) = reader.limits
+    there = [Extracted(entry.name.decode(), entry.nbytes, 0, None) for entry in (large, behind)]
+    assert limit.applies(there) is is_misread
+    done = subprocess.run(["unzip", "-v", path], capture_output=True, text=True, check=False)
+    assert ("extra field (type: 0x0001) corrupt" in done.stderr) is is_misread
+
+
+def test_archives_are_cut_into_batches_by_number_and_by_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [1, 1, 1, 9, 1, 1]
+    archives = [Accepted(tmp_path / str(index), []) for index in range(len(sizes))]
+    for archive, size in zip(archives, sizes, strict=True):
+        archive.path.write_bytes(bytes(size))
+    monkeypatch.setattr(differential, "BATCH_ARCHIVES", 2)
+    monkeypatch.setattr(differential, "BATCH_NBYTES", 5)
+    found = list(differential.batches(archives))
+    assert [len(batch) for batch in found] == [2, 1, 1, 2]
+    assert [archive for batch in found for archive in batch] == archives
+
+
+# The command
+
+
+def test_the_command_prints_a_table_and_every_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    assert differential.main([str(archive.path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert [row[0] for row in rows] == ["reader", "onnxarchive", *READERS]
+    for row, reader in zip(rows[2:], READERS.values(), strict=True):
+        missing = reader.missing()
+        assert row[1:] == (["1", "2", "0", "0"] if missing is None else missing.split())
+
+
+def test_the_command_tells_of_an_archive_that_the_library_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    with_a_zip_in_its_comment(archive)
+    assert differential.main([str(archive.path)]) == 1
+    assert "model.onnxa: the library refuses it" in capsys.readouterr().err
+
+
+def test_a_reader_that_is_not_installed_is_listed_and_fails_where_it_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert differential.main([str(archive.path)]) == 0
+    assert "unzip        unzip is not installed" in capsys.readouterr().out
+    assert differential.main(["--require", "zipfile,unzip", str(archive.path)]) == 1
+    assert capsys.readouterr().err == "unzip: unzip is not installed\n"
+
+
+def test_an_unknown_reader_is_not_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        differential.main(["--require", "winzip"])
+    assert "found winzip" in capsys.readouterr().err
+
+
+def test_a_listing_that_is_not_what_was_extracted_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "twice.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("../outside", b"")
+    with pytest.raises(ReaderError, match="only extracted"):
+        READERS["zipfile"].read(path, tmp_path)

@@ -1,0 +1,410 @@
+"""Archives as other zip readers see them: all of them find what this library finds.
+
+Each archive that the library accepts is listed and extracted by every reader of zip_readers.py. Its
+names, sizes and CRC-32s, their order and the extracted bytes are compared with the library's own.
+Without ARCHIVE, the archives are the vectors of the conformance suite that are accepted, and some
+that are made here, the same ones every time.
+
+Prints a table, and every difference on standard error. Exit status: 0, or 1 where there is a
+difference, a reader that --require names is not installed, or an archive given is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+import random
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from zip_readers import READERS, Extracted, Reader, ReaderError, composed
+
+import onnxarchive
+
+VECTORS: Final = Path(__file__).resolve().parent.parent / "conformance" / "vectors"
+# Readers that take many archives a process are given so many, so that each process ends soon.
+BATCH_ARCHIVES: Final = 200
+BATCH_NBYTES: Final = 1 << 24
+SEEDS: Final = range(8)
+# The most entries that 16 bits count, and one more.
+COUNTS: Final = (0xFFFE, 0xFFFF)
+# The largest size without Zip64, the smallest with it, and the first that 32 bits do not count.
+LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
+DIFFERENCES_SHOWN: Final = 20
+
+# Bits of an element. The types of less than a byte are packed.
+BIT_WIDTHS: Final[Mapping[int, int]] = {
+    TensorProto.FLOAT: 32,
+    TensorProto.FLOAT16: 16,
+    TensorProto.INT64: 64,
+    TensorProto.UINT8: 8,
+    TensorProto.COMPLEX128: 128,
+    TensorProto.FLOAT8E4M3FN: 8,
+    TensorProto.INT4: 4,
+    TensorProto.UINT2: 2,
+}
+# What a tool could take for something else: an option, a pattern, an escape, a line's end.
+NAMES: Final = (
+    "tokenizer.json",
+    "größe/日本.txt",
+    "brain 🧠",
+    "a = b",
+    " blank ",
+    ".hidden",
+    "-rf",
+    "@list",
+    "~",
+    "%41%2f",
+    "[x]*?.txt",
+    "quotes'\"`$HOME",
+    "con",
+    "dot.",
+    "decomposed e\u0301",
+    "line\u2028separator",
+    "right to left \u202e",
+    "no character \uffff \U0010ffff",
+    "private \ue000",
+    "x" * 255,
+    "/".join(["y" * 200] * 5),
+)
+
+
+# The archives
+
+
+def random_bytes(random_: random.Random, data_type: int, count: int) -> bytes:
+    """Elements of a type as they are stored; what is left of the last byte is 0."""
+    nbits = BIT_WIDTHS[data_type] * count
+    data = bytearray(random_.randbytes(-(-nbits // 8)))
+    if nbits % 8:
+        data[-1] &= (1 << nbits % 8) - 1
+    return bytes(data)
+
+
+def model_of(tensors: Sequence[TensorProto], doc_string: str = "") -> onnx.ModelProto:
+    """A model of these initializers."""
+    graph = onnx.GraphProto(name="graph", initializer=tensors, doc_string=doc_string)
+    opset = onnx.OperatorSetIdProto(version=21)
+    return onnx.ModelProto(ir_version=10, opset_import=[opset], graph=graph)
+
+
+def write_random(path: Path, seed: int) -> None:
+    """Writes an archive of random tensors, some of no bytes, and of some assets."""
+    random_ = random.Random(seed)
+    tensors = []
+    for index in range(random_.randrange(1, 40)):
+        data_type = random_.choice(list(BIT_WIDTHS))
+        count = random_.choice([0, 1, 3, 7, 64, 1000, random_.randrange(20_000)])
+        raw_data = random_bytes(random_, data_type, count)
+        name = f"layer.{index}/weight"
+        tensors.append(TensorProto(name=name, data_type=data_type, dims=[count], raw_data=raw_data))
+    names = random_.sample(NAMES, random_.randrange(len(NAMES)))
+    onnxarchive.save(
+        model_of(tensors),
+        path,
+        size_threshold=random_.choice([0, 1024]),
+        alignment=1 << random_.randrange(6, 16),
+        assets={name: random_.randbytes(random_.choice([0, 1, 5000])) for name in names},
+    )
+
+
+def write_zips(path: Path) -> None:
+    """Writes an archive whose tensor, asset and model hold zips and parts of them."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as inner:
+        inner.writestr("inner", b"data of an inner zip")
+    zipped = buffer.getvalue()
+    tensor = TensorProto(
+        name="zip", data_type=TensorProto.UINT8, dims=[len(zipped)], raw_data=zipped
+    )
+    model = model_of([tensor])
+    # The model is the last entry, and this its last field: an end record before the directory.
+    model.metadata_props.add(key="zip", value="PK\5\6" + "\0" * 18)
+    model.metadata_props.add(key="local header", value="PK\3\4" + "\0" * 26)
+    onnxarchive.save(
+        model, path, size_threshold=0, assets={"inner.zip": zipped, "end": zipped[-22:]}
+    )
+
+
+def write_many(path: Path, count: int) -> None:
+    """Writes an archive of so many entries."""
+    tensors = [
+        TensorProto(name=f"t{index}", data_type=TensorProto.UINT8, dims=[1], raw_data=b"x")
+        for index in range(count - 1)
+    ]
+    onnxarchive.save(model_of(tensors), path, size_threshold=0)
+
+
+class SparseFile:
+    """A file of which whole pieces of zeros are holes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, data: memoryview, /) -> int:
+        """Writes `data`, or its first bytes, and gives how many."""
+        if np.frombuffer(data, np.uint8).any():
+            return self._file.write(data)
+        self._file.seek(len(data), os.SEEK_CUR)
+        return len(data)
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.truncate()
+        self._file.close()
+
+
+def write_large(path: Path, nbytes: int) -> None:
+    """Writes an archive with an entry of `nbytes` bytes, most of them zeros, and some behind it."""
+    source = path.with_suffix(".data")
+    with open(source, "wb") as file:
+        file.truncate(nbytes)
+        for mark in (b"first", b"last"):
+            file.write(mark)
+            file.seek(nbytes - len(b"last"))
+    target = SparseFile(path)
+    try:
+        onnxarchive.save(model_of([]), target, assets={"large": source, "small": b"behind it"})
+    finally:
+        target.close()
+        source.unlink()
+
+
+def make_archives(directory: Path, *, many: bool = False, large: bool = False) -> list[Path]:
+    """Makes the archives of this tool.
+
+    Args:
+        directory: Where to.
+        many: Whether also those with about as many entries as 16 bits count.
+        large: Whether also those with an entry of about 4 GiB; they are sparse files.
+    """
+    model_alone, zips = directory / "model_alone.onnxa", directory / "zips.onnxa"
+    onnxarchive.save(model_of([]), model_alone)
+    write_zips(zips)
+    every_name = directory / "every_name.onnxa"
+    onnxarchive.save(model_of([]), every_name, assets={name: name.encode() for name in NAMES})
+    made = [model_alone, zips, every_name]
+    for seed in SEEDS:
+        made.append(directory / f"random_{seed}.onnxa")
+        write_random(made[-1], seed)
+    for count in COUNTS if many else ():
+        made.append(directory / f"entries_{count}.onnxa")
+        write_many(made[-1], count)
+    for nbytes in LARGE_SIZES if large else ():
+        made.append(directory / f"bytes_{nbytes}.onnxa")
+        write_large(made[-1], nbytes)
+    return made
+
+
+# The comparison
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An archive that the library accepts, and what it finds in it."""
+
+    path: Path
+    entries: list[Extracted]
+
+
+def read_by_library(path: Path) -> Accepted | None:
+    """What the library finds in a file, or None where a rule is broken."""
+    if onnxarchive.check(path, full=True):
+        return None
+    with onnxarchive.open(path) as archive:
+        entries = [
+            Extracted(
+                entry.name,
+                entry.nbytes,
+                entry.crc32,
+                hashlib.sha256(archive.read(entry.name)).hexdigest(),
+            )
+            for entry in archive.entries.values()
+        ]
+    return Accepted(path, entries)
+
+
+def accepted_vectors() -> list[Accepted]:
+    """The vectors of the conformance suite that the library accepts."""
+    found = (read_by_library(path) for path in sorted(VECTORS.glob("*.onnxa")))
+    return [archive for archive in found if archive is not None]
+
+
+def differences(
+    reader: Reader, expected: Sequence[Extracted], found: Sequence[Extracted]
+) -> Iterator[str]:
+    """Tells what a reader finds otherwise, in a line each.
+
+    Args:
+        reader: The reader; what it is known not to show is no difference.
+        expected: What there is.
+        found: What the reader finds.
+    """
+    if len(expected) != len(found):
+        yield f"expected {len(expected)} entries, found {len(found)}"
+    for index, (there, seen) in enumerate(zip(expected, found, strict=False)):
+        name, seen_name = there.name, seen.name
+        if reader.composes_names:
+            name, seen_name = composed(name), composed(seen_name)
+        if name != seen_name:
+            yield f"entry {index}: expected the name {there.name!r}, found {seen.name!r}"
+        if there.nbytes != seen.nbytes:
+            yield f"{there.name!r}: expected {there.nbytes} bytes, found {seen.nbytes}"
+        is_hidden = reader.hides_crc32 is not None and seen.crc32 is None
+        if there.crc32 != seen.crc32 and not is_hidden:
+            yield f"{there.name!r}: expected the CRC-32 {there.crc32}, found {seen.crc32}"
+        if seen.sha256 is not None and there.sha256 != seen.sha256:
+            yield f"{there.name!r}: expected other bytes than it extracts"
+
+
+@dataclass
+class Comparison:
+    """What came of one reader.
+
+    Attributes:
+        archives: How many archives were read.
+        entries: How many entries they have.
+        skipped: The archives that the reader cannot read, each with the reason.
+        differences: Every difference, in a line.
+    """
+
+    archives: int = 0
+    entries: int = 0
+    skipped: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+def batches(archives: Sequence[Accepted]) -> Iterator[list[Accepted]]:
+    """Cuts a sequence where there are enough archives or bytes for one process."""
+    batch: list[Accepted] = []
+    nbytes = 0
+    for archive in archives:
+        size = archive.path.stat().st_size
+        if batch and (len(batch) == BATCH_ARCHIVES or nbytes + size > BATCH_NBYTES):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(archive)
+        nbytes += size
+    if batch:
+        yield batch
+
+
+def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comparison:
+    """Lets a reader read archives, and compares.
+
+    Args:
+        reader: The reader, which must be installed.
+        archives: The archives.
+        scratch: An existing directory for what is extracted; nothing is left in it.
+    """
+    result = Comparison()
+    readable = []
+    for archive in archives:
+        reasons = [limit.reason for limit in reader.limits if limit.applies(archive.entries)]
+        if reasons:
+            result.skipped.append(f"{archive.path.name}: {'; '.join(reasons)}")
+        else:
+            readable.append(archive)
+    for batch in batches(readable):
+        outcomes = reader.read_all([archive.path for archive in batch], scratch)
+        for archive, outcome in zip(batch, outcomes, strict=True):
+            result.archives += 1
+            result.entries += len(archive.entries)
+            if isinstance(outcome, ReaderError):
+                lines = [str(outcome)]
+            else:
+                lines = list(differences(reader, archive.entries, outcome))
+            result.differences += [
+                f"{reader.name}: {archive.path.name}: {line}" for line in lines[:DIFFERENCES_SHOWN]
+            ]
+            if len(lines) > DIFFERENCES_SHOWN:
+                result.differences.append(f"... and {len(lines) - DIFFERENCES_SHOWN} more")
+    return result
+
+
+# The command
+
+
+def required(text: str) -> list[str]:
+    """Readers by name, with commas between them."""
+    names = text.split(",")
+    unknown = sorted(set(names) - set(READERS))
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"expected names out of {', '.join(READERS)}, found {', '.join(unknown)}"
+        )
+    return names
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool and gives its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("archives", nargs="*", type=Path, metavar="ARCHIVE")
+    parser.add_argument(
+        "--large", action="store_true", help="make sparse archives of over 4 GiB, too"
+    )
+    parser.add_argument(
+        "--require",
+        type=required,
+        default=[],
+        metavar="NAME,...",
+        help="readers that have to be installed",
+    )
+    parser.add_argument("--directory", help="where to make the temporary directory")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="onnxarchive-", dir=arguments.directory) as made:
+        failures = compare_all(arguments.archives, arguments.require, arguments.large, Path(made))
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def compare_all(
+    paths: Sequence[Path], required_names: Sequence[str], large: bool, directory: Path
+) -> list[str]:
+    """Lets every reader read every archive, prints the table, and gives what is wrong."""
+    failures = []
+    archives = []
+    for path in paths or make_archives(directory, many=True, large=large):
+        archive = read_by_library(path)
+        if archive is None:
+            failures.append(f"{path}: the library refuses it, so there is nothing to compare")
+        else:
+            archives.append(archive)
+    if not paths:
+        archives += accepted_vectors()
+    entries = sum(len(archive.entries) for archive in archives)
+    skipped = []
+    print(f"{'reader':<12} {'archives':>8} {'entries':>8} {'skipped':>8} {'different':>9}")
+    print(f"{'onnxarchive':<12} {len(archives):>8} {entries:>8} {0:>8} {0:>9}")
+    for reader in READERS.values():
+        missing = reader.missing()
+        if missing is not None:
+            print(f"{reader.name:<12} {missing}")
+            if reader.name in required_names:
+                failures.append(f"{reader.name}: {missing}")
+            continue
+        found = compare(reader, archives, directory)
+        failures += found.differences
+        skipped += [f"{reader.name} skips {line}" for line in found.skipped]
+        counts = (found.archives, found.entries, len(found.skipped), len(found.differences))
+        print(f"{reader.name:<12} {counts[0]:>8} {counts[1]:>8} {counts[2]:>8} {counts[3]:>9}")
+    for line in skipped:
+        print(line)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

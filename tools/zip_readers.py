@@ -1,0 +1,394 @@
+"""Zip readers of others, behind one interface: what each of them finds in an archive.
+
+Those of Java and JavaScript are in the directory zip_readers, beside this file; they take many
+archives a process. Each reader is asked for the names, sizes and CRC-32s of its listing, and for
+the bytes that it extracts. Whatever a reader complains about is an error: an exit status, a CRC-32
+that does not match, a word on standard error. What a reader cannot do is said beside it, as data.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import unicodedata
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+DIRECTORY: Final = Path(__file__).resolve().parent / "zip_readers"
+ENVIRONMENT: Final = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+# For an archive of 4 GiB, or for some hundreds of small ones.
+TIMEOUT: Final = 600
+_PIECE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """An entry as a reader sees it.
+
+    Attributes:
+        name: Its name.
+        nbytes: Its size, as listed.
+        crc32: Its CRC-32, as listed; None where the reader shows none.
+        sha256: The SHA-256 of the bytes that were extracted, in hexadecimal digits; None where
+            nothing was.
+    """
+
+    name: str
+    nbytes: int
+    crc32: int | None
+    sha256: str | None
+
+
+# Name, size and CRC-32 of the entries in their order.
+Listing: TypeAlias = list[tuple[str, int, int | None]]
+
+
+class ReaderError(Exception):
+    """A reader failed, complained, or contradicts itself; the message has its output."""
+
+
+Outcome: TypeAlias = list[Extracted] | ReaderError
+# Reads archives in turn. The directory is for what is extracted; without one, nothing is.
+ReadAll: TypeAlias = Callable[[Sequence[Path], "Path | None"], Iterator[Outcome]]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Archives that a reader cannot read as they are.
+
+    Attributes:
+        reason: Why.
+        applies: Whether an archive of these entries is one of them.
+    """
+
+    reason: str
+    applies: Callable[[Sequence[Extracted]], bool]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A zip reader.
+
+    Attributes:
+        name: What it is called here.
+        program: The command that it needs, or None where Python is all.
+        read_all: Reads archives in turn.
+        package: The npm package that it is, or None.
+        hides_crc32: Why it shows no CRC-32, or None where it shows them.
+        composes_names: Whether it gives names in Unicode's composed form (NFC), whatever they are.
+        limits: Which archives it cannot read.
+    """
+
+    name: str
+    program: str | None
+    read_all: ReadAll
+    package: str | None = None
+    hides_crc32: str | None = None
+    composes_names: bool = False
+    limits: tuple[Limit, ...] = ()
+
+    def missing(self) -> str | None:
+        """What has to be installed before this reader can be used, or None."""
+        if self.program is not None and shutil.which(self.program) is None:
+            return f"{self.program} is not installed"
+        if self.package is not None and not (DIRECTORY / "node_modules" / self.package).exists():
+            return f"{self.package} is not installed (npm install --prefix {DIRECTORY})"
+        return None
+
+    def is_installed(self) -> bool:
+        """Whether it can be used."""
+        return self.missing() is None
+
+    def read(self, path: Path, scratch: Path | None) -> list[Extracted]:
+        """Lists and extracts one archive.
+
+        Args:
+            path: The archive.
+            scratch: An existing directory; nothing is left in it. With None, the archive is listed
+                and, by readers that can test one, tested.
+
+        Raises:
+            ReaderError: The reader failed or complained.
+        """
+        (outcome,) = self.read_all([path], scratch)
+        if isinstance(outcome, ReaderError):
+            raise outcome
+        return outcome
+
+
+# Readers that extract to files, one archive a process
+
+
+def output_of(*command: str | Path, piped: Path | None = None) -> str:
+    """Runs a command and gives its standard output.
+
+    Args:
+        *command: The command.
+        piped: A file that comes to it through a pipe, which it cannot seek in.
+
+    Raises:
+        ReaderError: It ended with another status than 0, or said something on standard error.
+    """
+    arguments = [str(part) for part in command]
+    source = None
+    if piped is not None:
+        source = subprocess.Popen(["cat", piped], stdout=subprocess.PIPE)
+    try:
+        done = subprocess.run(
+            arguments,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL if source is None else source.stdout,
+            capture_output=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ReaderError(f"{arguments[0]} took more than {TIMEOUT} s") from None
+    finally:
+        if source is not None and source.stdout is not None:
+            source.stdout.close()
+            source.wait()
+    output = done.stdout.decode(errors="backslashreplace")
+    errors = done.stderr.decode(errors="backslashreplace")
+    if done.returncode or errors:
+        raise ReaderError(
+            f"{arguments}: status {done.returncode}\n{output[-2000:]}{errors[-2000:]}"
+        )
+    return output
+
+
+def require(is_met: bool, expectation: str, found: str) -> None:
+    """Raises ReaderError unless `is_met`."""
+    if not is_met:
+        raise ReaderError(f"expected {expectation}, found:\n{found[-2000:]}")
+
+
+def by_zipfile(path: Path, directory: Path | None) -> Listing:
+    """Python's zipfile."""
+    try:
+        with zipfile.ZipFile(path) as opened:
+            damaged = opened.testzip()
+            require(damaged is None, "every CRC-32 to match", str(damaged))
+            require(opened.comment == b"", "no comment", repr(opened.comment))
+            if directory is not None:
+                opened.extractall(directory)
+            return [(info.filename, info.file_size, info.CRC) for info in opened.infolist()]
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ReaderError(str(error)) from error
+
+
+def by_unzip(path: Path, directory: Path | None) -> Listing:
+    """Info-ZIP's unzip."""
+    # It takes brackets and the like in the name of an archive for a pattern.
+    archive = glob.escape(str(path))
+    tested = output_of("unzip", "-t", archive)
+    require("No errors detected" in tested, "no errors", tested)
+    if directory is not None:
+        output_of("unzip", "-q", archive, "-d", directory)
+    lines = re.findall(
+        r"^ *(\d+)  Stored +\d+ +0% [-0-9]+ [:0-9]+ ([0-9a-f]{8})  (.+)$",
+        output_of("unzip", "-v", archive),
+        re.MULTILINE,
+    )
+    return [(name, int(size), int(crc, 16)) for size, crc, name in lines]
+
+
+def by_7z(path: Path, directory: Path | None) -> Listing:
+    """7-Zip."""
+    tested = output_of("7z", "t", path)
+    require("Everything is Ok" in tested, "that everything is ok", tested)
+    require("Warning" not in tested, "no warning", tested)
+    if directory is not None:
+        output_of("7z", "x", f"-o{directory}", path)
+    details = output_of("7z", "l", "-slt", path).split("----------\n")[1]
+    listing: Listing = []
+    for block in details.strip().split("\n\n"):
+        fields = dict(line.split(" = ", 1) for line in block.split("\n") if " = " in line)
+        crc = int(fields["CRC"], 16) if fields.get("CRC") else None
+        listing.append((fields["Path"], int(fields["Size"]), crc))
+    return listing
+
+
+def by_bsdtar(path: Path, directory: Path | None) -> Listing:
+    """libarchive, which seeks to the directory."""
+    if directory is not None:
+        output_of("bsdtar", "-xf", path, "-C", directory)
+    return _bsdtar_listing(output_of("bsdtar", "-tvf", path))
+
+
+def by_bsdtar_from_a_pipe(path: Path, directory: Path | None) -> Listing:
+    """libarchive, which reads local headers as they come, and no directory."""
+    if directory is not None:
+        output_of("bsdtar", "-xf", "-", "-C", directory, piped=path)
+    return _bsdtar_listing(output_of("bsdtar", "-tvf", "-", piped=path))
+
+
+def _bsdtar_listing(output: str) -> Listing:
+    lines = re.findall(
+        r"^-\S+ +\d+ +\S+ +\S+ +(\d+) \w{3} [ \d]\d +[\d:]+ (.+)$", output, re.MULTILINE
+    )
+    return [(_unescaped(name), int(size), None) for size, name in lines]
+
+
+def _unescaped(name: str) -> str:
+    r"""Undoes what bsdtar does to bytes of characters that it cannot print: \342 and so on."""
+    octal = re.compile(rb"\\([0-7]{3})")
+    return octal.sub(lambda found: bytes([int(found[1], 8)]), name.encode()).decode()
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a regular file.
+
+    Raises:
+        ReaderError: It is none.
+    """
+    require(stat.S_ISREG(path.lstat().st_mode), f"{path.name!r} as a regular file", str(path))
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def composed(name: str) -> str:
+    """A name in Unicode's composed form."""
+    return unicodedata.normalize("NFC", name)
+
+
+def files_in(directory: Path) -> list[str]:
+    """The paths of all files below a directory, relative to it, in no order."""
+    return [
+        os.path.relpath(os.path.join(folder, name), directory)
+        for folder, _, names in os.walk(directory)
+        for name in names
+    ]
+
+
+def extracting(
+    read: Callable[[Path, Path | None], Listing],
+) -> ReadAll:
+    """Makes a reader of many archives of one that lists one and extracts it to a directory."""
+
+    def read_one(path: Path, directory: Path | None) -> list[Extracted]:
+        listing = read(path, directory)
+        if directory is None:
+            return [Extracted(*listed, None) for listed in listing]
+        names = {name for name, _, _ in listing}
+        written = set(files_in(directory))
+        require(
+            names == written,
+            "the names listed and the files extracted to be the same",
+            f"only listed: {sorted(names - written)}, only extracted: {sorted(written - names)}",
+        )
+        return [
+            Extracted(name, nbytes, crc32, file_sha256(directory / name))
+            for name, nbytes, crc32 in listing
+        ]
+
+    def read_all(paths: Sequence[Path], scratch: Path | None) -> Iterator[Outcome]:
+        for path in paths:
+            try:
+                if scratch is None:
+                    yield read_one(path.absolute(), None)
+                else:
+                    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+                        yield read_one(path.absolute(), Path(directory))
+            except ReaderError as error:
+                yield error
+
+    return read_all
+
+
+# Readers that take many archives a process, extract to memory, and print JSON
+
+
+def printing(*command: str | Path) -> ReadAll:
+    """Makes a reader of a program that takes paths and prints a line of JSON for each."""
+
+    def read_all(paths: Sequence[Path], scratch: Path | None) -> Iterator[Outcome]:
+        mode = "list" if scratch is None else "extract"
+        try:
+            done = subprocess.run(
+                [*map(str, command), mode],
+                env=ENVIRONMENT,
+                input="".join(f"{path.absolute()}\n" for path in paths).encode(),
+                capture_output=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            error = ReaderError(f"{command[0]} took more than {TIMEOUT} s")
+            yield from (error for _ in paths)
+            return
+        lines = done.stdout.decode().split("\n")[:-1]
+        if done.returncode or done.stderr or len(lines) != len(paths):
+            # Which archive it was that brought the process down, its output may tell.
+            error = ReaderError(
+                f"{command[0]}: status {done.returncode}, {len(lines)} results for {len(paths)} "
+                f"archives: {done.stderr.decode()[-2000:]}"
+            )
+            yield from (error for _ in paths)
+            return
+        for line in lines:
+            found = json.loads(line)
+            if "error" in found:
+                yield ReaderError(found["error"])
+            else:
+                yield [Extracted(*entry) for entry in found["entries"]]
+
+    return read_all
+
+
+# Found with bsdtar 3.6.2 and unzip 6.0; tests/test_differential.py holds each against the tool.
+_LISTED_AS_TAR: Final = (
+    "bsdtar lists an archive as if it were a tar, which has no CRC-32; it compares those of a zip "
+    "with the data as it extracts"
+)
+_TWO_FORMS_OF_A_NAME: Final = Limit(
+    "bsdtar composes names (NFC), and so takes two forms of one name for the same file",
+    lambda entries: len({composed(entry.name) for entry in entries}) < len(entries),
+)
+_SATURATED_SIZE: Final = Limit(
+    "unzip takes a size of exactly 0xFFFFFFFF bytes for one that it has yet to find, and the Zip64 "
+    "field of the next entry for that",
+    lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
+)
+
+READERS: Final[Mapping[str, Reader]] = {
+    reader.name: reader
+    for reader in (
+        Reader("zipfile", None, extracting(by_zipfile)),
+        Reader("unzip", "unzip", extracting(by_unzip), limits=(_SATURATED_SIZE,)),
+        Reader("7z", "7z", extracting(by_7z)),
+        *(
+            Reader(
+                name,
+                "bsdtar",
+                extracting(read),
+                hides_crc32=_LISTED_AS_TAR,
+                composes_names=True,
+                limits=(_TWO_FORMS_OF_A_NAME,),
+            )
+            for name, read in (("bsdtar", by_bsdtar), ("bsdtar-pipe", by_bsdtar_from_a_pipe))
+        ),
+        Reader("java-file", "java", printing("java", DIRECTORY / "ListZip.java", "file")),
+        Reader("java-stream", "java", printing("java", DIRECTORY / "ListZip.java", "stream")),
+        Reader("yauzl", "node", printing("node", DIRECTORY / "list_yauzl.mjs"), package="yauzl"),
+        Reader(
+            "zip.js",
+            "node",
+            printing("node", DIRECTORY / "list_zip_js.mjs"),
+            package="@zip.js/zip.js",
+        ),
+    )
+}
