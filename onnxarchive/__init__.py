@@ -22,6 +22,9 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
 )
 from onnxarchive.rules import Finding, check
+from onnxarchive.runtime.link import Misfit, check_link, link
+from onnxarchive.runtime.onnx_registry import register as _register_with_onnx
+from onnxarchive.runtime.onnxruntime import options, session
 from onnxarchive.save import Writer, save
 from onnxarchive.zipformat.directory import Entry
 
@@ -33,17 +36,24 @@ __all__ = [
     "Conversion",
     "Entry",
     "Finding",
+    "Misfit",
     "TensorNotFoundError",
     "UnsupportedFeatureError",
     "Writer",
     "check",
+    "check_link",
     "convert",
     "convert_many",
     "export",
     "extract",
+    "link",
     "load",
     "open",
+    "options",
     "save",
+    "session",
 ]
 
 __version__ = "0.1.0"
+
+_register_with_onnx()

@@ -19,17 +19,22 @@ NAMES = [
     "Conversion",
     "Entry",
     "Finding",
+    "Misfit",
     "TensorNotFoundError",
     "UnsupportedFeatureError",
     "Writer",
     "check",
+    "check_link",
     "convert",
     "convert_many",
     "export",
     "extract",
+    "link",
     "load",
     "open",
+    "options",
     "save",
+    "session",
 ]
 # What only one function, or nobody, needs.
 LAZY = ["onnxruntime", "onnx_ir", "zipfile_deflate64", "tqdm", "onnx.reference"]
@@ -91,6 +96,8 @@ onnxarchive.save(model, sys.argv[1])
 onnxarchive.check(sys.argv[1], full=True)
 onnxarchive.export(sys.argv[1], sys.argv[1] + ".onnx")
 onnxarchive.convert(sys.argv[1] + ".onnx", sys.argv[1])
+onnxarchive.link(sys.argv[1], sys.argv[1] + ".link.onnx")
+onnxarchive.check_link(sys.argv[1] + ".link.onnx", sys.argv[1])
 with onnxarchive.open(sys.argv[1]) as archive:
     archive.verify()
 print([name for name in {LAZY!r} if name in sys.modules])
@@ -109,7 +116,7 @@ def test_a_star_import_gives_the_public_names() -> None:
     assert sorted(name for name in names if name != "__builtins__") == NAMES
 
 
-@pytest.mark.parametrize("name", ["open", "load", "check", "export", "extract", "convert"])
+@pytest.mark.parametrize("name", ["open", "load", "check", "export", "extract", "convert", "link"])
 def test_the_file_comes_first(name: str) -> None:
     parameters = list(inspect.signature(getattr(onnxarchive, name)).parameters.values())
     assert parameters[0].name == ("source" if name == "convert" else "path")

@@ -30,7 +30,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])],
         [numpy_helper.from_array(weight, "layer.0/weight")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_python_snippets_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snippets = blocks("python")
-    assert len(snippets) == 6
+    assert len(snippets) == 9
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
@@ -59,7 +59,7 @@ def test_commands_run_one_after_another(
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
     own = [arguments for program, *arguments in commands if program == "onnxarchive"]
-    assert len(own) == 9
+    assert len(own) == 11
     for arguments in own:
         assert main(arguments) == 0, f"{arguments}: {capsys.readouterr().err}"
     assert (directory / "many" / "model.onnxa").exists()

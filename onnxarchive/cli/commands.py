@@ -29,6 +29,7 @@ from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import text
 from onnxarchive.rules import rules
+from onnxarchive.runtime.link import linked_archive
 from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     _add_convert(commands)
     _add_export(commands)
+    _add_link(commands)
     _add_ls(commands)
     _add_info(commands)
     _add_check(commands)
@@ -316,6 +318,34 @@ def _export(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_link(commands: Any) -> None:
+    command = _command(
+        commands,
+        "link",
+        _link,
+        "Write a small .onnx whose external data points into an archive, for tools that know none.",
+    )
+    command.add_argument("archive")
+    command.add_argument("target", help="the .onnx to write, in the archive's directory or above")
+    _add_force(command)
+
+
+def _link(arguments: argparse.Namespace) -> int:
+    _require_free(arguments.target, arguments.force)
+    onnxarchive.link(arguments.archive, arguments.target)
+    result = {
+        "path": arguments.target,
+        "archive": arguments.archive,
+        "nbytes": os.path.getsize(arguments.target),
+    }
+    told = (
+        f"{printable(arguments.target)}: {size(result['nbytes'])}, "
+        f"its large tensors in {printable(arguments.archive)}"
+    )
+    _say(arguments, result, told)
+    return DONE
+
+
 def _add_ls(commands: Any) -> None:
     command = _command(commands, "ls", _ls, "List an archive's tensors and assets.")
     command.add_argument("archive")
@@ -481,28 +511,49 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 def _add_check(commands: Any) -> None:
     command = _command(commands, "check", _check, "List every rule that an archive breaks.")
-    command.add_argument("archive")
+    command.usage = (
+        "onnxarchive check [--full] [--json] ARCHIVE\n"
+        "       onnxarchive check [--full] [--json] --link LINK [ARCHIVE]"
+    )
+    command.add_argument("archive", nargs="?", help="with --link, the one that LINK names if none")
     command.add_argument("--full", action="store_true", help="read every byte, for checksums")
+    command.add_argument("--link", metavar="LINK", help="whether this .onnx fits the archive, too")
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    with progress_bar("check") as progress:
-        findings = onnxarchive.check(arguments.archive, full=arguments.full, progress=progress)
-    result = [
-        {
-            "rule": finding.rule,
-            "severity": finding.severity,
-            "entry": finding.entry,
-            "message": finding.message,
-        }
-        for finding in findings
-    ]
-    lines = [printable(f"{finding.severity}: {finding}") for finding in findings]
-    if not findings:
-        passed = [rule for rule in rules().values() if arguments.full or rule.seen != "data"]
-        lines = [f"{printable(arguments.archive)}: keeps all {len(passed)} rules that were checked"]
+    archive, link = arguments.archive, arguments.link
+    if archive is None and link is None:
+        raise ValueError("check takes an ARCHIVE, or --link LINK")
+    result: list[dict[str, Any]] = []
+    lines = []
+    checked = archive if archive is not None else linked_archive(link)
+    if checked is not None and (archive is not None or os.path.exists(checked)):
+        with progress_bar("check") as progress:
+            findings = onnxarchive.check(checked, full=arguments.full, progress=progress)
+        result = [
+            {
+                "rule": finding.rule,
+                "severity": finding.severity,
+                "entry": finding.entry,
+                "message": finding.message,
+            }
+            for finding in findings
+        ]
+        lines = [printable(f"{finding.severity}: {finding}") for finding in findings]
+        if not findings:
+            passed = [rule for rule in rules().values() if arguments.full or rule.seen != "data"]
+            lines = [f"{printable(checked)}: keeps all {len(passed)} rules that were checked"]
+    if link is not None and not result:
+        misfits = onnxarchive.check_link(link, archive)
+        result = [
+            {"rule": None, "severity": "error", "entry": None, "message": misfit.message}
+            for misfit in misfits
+        ]
+        lines += [printable(f"error: {link}: {misfit}") for misfit in misfits]
+        if not misfits:
+            lines.append(f"{printable(link)}: fits it")
     _say(arguments, result, "\n".join(lines))
-    return FOUND if findings else DONE
+    return FOUND if result else DONE
 
 
 def _add_extract(commands: Any) -> None:

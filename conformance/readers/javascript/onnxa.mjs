@@ -235,20 +235,24 @@ export class Sha1 {
       w[i] = (x << 1) | (x >>> 31);
     }
     const state = this.#state;
-    let [a, b, c, d, e] = [state[0], state[1], state[2], state[3], state[4]];
-    let i = 0;
-    const turn = (f, constant) => {
-      const next = (((a << 5) | (a >>> 27)) + f + e + constant + w[i]) | 0;
+    let a = state[0];
+    let b = state[1];
+    let c = state[2];
+    let d = state[3];
+    let e = state[4];
+    for (let i = 0; i < 80; i++) {
+      let f; // of b, c and d, plus the constant
+      if (i < 20) f = (d ^ (b & (c ^ d))) + 0x5a827999;
+      else if (i < 40) f = (b ^ c ^ d) + 0x6ed9eba1;
+      else if (i < 60) f = ((b & c) | (d & (b | c))) - 0x70e44324;
+      else f = (b ^ c ^ d) - 0x359d3e2a;
+      const next = (((a << 5) | (a >>> 27)) + (f | 0) + e + w[i]) | 0;
       e = d;
       d = c;
       c = (b << 30) | (b >>> 2);
       b = a;
       a = next;
-    };
-    for (; i < 20; i++) turn((b & c) | (~b & d), 0x5a827999);
-    for (; i < 40; i++) turn(b ^ c ^ d, 0x6ed9eba1);
-    for (; i < 60; i++) turn((b & c) | (b & d) | (c & d), 0x8f1bbcdc);
-    for (; i < 80; i++) turn(b ^ c ^ d, 0xca62c1d6);
+    }
     state[0] += a;
     state[1] += b;
     state[2] += c;
@@ -299,7 +303,7 @@ async function readEndRecords(source) {
     }
     ({ diskCount, count, size, offset } = readZip64EndRecords(tail, source.size));
     if (count < SATURATED16 && size < SATURATED32 && offset < SATURATED32) {
-      refuse('ZIP64-1', null, 'no Zip64 end record where all values fit', `${count} records, ${size} bytes at ${offset}`);
+      refuse('ZIP64-1', null, 'no Zip64 end record where all values fit', `${count}, ${size} and ${offset}`);
     }
   } else if (offset + size === source.size - TAIL && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator) {
     refuse('ZIP64-1', null, 'no Zip64 end record where no value is saturated', 'a Zip64 locator');
@@ -333,8 +337,8 @@ function readZip64EndRecords(tail, fileSize) {
   const disks = [
     [locator + 4, 0, 'the disk of the Zip64 end record'],
     [locator + 16, 1, 'the number of disks'],
-    [16, 0, 'the number of this disk, for Zip64,'],
-    [20, 0, 'the disk of the directory, for Zip64,'],
+    [16, 0, 'the number of this disk in the Zip64 end record'],
+    [20, 0, 'the disk of the directory in the Zip64 end record'],
   ];
   for (const [at, expected, what] of disks) {
     if (u32(tail, at) !== expected) refuse('ZIP-3', null, `${expected} as ${what}`, u32(tail, at));
@@ -457,7 +461,9 @@ function readSizes(view, pos, extra, extraEnd, name) {
   }
   if (wideOffset) {
     headerOffset = u64(view, extraEnd - 8);
-    if (headerOffset < SATURATED32) refuse('ZIP64-4', name, 'a header offset in the Zip64 field that needs it', headerOffset);
+    if (headerOffset < SATURATED32) {
+      refuse('ZIP64-4', name, 'a header offset in the Zip64 field that needs it', headerOffset);
+    }
   }
   return { size, headerOffset };
 }
@@ -559,7 +565,7 @@ function checkLocalExtra(entry, header, extra) {
   const padding = past === 0 ? 0 : alignment - past;
   if (size - 2 !== padding) refuse('ALIGN-3', name, `${padding} bytes of padding`, size - 2);
   for (let i = pos + 6; i < header.length; i++) {
-    if (header[i] !== 0) refuse('ALIGN-3', name, 'padding of zero bytes', `${hex(header[i])} at byte ${i} of the header`);
+    if (header[i] !== 0) refuse('ALIGN-3', name, 'padding of zero bytes', `${hex(header[i])} at byte ${i}`);
   }
 }
 
@@ -619,7 +625,7 @@ function checkNames(entries, directory) {
     if (name.startsWith(before) && (name.length === before.length || name[before.length] === '\0')) {
       const readable = name.replaceAll('\0', '/');
       const what = name.length === before.length ? 'twice' : `and the folder ${quote(before.replaceAll('\0', '/'))}`;
-      refuse('NAME-2', readable, 'names that differ, in another case too, and are no folders', `${quote(readable)} ${what}`);
+      refuse('NAME-2', readable, 'names that differ in any case, none a folder', `${quote(readable)} ${what}`);
     }
   }
   const last = entries.at(-1).name;

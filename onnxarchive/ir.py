@@ -1,0 +1,41 @@
+"""Archives as models of onnx_ir, with tensors that stay in the file until something reads them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from onnxarchive.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+__all__ = ["load"]
+
+
+def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
+    """Loads an archive as an onnx_ir model whose large tensors are views of the file.
+
+    It takes time and memory as `onnxarchive.open` does; no weight is read. Tensors stored outside
+    the model become `onnxarchive.runtime.onnx_ir.ArchiveTensor`. They keep the file open and
+    mapped for as long as one of them lives, also when another file takes its path. So a model may
+    be changed and saved, by `onnxarchive.save`, over the archive it was loaded from.
+
+    Args:
+        path: The archive.
+
+    Raises:
+        ArchiveFormatError: The file is not an archive or breaks a rule.
+        UnsupportedFeatureError: onnx_ir is not installed, or the model has what onnx_ir cannot
+            hold: sparse tensors, training_info.
+        OSError: The file cannot be opened or read.
+    """
+    try:
+        import onnx_ir  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedFeatureError(
+            "loading an archive as an onnx_ir.Model needs onnx_ir: pip install 'onnxarchive[ir]'"
+        ) from error
+    from onnxarchive.runtime import onnx_ir as integration
+
+    return integration.load(path)

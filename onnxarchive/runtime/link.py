@@ -1,0 +1,457 @@
+"""Links: a small `.onnx` beside an archive, whose external data points into it.
+
+Tools that know no archives read a link as any model with external data: location, offset and
+length of each large tensor are those of its entry. ONNX Runtime sessions of archives are made of
+the same model, which `linked_model` gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxarchive.archive import Archive, open, read_verified
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    Report,
+    UnsupportedFeatureError,
+    naming,
+)
+from onnxarchive.files import MappedFile, is_below, replacing, require_no_input
+from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.tensors import Path, Site
+
+FINGERPRINT: Final = "onnxarchive.link"
+"""Key of the metadata by which `check_link` tells that the archive is still the same."""
+
+_HELD_NBYTES: Final = 1024
+_HELD_VECTOR_NBYTES: Final = 1 << 16
+_INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+
+# What describes a tensor, beside its data and where that is.
+_DESCRIBING_FIELDS: Final = tuple(
+    field.name
+    for field in onnx.TensorProto.DESCRIPTOR.fields
+    if field.name not in (*tensors.DATA_FIELDS, "external_data", "data_location")
+)
+_SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
+    "dims": lambda dims: str(list(dims[: dtypes.MAX_RANK + 1])),
+    "data_type": dtypes.name_of,
+}
+
+# Tells whether a tensor of so many bytes is left in the archive.
+Rule: TypeAlias = Callable[[Site, int], bool]
+
+
+def is_left_outside(site: Site, nbytes: int) -> bool:
+    """Whether a tensor that an archive stores outside its model is external in a link, too.
+
+    All others are held by the link. They are
+
+    - tensors below 1024 bytes, and vectors of INT32 and INT64 below 64 KiB. Shape inference needs
+      the values of such tensors (the shape of a Reshape, the parts of a Split) and does not look
+      for them outside: ONNX Runtime stops with "Cannot parse data from external tensors". Those of
+      0 bytes are among them, on which ONNX Runtime from 1.27 stops as well;
+    - tensors of attributes, functions, sparse tensors and training_info. ONNX Runtime 1.24 reads
+      neither sparse ones nor the value of a ConstantOfShape from outside, 1.27 not the latter, and
+      onnx.load passes over sparse ones. Only convert_attribute puts them outside in an archive.
+
+    What is left are dense initializers of the main graph and of subgraphs, which every tool that
+    knows external data reads from outside.
+
+    Args:
+        site: The tensor.
+        nbytes: Its size in bytes.
+    """
+    if not site.is_initializer or nbytes < _HELD_NBYTES:
+        return False
+    is_vector = len(site.tensor.dims) == 1 and site.tensor.data_type in _INDEX_TYPES
+    return not (is_vector and nbytes < _HELD_VECTOR_NBYTES)
+
+
+def linked_model(
+    archive: Archive, location: str, is_outside: Rule = is_left_outside
+) -> onnx.ModelProto:
+    """The model of an archive with its large tensors as external data in the archive's file.
+
+    Every local header is compared with the directory, and the CRC-32 of what the model holds with
+    its bytes; of what stays outside no byte is read.
+
+    Args:
+        archive: The archive. Its own model is not changed.
+        location: The archive's file as external data names it.
+        is_outside: Tells which of the tensors that the archive stores outside stay there.
+
+    Raises:
+        ArchiveFormatError: A local header does not match the directory.
+        ChecksumError: Bytes of a tensor that the model is to hold have changed.
+        UnsupportedFeatureError: The model would take 2 GiB or more.
+        ValueError: The archive is closed.
+    """
+    entries = archive.entries
+    held = {key for key, site in archive.sites.items() if not is_outside(site, entries[key].nbytes)}
+    total = sum(entries[name].nbytes for name in (MODEL_PROTO, *held))
+    if total >= proto.SIZE_LIMIT:
+        raise UnsupportedFeatureError(
+            f"expected less than {proto.SIZE_LIMIT} bytes of model, small tensors, and tensors "
+            f"that runtimes do not read from outside (of attributes, functions, sparse tensors), "
+            f"which is what a single .onnx holds, found {total}"
+        )
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    for key, site in archive.sites.items():
+        tensor = tensors.at(model, site.path)
+        if key in held:
+            tensors.set_raw_data(tensor, bytes(read_verified(archive, key)))
+        else:
+            archive.read(key)  # compares its local header; nothing is read through the map
+            entry = entries[key]
+            tensors.set_location(tensor, location, offset=entry.data_offset, length=entry.nbytes)
+    return model
+
+
+def real_path(archive: Archive) -> str:
+    """Where the file of an open archive is now, without symbolic links.
+
+    An archive may have been renamed since it was opened: on Linux its descriptor knows where to.
+
+    Raises:
+        ArchiveError: The path leads to another file by now, or to none.
+    """
+    candidates = [os.path.realpath(archive.path)]
+    descriptor = getattr(archive._file, "_descriptor", None)
+    with contextlib.suppress(OSError):  # of another system
+        candidates.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    for candidate in candidates:
+        if is_file_of(archive, candidate):
+            return candidate
+    error = ArchiveError(
+        "expected the file that was opened, found another in its place or none; open it anew"
+    )
+    error.path = archive.path
+    raise error
+
+
+def is_file_of(archive: Archive, path: str) -> bool:
+    """Whether `path` leads to the very file that `archive` has open."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a path with a NUL
+        return False
+    return (status.st_dev, status.st_ino) == archive._file.identity
+
+
+def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
+    """Writes a small `.onnx` whose external data points into an archive.
+
+    onnx.load, onnx.checker, onnx.shape_inference, ONNX Runtime, onnx_ir, OpenVINO and whatever
+    else knows external data read it unchanged; no weight is copied. It fits this one archive: the
+    two move together, an archive that is written anew needs a new link, and `check_link` tells
+    whether a link still fits. For that it has one entry of metadata more than the model,
+    `onnxarchive.link`: the SHA-256 of position, size and CRC-32 of every tensor in the archive.
+
+    Small tensors, and those that tools do not look for outside, are in the link itself
+    (`is_left_outside`).
+
+    Args:
+        path: The archive.
+        destination: The `.onnx`, in the archive's directory or in one above: external data cannot
+            be elsewhere. It is replaced if it exists.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ChecksumError: Bytes of a tensor that the link is to hold have changed.
+        UnsupportedFeatureError: The link would take 2 GiB or more.
+        ValueError: `destination` is the archive itself or a symbolic link, or the archive does not
+            lie in its directory or below, or has a name that external data cannot have.
+        OSError: The archive cannot be read, or the link not written.
+
+    Warns:
+        UserWarning: The archive's file has several names (hard links), which onnx.checker and
+            onnx.load refuse.
+    """
+    require_no_input(destination, [os.fspath(path)])
+    if os.path.islink(destination):
+        raise ValueError(
+            f"expected a destination that is no symbolic link, since tools look for external data "
+            f"beside the name that they are given, found {os.fspath(destination)}"
+        )
+    with open(path) as archive, naming(path):
+        file = real_path(archive)
+        model = linked_model(archive, _location(file, destination))
+        _set_fingerprint(model, fingerprint(archive))
+        serialized = proto.serialize(model)
+        with replacing(destination) as written:
+            written.write(serialized)
+    names = os.stat(file).st_nlink
+    if names > 1:
+        warnings.warn(
+            f"{os.fspath(path)}: the file has {names} names (hard links), and onnx reads no "
+            f"external data from such files; a copy of it has one",
+            stacklevel=2,
+        )
+
+
+def _location(file: str, destination: str | os.PathLike[str]) -> str:
+    """The archive at `file` as external data of a `.onnx` at `destination` names it."""
+    directory = os.path.realpath(os.path.dirname(os.fspath(destination)))
+    if not is_below(file, directory):
+        raise ValueError(
+            f"expected the archive in the link's directory or below it, since ONNX allows no '..' "
+            f"and no symbolic links in external data, found the archive at {file} and the link in "
+            f"{directory}; write the link to {os.path.dirname(file)}"
+        )
+    location = os.path.relpath(file, directory)
+    if os.sep != "/":
+        location = location.replace(os.sep, "/")
+    require_text(location)
+    if "\\" in location:
+        raise ValueError(
+            f"expected no backslash in the archive's path, since it separates directories on "
+            f"Windows, found {location!r}"
+        )
+    return location
+
+
+def require_text(path: str) -> None:
+    """Refuses a path that cannot be a string of a model.
+
+    Raises:
+        ValueError: It is not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected the archive's path in UTF-8, found {path!r}") from None
+
+
+def fingerprint(archive: Archive) -> str:
+    """What a link says of its archive: the SHA-256 of where each tensor lies and of its CRC-32.
+
+    It is taken over one line for each tensor entry, in the order of the archive: name, data offset
+    and size in decimal digits, CRC-32 in eight hexadecimal ones, with blanks between. An archive
+    with other weights has another one, also where all of them lie at the same places; assets and
+    the model do not matter.
+    """
+    digest = hashlib.sha256()
+    for entry in archive.entries.values():
+        if entry.name in archive.sites:
+            line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
+            digest.update(line.encode())
+    return digest.hexdigest()
+
+
+def _set_fingerprint(model: onnx.ModelProto, value: str) -> None:
+    _take_fingerprint(model)
+    model.metadata_props.add(key=FINGERPRINT, value=value)
+
+
+def _take_fingerprint(model: onnx.ModelProto) -> str | None:
+    """Removes the fingerprint from a model and gives it; None where there is none."""
+    found = None
+    for index in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[index].key == FINGERPRINT:
+            found = tensors.text(model.metadata_props[index].value)
+            del model.metadata_props[index]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Something in which a link does not fit its archive.
+
+    Attributes:
+        tensor: Name of the tensor concerned, or None.
+        message: What was expected and what was found.
+    """
+
+    tensor: str | None
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def check_link(
+    path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
+) -> list[Misfit]:
+    """Tells whether a link still fits its archive.
+
+    It does when each of its external tensors points at the entry of the archive's tensor in the
+    same place of the model, with the same name, type and shape; when the tensors that it holds
+    have the bytes that the archive has; when the models are otherwise the same; and when the
+    tensors in the archive are those that the link was written for, by their CRC-32 in the archive's
+    directory. No weight is read that the link does not hold: `onnxarchive.check(..., full=True)`
+    compares the CRC-32 with the bytes.
+
+    Args:
+        path: The link.
+        archive: The archive; None for the one that the link names.
+
+    Returns:
+        Every misfit; nothing where the link fits.
+
+    Raises:
+        ArchiveFormatError: The link is not a model, or the archive breaks a rule.
+        ValueError: `archive` is None, and the link holds all tensors itself and so names none.
+        OSError: The link, or the archive that was given, cannot be read.
+    """
+    with MappedFile(path) as file, naming(path):
+        model = _parse(file)
+    named = _named_archive(model, path) if archive is None else archive
+    if isinstance(named, Misfit):
+        return [named]
+    try:
+        opened = open(named)
+    except FileNotFoundError:
+        if archive is not None:
+            raise
+        return [Misfit(None, f"expected the archive {named}, found no such file")]
+    with opened, naming(named):
+        return list(_misfits(model, os.path.dirname(os.fspath(path)), opened))
+
+
+def linked_archive(path: str | os.PathLike[str]) -> str | None:
+    """The path of the archive that a link names, or None where there is not exactly one.
+
+    Raises:
+        ArchiveFormatError: The link is not a model.
+        OSError: It cannot be read.
+    """
+    with MappedFile(path) as file, naming(path):
+        model = _parse(file)
+    locations = _locations(model)
+    if len(locations) != 1:
+        return None
+    return os.path.join(os.path.dirname(os.fspath(path)), *locations)
+
+
+def _parse(file: MappedFile) -> onnx.ModelProto:
+    try:
+        return onnx.ModelProto.FromString(file.read(0, file.size))
+    except DecodeError as error:
+        raise ArchiveFormatError(f"expected a serialized ModelProto, found: {error}") from error
+
+
+def _locations(model: onnx.ModelProto) -> list[str]:
+    found = (tensors.location(site.tensor) for site in tensors.walk(model))
+    return sorted({tensors.text(location) for location in found if location is not None})
+
+
+def _named_archive(model: onnx.ModelProto, path: str | os.PathLike[str]) -> str | Misfit:
+    locations = _locations(model)
+    if not locations:
+        raise ValueError(
+            f"{os.fspath(path)}: expected the archive to be given, since no tensor of the link is "
+            "outside it"
+        )
+    if len(locations) > 1:
+        return Misfit(None, f"expected all external data in one file, found it in {locations}")
+    return os.path.join(os.path.dirname(os.fspath(path)), locations[0])
+
+
+def _misfits(model: onnx.ModelProto, directory: str, archive: Archive) -> Iterator[Misfit]:
+    """Compares a link with its archive; takes the link's fingerprint out of it."""
+    found = _take_fingerprint(model)
+    expected = fingerprint(archive)
+    if found is None:
+        yield Misfit(
+            None,
+            f"expected the metadata {FINGERPRINT!r}, which tells one archive from another of the "
+            "same layout, found none; link it anew",
+        )
+    elif found != expected:
+        yield Misfit(
+            None,
+            "expected the archive that was linked, found one whose tensors have other contents or "
+            "places; link it anew",
+        )
+    for location in _locations(model):
+        beside = os.path.join(directory, location)
+        if not is_file_of(archive, beside):
+            yield Misfit(None, f"expected external data in {archive.path}, found it in {beside}")
+
+    sites = {site.path: site for site in tensors.walk(model)}
+    originals = {site.path: site for site in tensors.walk(archive.model)}
+    keys = {site.path: key for key, site in archive.sites.items()}
+    compared = [path for path in originals if path in sites]
+    for path in compared:
+        message = _misfit(sites[path], originals[path], keys.get(path), archive)
+        if message is not None:
+            yield Misfit(originals[path].name, message)
+    differing = _differing_fields(_bare(model, compared), _bare(archive.model, compared))
+    if differing:
+        yield Misfit(
+            None, f"expected the model of the archive, found one with another {differing[0]}"
+        )
+
+
+def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> str | None:
+    """In what a tensor of a link is not that of the archive, or None."""
+    tensor = site.tensor
+    for field in _DESCRIBING_FIELDS:
+        expected, found = getattr(original.tensor, field), getattr(tensor, field)
+        if expected != found:
+            shown = _SHOWN.get(field, repr)
+            return f"{original}: expected {field} {shown(expected)}, found {shown(found)}"
+    if key is None:
+        if tensor.data_location == tensors.EXTERNAL:
+            return (
+                f"{original}: expected it in the link, as in the archive's model, found it outside"
+            )
+        return None if tensor == original.tensor else f"{original}: expected the archive's data"
+    if tensor.data_location != tensors.EXTERNAL:
+        try:
+            is_same = tensors.raw_data(site) == archive.read(key)
+        except ArchiveFormatError as error:
+            return error.message
+        return None if is_same else f"{original}: expected the bytes of entry {key!r}, found others"
+    try:
+        reference = tensors.external_data(site, Report())
+    except ArchiveFormatError as error:
+        return error.message
+    assert reference is not None  # the report would have raised
+    archive.read(key)  # compares its local header
+    entry = archive.entries[key]
+    if (reference.offset or 0, reference.length) != (entry.data_offset, entry.nbytes):
+        return (
+            f"{original}: expected offset {entry.data_offset} and length {entry.nbytes}, where "
+            f"entry {key!r} is, found {reference.offset} and {reference.length}"
+        )
+    return None
+
+
+def _bare(model: onnx.ModelProto, compared: Iterable[Path]) -> onnx.ModelProto:
+    """A copy without a fingerprint, in which the tensors that were compared are empty."""
+    bare = tensors.with_locations(model, dict.fromkeys(compared, ""))
+    for path in compared:
+        tensors.at(bare, path).Clear()
+    _take_fingerprint(bare)
+    return bare
+
+
+def _differing_fields(one: onnx.ModelProto, other: onnx.ModelProto) -> list[str]:
+    """The fields of models, and of their graphs, in which they differ."""
+    if one == other:
+        return []
+    found = [
+        f"graph.{field.name}"
+        for field in onnx.GraphProto.DESCRIPTOR.fields
+        if getattr(one.graph, field.name) != getattr(other.graph, field.name)
+    ]
+    found += [
+        field.name
+        for field in onnx.ModelProto.DESCRIPTOR.fields
+        if getattr(one, field.name) != getattr(other, field.name)
+    ]
+    return found or ["field"]

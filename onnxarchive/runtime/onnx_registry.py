@@ -1,0 +1,153 @@
+"""Archives in onnx's own functions: `onnx.load("m.onnxa")` and `onnx.save(model, "m.onnxa")`.
+
+onnx chooses a serializer by the extension of the path or by `format=`, and gives and takes the
+bytes of the whole file. It reads and writes that file itself. So
+
+- loading takes memory for the file and for the model, as it does for a `.onnx`; `onnxarchive.load`
+  needs the model's alone;
+- the serializer knows neither the path nor `load_external_data`: the model comes complete, also
+  when that is False. `onnxarchive.open(path).model` is the model without its large tensors;
+- saving writes into an existing file instead of replacing it. `onnxarchive.save` replaces it, so
+  that views of the old file stay valid and a failure leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection
+from typing import Any
+
+import onnx
+from onnx import serialization
+
+from onnxarchive.archive import Archive, read_verified
+from onnxarchive.errors import ArchiveError, ArchiveFormatError
+from onnxarchive.files import MappedFile
+from onnxarchive.model import tensors
+from onnxarchive.save import save
+from onnxarchive.zipformat import writer
+
+__all__ = ["EXTENSION", "FORMAT", "ArchiveSerializer", "register"]
+
+FORMAT = "onnxa"
+EXTENSION = ".onnxa"
+
+
+class ArchiveSerializer:
+    """A serializer of onnx's registry (`onnx.serialization.ProtoSerializer`)."""
+
+    supported_format: str = FORMAT
+    file_extensions: Collection[str] = frozenset({EXTENSION})
+
+    def serialize_proto(self, proto: Any) -> bytes:
+        """The archive of a model, the same that `onnxarchive.save` writes.
+
+        Args:
+            proto: The model. It is not changed.
+
+        Raises:
+            TypeError: It is not a ModelProto.
+            ArchiveFormatError: The data of a tensor is external, or the model breaks a rule.
+        """
+        if not isinstance(proto, onnx.ModelProto):
+            raise _not_a_model(type(proto))
+        for site in tensors.walk(proto):
+            if site.tensor.data_location == tensors.EXTERNAL:
+                raise ArchiveFormatError(
+                    f"{site}: expected its data in the model, found it external; load the model "
+                    "with its external data, save it without save_as_external_data, or convert "
+                    "its file with onnxarchive.convert"
+                )
+        target = io.BytesIO()
+        save(proto, target)
+        return target.getvalue()
+
+    def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
+        """The complete model of an archive, as `onnxarchive.load` gives it.
+
+        Args:
+            serialized: The bytes of the archive.
+            proto: The ModelProto that becomes the model.
+
+        Returns:
+            `proto`.
+
+        Raises:
+            TypeError: `serialized` is not bytes, or `proto` not a ModelProto.
+            ArchiveFormatError: The bytes are not an archive, or break a rule.
+            ChecksumError: Bytes of a tensor have changed.
+        """
+        if not isinstance(serialized, bytes | bytearray | memoryview):
+            raise TypeError(
+                f"expected the bytes of an archive, found {type(serialized).__name__}: an archive "
+                "is no text"
+            )
+        if not isinstance(proto, onnx.ModelProto):
+            raise _not_a_model(type(proto))
+        try:
+            archive = Archive(_FileInMemory(serialized))
+            proto.CopyFrom(archive.model)
+            for key, site in archive.sites.items():
+                data = bytes(read_verified(archive, key))
+                tensors.set_raw_data(tensors.at(proto, site.path), data)
+        except ArchiveError as error:
+            error.path = None  # whoever gave the bytes knows it
+            raise
+        return proto
+
+
+class _FileInMemory(MappedFile):
+    """A file whose bytes are in memory already, for an `Archive` over them."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        # What the base class does with a file is replaced as a whole.
+        self.path = "<bytes>"
+        self._data = writer.as_bytes(data).toreadonly()
+        self.size = self._data.nbytes
+        self.identity = (0, id(data))
+
+    def view(self) -> memoryview:
+        return self._data
+
+    def close(self) -> None:
+        self._data = memoryview(b"")
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        return bytes(self._data[offset : offset + size])
+
+
+def register(*, replace: bool = False) -> bool:
+    """Registers the serializer with onnx, for the format `onnxa` and the extension `.onnxa`.
+
+    Importing `onnxarchive` does it. What another package has registered for either is left alone
+    then, since importing a package should not change what others do.
+
+    Args:
+        replace: Whether to take the place of a serializer that another package has registered.
+
+    Returns:
+        Whether archives are now onnx's serializer for both.
+    """
+    if not replace and _is_taken():
+        return False
+    serialization.registry.register(ArchiveSerializer())
+    return True
+
+
+def _is_taken() -> bool:
+    """Whether another serializer has the format or the extension."""
+    fmt = serialization.registry.get_format_from_file_extension(EXTENSION)
+    if fmt not in (None, FORMAT):
+        return True
+    try:
+        registered = serialization.registry.get(FORMAT)
+    except ValueError:
+        return False
+    kind = type(registered)  # by name, for the module may have been loaded anew
+    return (kind.__module__, kind.__qualname__) != (__name__, ArchiveSerializer.__qualname__)
+
+
+def _not_a_model(kind: type) -> TypeError:
+    return TypeError(
+        f"expected an onnx.ModelProto, found {kind.__name__}: an archive holds a model"
+    )

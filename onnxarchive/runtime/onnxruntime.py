@@ -1,0 +1,368 @@
+"""ONNX Runtime sessions of archives: the weights are mapped from the archive, not read.
+
+ONNX Runtime is given the model with the archive itself as the file of its external data, and a
+session entry that names the archive's directory. It maps each tensor from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import onnx
+
+from onnxarchive.archive import Archive, open
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
+from onnxarchive.files import MappedFile
+from onnxarchive.model import proto
+from onnxarchive.model.tensors import Site, text
+from onnxarchive.runtime.link import (
+    is_file_of,
+    is_left_outside,
+    linked_model,
+    real_path,
+    require_text,
+)
+from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.writer import Buffer
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+# What a session can be made of: a path, an open archive, or the bytes of one.
+Source: TypeAlias = str | os.PathLike[str] | Archive | Buffer
+
+_FOLDER: Final = "session.model_external_initializers_file_folder_path"
+_OLDEST: Final = (1, 21)  # the first that knows it
+_INSTALL: Final = "pip install 'onnxarchive[ort]'"
+
+# Domains whose operators ONNX Runtime has itself, so that no library of custom ones is needed.
+_OWN_DOMAINS: Final = frozenset(
+    {
+        "",
+        "ai.onnx",
+        "ai.onnx.ml",
+        "ai.onnx.preview",
+        "ai.onnx.preview.training",
+        "ai.onnx.training",
+        "com.microsoft",
+        "com.microsoft.experimental",
+        "com.microsoft.nchwc",
+        "com.ms.internal.nhwc",
+        "org.pytorch.aten",
+    }
+)
+
+_UNCOPYABLE: Final = (
+    "they name execution providers, write files (profiling, the optimized model, EP contexts), or "
+    "may have libraries of custom operators, which the model needs"
+)
+
+
+def session(
+    path: Source,
+    sess_options: ort.SessionOptions | None = None,
+    providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> ort.InferenceSession:
+    """Makes an ONNX Runtime session of an archive.
+
+    ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
+    copies of many of them for speed; with the session entry `session.disable_prepacking` set to
+    `"1"` it makes none, memory stays flat, and processes share the pages. (On Windows before
+    version 1.23 it maps only tensors that begin at a multiple of 64 KiB, and reads the others.)
+    Several sessions of one archive may live at once, and a session outlives the archive's name: the
+    file may be renamed or replaced by rename while it runs. (`set_providers` makes it anew, though,
+    from the file at its place.)
+
+    Tensors that ONNX Runtime must see for shape inference, or takes only from the model, are handed
+    over in the model (`onnxarchive.runtime.link.is_left_outside`).
+
+    Args:
+        path: The archive: its path, an open `Archive`, or its bytes. Of an archive in memory ONNX
+            Runtime copies the weights; before version 1.24 it takes them only in the model, which
+            must then be below 2 GiB.
+        sess_options: Options for the session. They are not changed: the session gets a copy. Those
+            that ONNX Runtime cannot copy are lent to the session with the directory's entry in
+            them, and afterwards have it empty, which means the same as none; ONNX Runtime logs a
+            line about that. They are those that name execution providers or write files, and, for
+            a model with operators of other domains, all of them, since they may have a library of
+            custom operators. While a session is made, lent options must serve no other.
+        providers: As `onnxruntime.InferenceSession` takes them.
+        kwargs: As `onnxruntime.InferenceSession` takes them: `provider_options`, ...
+
+    Returns:
+        An `onnxruntime.InferenceSession`.
+
+    Raises:
+        ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ChecksumError: Bytes of a small tensor have changed.
+        ArchiveError: Another file has taken the place of an open archive, or of `path` meanwhile.
+        UnsupportedFeatureError: ONNX Runtime is older than 1.21, or what must be in the model takes
+            2 GiB or more.
+        ValueError: The archive is closed, or its path is not UTF-8.
+        ImportError: ONNX Runtime is not installed.
+        OSError: The file cannot be opened or read.
+    """
+    ort = _onnxruntime()
+    with _opened(path) as archive:
+        own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
+        if isinstance(archive._file, _MemoryFile):
+            model = _prepare_in_memory(archive, own)
+            return ort.InferenceSession(
+                model, sess_options if own is None else own, providers, **kwargs
+            )
+        file = real_path(archive)
+        try:
+            if own is not None:
+                made = ort.InferenceSession(_prepare(archive, file, own), own, providers, **kwargs)
+            else:
+                model = _model(archive, file)
+                folder = os.path.dirname(file)
+                made = _session_of_lent_options()(model, folder, sess_options, providers, **kwargs)
+        finally:
+            _require_file(archive, file)  # what ONNX Runtime has opened by its name
+        return made
+
+
+def options(
+    path: Source, sess_options: ort.SessionOptions | None = None
+) -> tuple[bytes, ort.SessionOptions]:
+    """What `session` makes a session of, for those who make it themselves.
+
+    `onnxruntime.InferenceSession(*onnxarchive.options(path))` is a session of the archive. The
+    options may be changed before. They name the archive's directory and the model its file: they
+    are of use as long as both have these names.
+
+    Args:
+        path: The archive, as in `session`. The options keep the bytes of an archive in memory.
+        sess_options: Options to copy; they are not changed.
+
+    Returns:
+        The serialized model, with its large tensors as external data in the archive, and the
+        session options that say where that is.
+
+    Raises:
+        UnsupportedFeatureError: `sess_options` cannot be copied: take those that are given without
+            them, and set these up. Or as in `session`.
+        ArchiveError: As in `session`, and so for the other errors.
+        ImportError: ONNX Runtime is not installed.
+        OSError: The file cannot be opened or read.
+    """
+    ort = _onnxruntime()
+    with _opened(path) as archive:
+        own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
+        if own is None:
+            raise UnsupportedFeatureError(
+                f"expected session options that ONNX Runtime copies, found that {_UNCOPYABLE}; "
+                "call options(path) without them, and set up the options that it gives"
+            )
+        if isinstance(archive._file, _MemoryFile):
+            return _prepare_in_memory(archive, own), own
+        return _prepare(archive, real_path(archive), own), own
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(
+            f"expected ONNX Runtime to run an archive with, found none that can be imported "
+            f"({error}): {_INSTALL}",
+            name="onnxruntime",
+        ) from error
+    version = onnxruntime.__version__
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        raise UnsupportedFeatureError(
+            f"expected ONNX Runtime 1.21 or newer, which can be told where the external data of a "
+            f"model lies, found {version}: pip install --upgrade onnxruntime"
+        )
+    return onnxruntime
+
+
+# An archive on disk
+
+
+def _model(archive: Archive, file: str) -> bytes:
+    require_text(file)
+    with naming(archive.path):
+        return proto.serialize(linked_model(archive, os.path.basename(file)))
+
+
+def _prepare(archive: Archive, file: str, own: ort.SessionOptions) -> bytes:
+    """The model, and in the options the directory of the archive's file."""
+    model = _model(archive, file)
+    _set_folder(own, os.path.dirname(file))
+    return model
+
+
+def _set_folder(options: ort.SessionOptions, folder: str) -> None:
+    if _entry(options, _FOLDER) != folder:  # ONNX Runtime logs what is set anew
+        options.add_session_config_entry(_FOLDER, folder)
+
+
+def _require_file(archive: Archive, file: str) -> None:
+    if is_file_of(archive, file):
+        return
+    error = ArchiveError("expected the same file while the session was made, found another; retry")
+    error.path = archive.path
+    raise error
+
+
+# An archive in memory
+
+
+class _MemoryFile(MappedFile):
+    """An archive's bytes in memory, with the reading side of a file."""
+
+    def __init__(self, data: memoryview) -> None:
+        """Takes the bytes; they are not copied."""
+        self.path = "archive in memory"
+        self.size = data.nbytes
+        self.identity = (-1, id(self))
+        self._data = data.toreadonly()
+        self._is_open = True
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of `size` bytes from `offset`, fewer at the end."""
+        self._require_open()
+        return bytes(self._data[offset : offset + size])
+
+    def view(self) -> memoryview:
+        """All bytes; nothing is copied."""
+        self._require_open()
+        return self._data
+
+    def close(self) -> None:
+        """Ends the reading; views live on."""
+        self._is_open = False
+
+
+_numbers = itertools.count()
+# ONNX Runtime has only the addresses of what it is to read while a session is made.
+_buffers: weakref.WeakKeyDictionary[Any, memoryview] = weakref.WeakKeyDictionary()
+
+
+def _prepare_in_memory(archive: Archive, own: ort.SessionOptions | None) -> bytes:
+    """The model, and in the options the bytes of the archive, where they take them."""
+    add = getattr(own, "add_external_initializers_from_files_in_memory", None)
+    if add is None:
+        return proto.serialize(linked_model(archive, "", lambda site, nbytes: False))
+    location = f"onnxarchive-{next(_numbers)}.onnxa"
+    model = linked_model(archive, location, _is_taken_from_memory)
+    data = archive._file.view()
+    _buffers[own] = data
+    add([location], [data], [data.nbytes])
+    return proto.serialize(model)
+
+
+def _is_taken_from_memory(site: Site, nbytes: int) -> bool:
+    """As `is_left_outside`, but that those of subgraphs are looked for on disk only."""
+    return is_left_outside(site, nbytes) and [it for it, _ in site.path] == ["graph", "initializer"]
+
+
+@contextlib.contextmanager
+def _opened(source: Source) -> Iterator[Archive]:
+    """An archive that is closed in the end if it was opened here."""
+    if isinstance(source, Archive):
+        yield source
+    elif isinstance(source, str | os.PathLike):
+        with open(source) as archive:
+            yield archive
+    else:
+        with Archive(_MemoryFile(writer.as_bytes(source))) as archive:
+            yield archive
+
+
+# Session options of the caller
+
+
+def _copy(given: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
+    """A copy of options that makes the same sessions of `model`, or None.
+
+    ONNX Runtime copies options into a session, and gives them out of it: here of one that runs
+    nothing. The copy lacks custom operators and execution providers, which options have beside
+    their values; and such a session must write no files.
+    """
+    if (
+        given.enable_profiling
+        or given.optimized_model_filepath
+        or _entry(given, "ep.context_enable")
+    ):
+        return None
+    if hasattr(given, "has_providers") and given.has_providers():
+        return None
+    functions = {text(function.domain) for function in model.functions}
+    if not {text(it.domain) for it in model.opset_import} <= _OWN_DOMAINS | functions:
+        return None
+    ort = _onnxruntime()
+    try:
+        nothing = ort.InferenceSession(
+            _nothing(), given, ["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception:  # such as an entry for another kind of model; the session itself will tell
+        return None
+    return nothing.get_session_options()
+
+
+@cache
+def _nothing() -> bytes:
+    """A model that gives its input."""
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], ["y"])],
+        "nothing",
+        [value("x", onnx.TensorProto.FLOAT, [1])],
+        [value("y", onnx.TensorProto.FLOAT, [1])],
+    )
+    opset = onnx.helper.make_opsetid("", 13)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=7)
+    return proto.serialize(model)
+
+
+def _entry(options: ort.SessionOptions, key: str) -> str:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:  # which is how it says that there is none
+        return ""
+
+
+_lending = threading.RLock()
+
+
+@contextlib.contextmanager
+def _lent(given: ort.SessionOptions, folder: str) -> Iterator[None]:
+    """The caller's own options, with the entry of the directory for the time being."""
+    with _lending:
+        before = _entry(given, _FOLDER)
+        _set_folder(given, folder)
+        try:
+            yield
+        finally:
+            _set_folder(given, before)
+
+
+@cache
+def _session_of_lent_options() -> Any:
+    """A session that is made with its caller's own options, which it changes for the time being."""
+    base: Any = _onnxruntime().InferenceSession
+
+    class Session(base):  # type: ignore[misc]
+        def __init__(self, model: bytes, folder: str, given: Any, *rest: Any, **kwargs: Any):
+            self._archive_folder = folder
+            self._lent_options = given
+            with _lent(given, folder):
+                super().__init__(model, given, *rest, **kwargs)
+
+        def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
+            """As that of the base, which makes the session anew with the same options."""
+            with _lent(self._lent_options, self._archive_folder):
+                super().set_providers(*arguments, **kwargs)
+
+    return Session

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+from models import break_local_header, runnable_model
+
+import onnxarchive
+from onnxarchive.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "an archive.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    return path
+
+
+@pytest.fixture
+def link(archive: Path) -> Path:
+    path = archive.with_name("a link.onnx")
+    onnxarchive.link(archive, path)
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_link_writes_what_the_library_writes(archive: Path, link: Path, capsys: Captured) -> None:
+    other = archive.with_name("other.onnx")
+    assert run("link", archive, other) == 0
+    assert other.read_bytes() == link.read_bytes()
+    nbytes = other.stat().st_size
+    assert capsys.readouterr().out == f"{other}: {nbytes} bytes, its large tensors in {archive}\n"
+
+
+def test_link_tells_the_same_in_json(archive: Path, capsys: Captured) -> None:
+    other = archive.with_name("other.onnx")
+    assert run("link", archive, other, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(other),
+        "archive": str(archive),
+        "nbytes": other.stat().st_size,
+    }
+
+
+def test_link_replaces_nothing_without_force(archive: Path, capsys: Captured) -> None:
+    other = archive.with_name("other.onnx")
+    other.write_bytes(b"there")
+    assert run("link", archive, other) == 2
+    assert "exists; --force replaces it" in capsys.readouterr().err
+    assert other.read_bytes() == b"there"
+    assert run("link", archive, other, "--force") == 0
+    onnx.checker.check_model(str(other))
+
+
+def test_link_never_replaces_the_archive(archive: Path, capsys: Captured) -> None:
+    before = archive.read_bytes()
+    assert run("link", archive, archive, "--force") == 2
+    assert "expected another file than the input" in capsys.readouterr().err
+    assert archive.read_bytes() == before
+
+
+def test_link_says_why_it_cannot_be_elsewhere(archive: Path, capsys: Captured) -> None:
+    (archive.parent / "below").mkdir()
+    assert run("link", archive, archive.parent / "below" / "link.onnx") == 2
+    assert "ONNX allows no '..'" in capsys.readouterr().err
+
+
+def test_link_refuses_a_broken_archive(archive: Path, capsys: Captured) -> None:
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
+    break_local_header(archive, entry)
+    assert run("link", archive, archive.with_name("link.onnx")) == 3
+    assert "layer_0_weight" in capsys.readouterr().err
+    assert run("link", archive.with_name("missing"), archive.with_name("link.onnx")) == 2
+    assert not archive.with_name("link.onnx").exists()
+
+
+def test_check_tells_that_a_link_fits(archive: Path, link: Path, capsys: Captured) -> None:
+    ways: list[list[str | Path]] = [["--link", link], ["--link", link, archive]]
+    ways.append([archive, "--link", link])
+    for arguments in ways:
+        assert run("check", *arguments) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{archive}: keeps all ")
+        assert second == f"{link}: fits it"
+        assert run("check", "--full", "--json", *arguments) == 0
+        assert json.loads(capsys.readouterr().out) == []
+
+
+def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys: Captured) -> None:
+    onnxarchive.save(runnable_model(), archive, alignment=4096)
+    assert run("check", "--link", link) == 1
+    sound, contents, tensor = capsys.readouterr().out.splitlines()
+    assert "keeps all" in sound
+    assert contents.startswith(f"error: {link}: expected the archive that was linked")
+    assert "expected offset 4096" in tensor
+    assert run("check", "--link", link, "--json") == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["rule"], first["severity"], first["entry"]) == (None, "error", None)
+    assert "expected offset 4096" in second["message"]
+    assert run("check", archive) == 0
+
+
+def test_check_tells_that_the_archive_of_a_link_is_gone(
+    archive: Path, link: Path, capsys: Captured
+) -> None:
+    os.rename(archive, archive.with_name("renamed"))
+    assert run("check", "--link", link) == 1
+    assert capsys.readouterr().out == (
+        f"error: {link}: expected the archive {archive}, found no such file\n"
+    )
+    assert run("check", "--link", link, archive) == 2
+    assert run("check", "--link", link, archive.with_name("renamed")) == 1
+
+
+def test_check_of_a_link_tells_first_what_is_wrong_with_the_archive(
+    archive: Path, link: Path, capsys: Captured
+) -> None:
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
+    break_local_header(archive, entry)
+    assert run("check", "--link", link) == 1
+    assert "layer_0_weight" in capsys.readouterr().out
+
+
+def test_check_needs_something_to_check(link: Path, capsys: Captured) -> None:
+    assert run("check") == 2
+    assert "check takes an ARCHIVE, or --link LINK" in capsys.readouterr().err
+    assert run("check", "--link", link.with_name("missing")) == 2
+    link.write_bytes(b"no model")
+    assert run("check", "--link", link) == 3
+    assert "serialized ModelProto" in capsys.readouterr().err

@@ -1,0 +1,595 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import (
+    break_local_header,
+    every_tensor,
+    flip_byte,
+    full_model,
+    model_of,
+    model_protos,
+    nested_model,
+    normalised,
+    raw_tensor,
+    run_model,
+    runnable_model,
+    string_tensor,
+)
+from onnx import TensorProto, numpy_helper
+
+import onnxarchive
+
+X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
+KEY = "onnxarchive.link"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "ein Verzeichnis für Größen"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def archive(folder: Path) -> Path:
+    path = folder / "ein Möbel 重み.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    return path
+
+
+@pytest.fixture
+def link(archive: Path) -> Path:
+    path = archive.with_name("ein Verweis.onnx")
+    onnxarchive.link(archive, path)
+    return path
+
+
+def parsed(path: Path) -> onnx.ModelProto:
+    return onnx.load(path, load_external_data=False)
+
+
+def without_mark(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without what a link adds to it."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [it for it in model.metadata_props if it.key != KEY]
+    assert len(kept) == len(model.metadata_props) - 1
+    del copy.metadata_props[:]
+    copy.metadata_props.extend(kept)
+    return normalised(copy)
+
+
+def messages(link: Path, archive: Path | None = None) -> list[str]:
+    return [str(it) for it in onnxarchive.check_link(link, archive)]
+
+
+# What tools make of it
+
+
+def test_a_link_is_small_and_points_into_the_archive(archive: Path, link: Path) -> None:
+    assert link.stat().st_size < 1000
+    weight, bias = parsed(link).graph.initializer
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
+    pairs = {it.key: it.value for it in weight.external_data}
+    assert pairs == {
+        "location": archive.name,
+        "offset": str(entry.data_offset),
+        "length": str(entry.nbytes),
+    }
+    assert bias.raw_data
+    assert sorted(os.listdir(link.parent)) == sorted([archive.name, link.name])
+
+
+def test_onnx_reads_from_a_link_what_is_in_the_archive(archive: Path, link: Path) -> None:
+    assert without_mark(onnx.load(link)) == onnxarchive.load(archive) == runnable_model()
+
+
+@pytest.mark.parametrize(
+    "ways", [{}, {"size_threshold": 0, "convert_attribute": True}, {"alignment": 4096}]
+)
+@pytest.mark.parametrize("make", [full_model, lambda: nested_model(30, raw_tensor("w", 1, (300,)))])
+def test_onnx_reads_from_a_link_tensors_wherever_they_stand(
+    tmp_path: Path, ways: dict[str, Any], make: Any
+) -> None:
+    onnxarchive.save(make(), tmp_path / "m.onnxa", **ways)
+    onnxarchive.link(tmp_path / "m.onnxa", tmp_path / "m.onnx")
+    loaded = onnx.load(tmp_path / "m.onnx")
+    assert not [it for it in every_tensor(loaded) if it.data_location == TensorProto.EXTERNAL]
+    assert without_mark(loaded) == make()
+    assert messages(tmp_path / "m.onnx") == []
+
+
+def test_onnx_checks_a_link(link: Path) -> None:
+    onnx.checker.check_model(os.fspath(link), full_check=True)
+
+
+def test_onnx_infers_shapes_of_a_link(link: Path, tmp_path: Path) -> None:
+    onnx.shape_inference.infer_shapes_path(os.fspath(link), os.fspath(tmp_path / "out.onnx"))
+    (product,) = parsed(tmp_path / "out.onnx").graph.value_info
+    assert [it.dim_value for it in product.type.tensor_type.shape.dim] == [2, 16]
+
+
+def test_onnxruntime_runs_a_link(archive: Path, link: Path, tmp_path: Path) -> None:
+    onnx.save(runnable_model(), tmp_path / "original.onnx")
+    (expected,) = run_model(tmp_path / "original.onnx", x=X)
+    (found,) = run_model(link, x=X)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_onnx_ir_reads_a_link(link: Path) -> None:
+    weight = onnx_ir.load(link).graph.initializers["layer.0/weight"].const_value
+    assert weight is not None
+    expected = numpy_helper.to_array(runnable_model().graph.initializer[0])
+    np.testing.assert_array_equal(weight.numpy(), expected)
+
+
+def test_an_archive_is_made_of_a_link(archive: Path, link: Path, tmp_path: Path) -> None:
+    onnxarchive.convert(link, tmp_path / "again.onnxa")
+    assert without_mark(onnxarchive.load(tmp_path / "again.onnxa")) == runnable_model()
+    # and linked again: the mark is that of the new one, and stands once
+    onnxarchive.link(tmp_path / "again.onnxa", tmp_path / "again.onnx")
+    assert messages(tmp_path / "again.onnx") == []
+    assert without_mark(onnx.load(tmp_path / "again.onnx")) == runnable_model()
+
+
+def test_a_link_is_read_by_its_path_through_linked_directories(link: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(link.parent, target_is_directory=True)
+    path = tmp_path / "linked" / link.name
+    assert without_mark(onnx.load(path)) == runnable_model()
+    onnx.checker.check_model(os.fspath(path))
+    assert run_model(path, x=X)
+    assert messages(path) == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(model=model_protos(), size_threshold=st.sampled_from([0, 64, 1024]), attribute=st.booleans())
+def test_any_model_is_linked(
+    tmp_path_factory: pytest.TempPathFactory,
+    model: onnx.ModelProto,
+    size_threshold: int,
+    attribute: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    archive, link = folder / "m.onnxa", folder / "m.onnx"
+    onnxarchive.save(model, archive, size_threshold=size_threshold, convert_attribute=attribute)
+    onnxarchive.link(archive, link)
+    assert messages(link, archive) == []
+    assert without_mark(onnx.load(link)) == normalised(model)
+
+
+# Where it may be
+
+
+def test_the_archive_may_lie_below_the_link(archive: Path, tmp_path: Path) -> None:
+    link = tmp_path / "above.onnx"
+    onnxarchive.link(archive, link)
+    (pair, *_) = parsed(link).graph.initializer[0].external_data
+    assert pair.value == f"{archive.parent.name}/{archive.name}"
+    assert messages(link) == []
+    assert without_mark(onnx.load(link)) == runnable_model()
+    onnx.checker.check_model(os.fspath(link))
+    assert run_model(link, x=X)
+
+
+def test_relative_paths_do(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(archive.parent)
+    onnxarchive.link(archive.name, "link.onnx")
+    assert onnxarchive.check_link("link.onnx") == []
+    assert onnxarchive.check_link("link.onnx", archive.name) == []
+    assert without_mark(onnx.load("link.onnx")) == runnable_model()
+
+
+def test_a_link_elsewhere_is_refused(archive: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ValueError, match=r"ONNX allows no '\.\.'") as caught:
+        onnxarchive.link(archive, other / "link.onnx")
+    assert f"write the link to {os.path.realpath(archive.parent)}" in str(caught.value)
+    assert os.listdir(other) == []
+    (archive.parent / "below").mkdir()
+    with pytest.raises(ValueError, match="in the link's directory or below it"):
+        onnxarchive.link(archive, archive.parent / "below" / "link.onnx")
+
+
+def test_a_link_beside_a_symbolic_link_to_the_archive_is_refused(
+    archive: Path, tmp_path: Path
+) -> None:
+    name = tmp_path / "snapshot" / "model.onnxa"
+    name.parent.mkdir()
+    name.symlink_to(archive)
+    with pytest.raises(ValueError, match="no symbolic links in external data"):
+        onnxarchive.link(name, name.with_suffix(".onnx"))
+    # Where it leads to a file that is below, that is what is named.
+    near = tmp_path / "near.onnxa"
+    near.symlink_to(archive)
+    onnxarchive.link(near, tmp_path / "near.onnx")
+    assert without_mark(onnx.load(tmp_path / "near.onnx")) == runnable_model()
+
+
+def test_a_destination_that_is_a_symbolic_link_is_refused(archive: Path) -> None:
+    (archive.parent / "real.onnx").write_bytes(b"there")
+    link = archive.with_suffix(".onnx")
+    link.symlink_to(archive.parent / "real.onnx")
+    with pytest.raises(ValueError, match="no symbolic link, since tools look"):
+        onnxarchive.link(archive, link)
+    assert link.read_bytes() == b"there"
+
+
+def test_a_link_does_not_replace_its_archive(archive: Path) -> None:
+    before = archive.read_bytes()
+    for destination in (archive, archive.parent / "." / archive.name):
+        with pytest.raises(ValueError, match="expected another file than the input"):
+            onnxarchive.link(archive, destination)
+    assert archive.read_bytes() == before
+
+
+def test_an_archive_with_a_second_name_is_linked_with_a_warning(archive: Path) -> None:
+    os.link(archive, archive.with_name("second"))
+    link = archive.with_suffix(".onnx")
+    with pytest.warns(UserWarning, match=r"2 names \(hard links\)"):
+        onnxarchive.link(archive, link)
+    assert run_model(link, x=X)
+    with pytest.raises(Exception, match="hard link"):
+        onnx.checker.check_model(os.fspath(link))
+
+
+def test_a_name_that_external_data_cannot_have_is_refused(archive: Path) -> None:
+    backslash = archive.with_name("a\\b.onnxa")
+    os.rename(archive, backslash)
+    with pytest.raises(ValueError, match="no backslash"):
+        onnxarchive.link(backslash, archive.with_name("link.onnx"))
+    no_text = os.fsdecode(os.fsencode(archive.parent) + b"/\xff.onnxa")
+    try:
+        os.rename(backslash, no_text)
+    except OSError:
+        return  # the file system takes no such name
+    with pytest.raises(ValueError, match="path in UTF-8"):
+        onnxarchive.link(no_text, archive.with_name("link.onnx"))
+
+
+def test_a_link_is_whole_or_not_there(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = archive.with_suffix(".onnx")
+    link.write_bytes(b"before")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="no space"):
+            onnxarchive.link(archive, link)
+    assert link.read_bytes() == b"before"
+    assert len(os.listdir(archive.parent)) == 2
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.link(archive.with_name("missing"), link)
+    (archive.parent / "directory").mkdir()
+    with pytest.raises(IsADirectoryError):
+        onnxarchive.link(archive, archive.parent / "directory")
+    onnxarchive.link(archive, link)
+    assert messages(link) == []
+
+
+def test_a_broken_archive_is_not_linked(archive: Path) -> None:
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
+    break_local_header(archive, entry)
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
+        onnxarchive.link(archive, archive.with_suffix(".onnx"))
+    assert str(caught.value).startswith(f"{archive}: ")
+    assert not archive.with_suffix(".onnx").exists()
+
+
+# Whether it fits
+
+
+def test_a_link_fits_its_archive(archive: Path, link: Path) -> None:
+    assert onnxarchive.check_link(link) == []
+    assert onnxarchive.check_link(link, archive) == []
+    moved = archive.parent.parent / "moved"
+    os.rename(archive.parent, moved)
+    assert onnxarchive.check_link(moved / link.name) == []
+
+
+def test_it_does_not_fit_when_the_archive_is_gone(archive: Path, link: Path) -> None:
+    os.rename(archive, archive.with_name("renamed.onnxa"))
+    (message,) = messages(link)
+    assert message == f"expected the archive {archive}, found no such file"
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.check_link(link, archive)
+    (message,) = messages(link, archive.with_name("renamed.onnxa"))
+    assert message.endswith(f"renamed.onnxa, found it in {archive}")
+    # Another name for the same file is no other file.
+    archive.symlink_to(archive.with_name("renamed.onnxa"))
+    assert messages(link, archive.with_name("renamed.onnxa")) == []
+
+
+def test_it_does_not_fit_when_weights_of_the_same_layout_have_come(
+    archive: Path, link: Path
+) -> None:
+    before = archive.stat().st_size
+    model = runnable_model()
+    weight = numpy_helper.to_array(model.graph.initializer[0]).copy()
+    weight[3, 4] += 1
+    model.graph.initializer[0].raw_data = weight.tobytes()
+    onnxarchive.save(model, archive)
+    assert archive.stat().st_size == before
+    (message,) = messages(link)
+    assert "whose tensors have other contents or places; link it anew" in message
+    onnxarchive.link(archive, link)
+    assert messages(link) == []
+
+
+def test_assets_and_alignment_matter_as_far_as_tensors_move(archive: Path, link: Path) -> None:
+    onnxarchive.save(runnable_model(), archive, assets={"labels.txt": b"cat"})
+    assert messages(link) == []
+    onnxarchive.save(runnable_model(), archive, alignment=4096)
+    first, second = messages(link)
+    assert "other contents or places" in first
+    assert second == (
+        "tensor 'layer.0/weight' (graph.initializer[0]): expected offset 4096 and length 65536, "
+        "where entry 'layer_0_weight' is, found 64 and 65536"
+    )
+
+
+def _change(link: Path, change: Any) -> None:
+    model = parsed(link)
+    change(model)
+    link.write_bytes(model.SerializeToString())
+
+
+def _pair(index: int, value: str) -> Any:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].external_data[index].value = value
+
+    return change
+
+
+def _rename(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].name = "other"
+
+
+def _document(model: onnx.ModelProto) -> None:
+    model.graph.initializer[1].doc_string = "new"
+
+
+def _reshape(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[:] = [16, 1024]
+
+
+def _retype(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_type = TensorProto.INT32
+
+
+def _other_bias(model: onnx.ModelProto) -> None:
+    model.graph.initializer[1].raw_data = bytes(64)
+
+
+def _short_weight(model: onnx.ModelProto) -> None:
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+    tensor.raw_data = b"1234"
+
+
+def _other_weight(model: onnx.ModelProto) -> None:
+    _short_weight(model)
+    model.graph.initializer[0].raw_data = bytes(65536)
+
+
+def _bias_outside(model: onnx.ModelProto) -> None:
+    model.graph.initializer[1].ClearField("raw_data")
+    model.graph.initializer[1].data_location = TensorProto.EXTERNAL
+    model.graph.initializer[1].external_data.extend(model.graph.initializer[0].external_data)
+
+
+def _no_mark(model: onnx.ModelProto) -> None:
+    del model.metadata_props[:]
+
+
+def _other_node(model: onnx.ModelProto) -> None:
+    model.graph.node[1].op_type = "Sub"
+
+
+def _other_producer(model: onnx.ModelProto) -> None:
+    model.producer_name = "other"
+
+
+def _more(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(raw_tensor("more"))
+
+
+def _fewer(model: onnx.ModelProto) -> None:
+    del model.graph.initializer[1]
+
+
+def _two_files(model: onnx.ModelProto) -> None:
+    _bias_outside(model)
+    model.graph.initializer[1].external_data[0].value = "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_pair(1, "128"), "expected offset 64 and length 65536.*found 128 and 65536"),
+        (_pair(2, "65532"), "expected offset 64 and length 65536.*found 64 and 65532"),
+        (_pair(1, "-64"), "expected offset in decimal digits, found '-64'"),
+        (_document, "expected doc_string '', found 'new'"),
+        (_rename, "expected name 'layer.0/weight', found 'other'"),
+        (_reshape, r"expected dims \[1024, 16\], found \[16, 1024\]"),
+        (_retype, "expected data_type FLOAT, found INT32"),
+        (_other_bias, r"'layer.0/bias'.*expected the archive's data"),
+        (_bias_outside, "expected it in the link, as in the archive's model, found it outside"),
+        (_no_mark, "expected the metadata 'onnxarchive.link'.*found none; link it anew"),
+        (_other_node, "found one with another graph.node"),
+        (_other_producer, "found one with another producer_name"),
+        (_more, "found one with another graph.initializer"),
+        (_fewer, "found one with another graph.initializer"),
+        (_two_files, r"expected all external data in one file, found it in \["),
+        (_pair(0, "elsewhere"), "expected the archive .*elsewhere, found no such file"),
+    ],
+)
+def test_a_change_of_a_link_is_found(link: Path, change: Any, says: str) -> None:
+    _change(link, change)
+    (message,) = messages(link)
+    assert re.search(says, message), message
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_short_weight, "expected 65536 bytes for FLOAT of shape [1024, 16], found 4"),
+        (_other_weight, "expected the bytes of entry 'layer_0_weight', found others"),
+    ],
+)
+def test_other_bytes_in_a_link_are_found(archive: Path, link: Path, change: Any, says: str) -> None:
+    _change(link, change)
+    (message,) = messages(link, archive)
+    assert says in message
+
+
+def test_a_location_that_no_file_has_is_found(archive: Path, link: Path) -> None:
+    _change(link, _pair(0, "no\0name"))
+    (message,) = messages(link, archive)
+    assert message.startswith(f"expected external data in {archive}, found it in ")
+
+
+def test_a_tensor_that_the_link_holds_itself_fits(link: Path) -> None:
+    def hold(model: onnx.ModelProto) -> None:
+        _short_weight(model)
+        model.graph.initializer[0].raw_data = runnable_model().graph.initializer[0].raw_data
+
+    _change(link, hold)
+    assert messages(link, link.with_name("ein Möbel 重み.onnxa")) == []
+    with pytest.raises(ValueError, match="expected the archive to be given"):
+        onnxarchive.check_link(link)
+
+
+def test_strings_and_tensors_of_unknown_types_are_compared(tmp_path: Path) -> None:
+    model = model_of(string_tensor("s"), raw_tensor("w", dims=(300,)))
+    archive, link = tmp_path / "m.onnxa", tmp_path / "m.onnx"
+    onnxarchive.save(model, archive)
+    onnxarchive.link(archive, link)
+    assert messages(link) == []
+
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].string_data[0] = b"other"
+
+    _change(link, change)
+    assert messages(link) == ["tensor 's' (graph.initializer[0]): expected the archive's data"]
+
+
+def test_what_is_no_link_is_refused(tmp_path: Path, archive: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"no model")
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="serialized ModelProto") as caught:
+        onnxarchive.check_link(tmp_path / "x.onnx", archive)
+    assert str(caught.value).startswith(f"{tmp_path / 'x.onnx'}: ")
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="regular file"):
+        onnxarchive.check_link(tmp_path, archive)
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.check_link(tmp_path / "missing", archive)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound")
+    onnxarchive.save(runnable_model(2048), folder / "m.onnxa", size_threshold=0)
+    onnxarchive.link(folder / "m.onnxa", folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.integers(0, 1 << 16),
+            st.sampled_from(["set", "insert", "delete"]),
+            st.integers(0, 255),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    is_named=st.booleans(),
+)
+def test_a_damaged_link_is_refused_or_found(
+    sound: Path, changes: list[tuple[int, str, int]], is_named: bool
+) -> None:
+    before = sound.read_bytes()
+    data = bytearray(before)
+    for offset, kind, byte in changes:
+        offset %= len(data)
+        if kind == "set":
+            data[offset] = byte
+        elif kind == "insert":
+            data[offset:offset] = bytes([byte])
+        else:
+            del data[offset]
+    damaged = sound.with_name("damaged.onnx")
+    damaged.write_bytes(data)
+    try:
+        found = onnxarchive.check_link(damaged, sound.with_suffix(".onnxa") if is_named else None)
+    except (onnxarchive.ArchiveError, ValueError, OSError):
+        return  # no model, or no name of a file
+    if found == []:
+        link, expected = onnx.ModelProto(), onnx.ModelProto()
+        link.ParseFromString(bytes(data))
+        expected.ParseFromString(before)
+        for model in (link, expected):
+            for tensor in every_tensor(model):
+                tensor.external_data.sort(key=lambda pair: pair.key)
+        assert link == expected
+
+
+def test_a_broken_archive_is_refused(archive: Path, link: Path) -> None:
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
+    break_local_header(archive, entry)
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
+        onnxarchive.check_link(link)
+    assert str(caught.value).startswith(f"{archive}: ")
+    flip_byte(archive, archive.stat().st_size - 1)
+    with pytest.raises(onnxarchive.ArchiveFormatError):
+        onnxarchive.check_link(link)
+
+
+def test_the_mark_is_what_the_documentation_says(archive: Path, link: Path) -> None:
+    data = runnable_model().graph.initializer[0].raw_data
+    line = f"layer_0_weight 64 65536 {zlib.crc32(data):08x}\n"
+    (pair,) = parsed(link).metadata_props
+    assert pair.key == KEY
+    assert pair.value == hashlib.sha256(line.encode()).hexdigest()
+
+
+def test_misfits_name_their_tensor(archive: Path, link: Path) -> None:
+    _change(link, _pair(1, "128"))
+    (misfit,) = onnxarchive.check_link(link)
+    assert misfit.tensor == "layer.0/weight"
+    assert str(misfit) == misfit.message
+    _change(link, _no_mark)
+    assert onnxarchive.check_link(link)[0].tensor is None
+
+
+def test_vectors_of_large_shapes_stay_in_the_link(tmp_path: Path) -> None:
+    model = model_of(
+        numpy_helper.from_array(np.zeros(8191, np.int64), "held"),
+        numpy_helper.from_array(np.zeros(8192, np.int64), "large"),
+        numpy_helper.from_array(np.zeros((2, 200), np.int64), "matrix"),
+        numpy_helper.from_array(np.zeros(255, np.float32), "small"),
+        numpy_helper.from_array(np.zeros(256, np.float32), "weight"),
+    )
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
+    onnxarchive.link(tmp_path / "m.onnxa", tmp_path / "m.onnx")
+    outside = [it.name for it in parsed(tmp_path / "m.onnx").graph.initializer if it.external_data]
+    assert outside == ["large", "matrix", "weight"]

@@ -1,0 +1,555 @@
+"""Archives as onnx_ir models: views of the file, changed and saved without loading the weights."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    MEASURE_MEMORY,
+    NUMBERS,
+    break_local_header,
+    flip_byte,
+    full_model,
+    model_of,
+    open_below,
+    raw_tensor,
+    run_model,
+    run_python,
+    runnable_model,
+    sparse_tensor,
+    string_tensor,
+)
+from onnx import AttributeProto, TensorProto, helper
+
+import onnxarchive
+import onnxarchive.ir
+from onnxarchive import ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+
+ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+
+from onnx_ir.passes import common  # noqa: E402
+
+from onnxarchive.runtime.onnx_ir import ArchiveTensor  # noqa: E402
+
+MIB = 1 << 20
+# Older versions of onnx_ir lack the types of 6 bits.
+KNOWN = {name: number for name, number in NUMBERS.items() if number in set(ir.DataType)}
+
+
+def _branch(name: str, seed: int) -> onnx.GraphProto:
+    weight = raw_tensor(f"{name}.w", dims=(400,), seed=seed)
+    constant = raw_tensor(f"{name}.c", dims=(400,), seed=seed + 1)
+    return helper.make_graph(
+        [
+            helper.make_node("Constant", [], [f"{name}.k"], value=constant),
+            helper.make_node("Add", [weight.name, f"{name}.k"], [f"{name}.sum"]),
+        ],
+        name,
+        [],
+        [helper.make_tensor_value_info(f"{name}.sum", TensorProto.FLOAT, [400])],
+        [weight],
+    )
+
+
+def _if(name: str, seed: int) -> onnx.NodeProto:
+    return helper.make_node(
+        "If",
+        ["condition"],
+        [f"{name}.y"],
+        then_branch=_branch(f"{name}.then", seed),
+        else_branch=_branch(f"{name}.else", seed + 10),
+    )
+
+
+def _everywhere() -> onnx.ModelProto:
+    """A model with tensors in every place that onnx_ir has for one."""
+    graph = helper.make_graph(
+        [_if("if", 1)],
+        "graph",
+        [helper.make_tensor_value_info("condition", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("if.y", TensorProto.FLOAT, [400])],
+        [raw_tensor("outer", dims=(400,), seed=50), string_tensor("labels"), raw_tensor("small")],
+    )
+    several = [raw_tensor(f"several{index}", dims=(300,), seed=60 + index) for index in range(2)]
+    attribute = AttributeProto(name="several", type=AttributeProto.TENSORS, tensors=several)
+    graph.node.add(op_type="Odd", domain="test", output=["odd"], attribute=[attribute])
+    function = helper.make_function(
+        "test",
+        "f",
+        ["condition"],
+        ["y"],
+        [
+            helper.make_node("Constant", [], ["k"], value=raw_tensor("in_f", dims=(500,), seed=70)),
+            _if("f.if", 80),
+            helper.make_node("Add", ["k", "f.if.y"], ["y"]),
+        ],
+        [helper.make_opsetid("", 21)],
+    )
+    default = AttributeProto(
+        name="default", type=AttributeProto.TENSOR, t=raw_tensor("default", dims=(600,), seed=90)
+    )
+    function.attribute_proto.append(default)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("test", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=[function])
+    model.graph.initializer[0].doc_string = "a weight"
+    return model
+
+
+def _of_all_types() -> onnx.ModelProto:
+    return model_of(
+        *(raw_tensor(name, number, (3, 1001), number) for name, number in KNOWN.items()),
+        raw_tensor("odd", TensorProto.INT4, (7,)),
+        raw_tensor("nothing", TensorProto.BFLOAT16, (0, 4)),
+        raw_tensor("scalar", TensorProto.BFLOAT16, ()),
+        string_tensor("labels"),
+    )
+
+
+MODELS = [runnable_model, _everywhere, _of_all_types]
+
+
+def _as_ir_writes_it(model: onnx.ModelProto) -> onnx.ModelProto:
+    return ir.to_proto(ir.from_proto(model))  # type: ignore[no-any-return]
+
+
+def _tensor(model: Any, name: str) -> Any:
+    return model.graph.initializers[name].const_value
+
+
+# Loading
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
+def test_the_model_is_what_it_was(tmp_path: Path, make: Any) -> None:
+    onnxarchive.save(make(), tmp_path / "m.onnxa", size_threshold=0, convert_attribute=True)
+    assert ir.to_proto(onnxarchive.ir.load(tmp_path / "m.onnxa")) == _as_ir_writes_it(make())
+
+
+def test_every_tensor_that_is_stored_outside_lies_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(_everywhere(), path, convert_attribute=True)
+    model = onnxarchive.ir.load(path)
+    found = []
+    for graph in [*model.graphs(), *(g for f in model.functions.values() for g in f.subgraphs())]:
+        for value in graph.initializers.values():
+            found.append(value.const_value)
+    nodes = [*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f)]
+    nodes += [n for f in model.functions.values() for g in f.subgraphs() for n in g.all_nodes()]
+    attributes = [attribute for node in nodes for attribute in node.attributes.values()]
+    attributes += [a for f in model.functions.values() for a in f.attributes.values()]
+    for attribute in attributes:
+        if attribute.type == ir.AttributeType.TENSOR:
+            found.append(attribute.as_tensor())
+        elif attribute.type == ir.AttributeType.TENSORS:
+            found += attribute.as_tensors()
+    keys = {tensor.key for tensor in found if isinstance(tensor, ArchiveTensor)}
+    with onnxarchive.open(path) as archive:
+        assert keys == set(archive.sites)
+        assert len(keys) == 13
+    assert not any(isinstance(tensor, ir.ExternalTensor) for tensor in found)
+
+
+@pytest.mark.parametrize("name", [*KNOWN, "odd", "nothing", "scalar"])
+def test_a_tensor_of_every_type_is_all_that_onnx_ir_expects(tmp_path: Path, name: str) -> None:
+    onnxarchive.save(_of_all_types(), tmp_path / "m.onnxa", size_threshold=0)
+    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), name)
+    expected = _tensor(ir.from_proto(_of_all_types()), name)
+    assert isinstance(tensor, ir.TensorProtocol)
+    assert isinstance(tensor, ArchiveTensor)
+    assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+    assert (tensor.size, tensor.nbytes) == (expected.size, expected.nbytes)
+    assert tensor.name == name
+    assert tensor.tobytes() == expected.tobytes() == bytes(tensor.raw)
+    assert type(tensor.tobytes()) is bytes
+    array = tensor.numpy()
+    assert array.dtype == expected.numpy().dtype == tensor.dtype.numpy()
+    assert array.shape == tuple(expected.shape)
+    assert array.tobytes() == expected.numpy().tobytes()
+    assert not array.flags.writeable
+    assert np.asarray(tensor).tobytes() == array.tobytes()
+    file = io.BytesIO()
+    tensor.tofile(file)
+    assert file.getvalue() == expected.tobytes()
+    assert name in repr(tensor)
+    assert "m.onnxa" in repr(tensor)
+
+
+def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "layer.0/weight")
+    view = tensor.numpy()
+    assert np.shares_memory(view, np.asarray(tensor))
+    assert np.shares_memory(view, np.frombuffer(tensor.raw, np.uint8))
+    assert np.shares_memory(view, np.from_dlpack(tensor))
+    assert not np.shares_memory(view, np.array(tensor, copy=True))
+    doubles = np.asarray(tensor, np.float64)
+    assert doubles.dtype == np.float64
+    assert np.array_equal(doubles, view)
+    with pytest.raises(ValueError, match="copy"):
+        np.array(tensor, np.float64, copy=False)
+    assert view.ctypes.data % 64 == 0
+
+
+def test_a_tensor_keeps_its_names_and_props(tmp_path: Path) -> None:
+    model = _everywhere()
+    model.graph.initializer[0].metadata_props.add(key="a", value="b")
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "outer")
+    assert (tensor.key, tensor.doc_string) == ("outer", "a weight")
+    assert tensor.metadata_props == {"a": "b"}
+    tensor.name = "other"
+    tensor.metadata_props["c"] = "d"
+    assert (tensor.name, tensor.key) == ("other", "outer")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what is mapped")
+def test_tensors_outlive_the_model_and_let_go_of_the_file_in_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    model = onnxarchive.ir.load(path)
+    tensor = _tensor(model, "layer.0/weight")
+    del model
+    gc.collect()
+    path.unlink()
+    expected = runnable_model().graph.initializer[0].raw_data
+    assert tensor.tobytes() == expected
+    view = tensor.numpy()
+    del tensor
+    gc.collect()
+    assert view.tobytes() == expected
+    del view
+    gc.collect()
+    assert open_below(tmp_path) == []
+
+
+def test_a_local_header_is_compared_when_its_tensor_is_first_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    with onnxarchive.open(path) as archive:
+        break_local_header(path, archive.entries["layer_0_weight"])
+    model = onnxarchive.ir.load(path)
+    tensor = _tensor(model, "layer.0/weight")
+    assert tensor.nbytes == 1 << 16
+    for read in (tensor.numpy, tensor.tobytes, lambda: tensor.raw):
+        with pytest.raises(ArchiveFormatError, match=r"m\.onnxa: .*'layer_0_weight'"):
+            read()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what is open")
+@pytest.mark.parametrize("kind", ["sparse", "sparse attribute", "training_info"])
+def test_what_onnx_ir_would_lose_is_refused(tmp_path: Path, kind: str) -> None:
+    model = model_of(raw_tensor("w", dims=(400,)))
+    if kind == "sparse":
+        model.graph.sparse_initializer.append(sparse_tensor("s"))
+    elif kind == "sparse attribute":
+        attribute = AttributeProto(
+            name="a", type=AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse_tensor("s")
+        )
+        model.graph.node.add(op_type="Odd", output=["y"], attribute=[attribute])
+    else:
+        model.training_info.add(algorithm=onnx.GraphProto(name="g"))
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    expected = "training_info" if kind == "training_info" else r"tensor 's' .*no sparse tensors"
+    with pytest.raises(
+        UnsupportedFeatureError, match=rf"m\.onnxa: .*{expected}.*onnxarchive.load"
+    ) as caught:
+        onnxarchive.ir.load(tmp_path / "m.onnxa")
+    assert open_below(tmp_path) == []  # while the error, and what its traceback holds, lives
+    del caught
+
+
+def test_a_tensor_in_every_place_of_onnx_is_refused_and_not_lost(tmp_path: Path) -> None:
+    onnxarchive.save(full_model(), tmp_path / "m.onnxa", convert_attribute=True)
+    with pytest.raises(UnsupportedFeatureError, match="sparse"):
+        onnxarchive.ir.load(tmp_path / "m.onnxa")
+
+
+def test_a_model_that_onnx_ir_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    model = runnable_model()
+    model.graph.output[0].type.map_type.key_type = TensorProto.INT64
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    with pytest.raises(UnsupportedFeatureError, match=r"m\.onnxa: .*onnx_ir can hold.*Map types"):
+        onnxarchive.ir.load(tmp_path / "m.onnxa")
+
+
+def test_a_type_that_onnx_ir_does_not_know_is_refused_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> object:
+        return ir.DataType(99)
+
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    monkeypatch.setattr(ir.serde, "deserialize_tensor", unknown)
+    with pytest.raises(UnsupportedFeatureError, match=r"m\.onnxa: .*ValueError: 99 is not a valid"):
+        onnxarchive.ir.load(tmp_path / "m.onnxa")
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(runnable_model().SerializeToString())
+    with pytest.raises(ArchiveFormatError, match=r"m\.onnx: "):
+        onnxarchive.ir.load(tmp_path / "m.onnx")
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.ir.load(tmp_path / "none.onnxa")
+
+
+def test_without_onnx_ir_the_extra_is_named(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    code = """
+import sys
+sys.modules["onnx_ir"] = None
+import onnxarchive.ir
+try:
+    onnxarchive.ir.load(sys.argv[1])
+except onnxarchive.UnsupportedFeatureError as error:
+    print(error)
+"""
+    assert "pip install 'onnxarchive[ir]'" in run_python(code, tmp_path / "m.onnxa")
+
+
+def test_importing_the_module_does_not_import_onnx_ir() -> None:
+    assert run_python("import sys, onnxarchive.ir; print('onnx_ir' in sys.modules)") == "False\n"
+
+
+# Changing and saving
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
+@pytest.mark.parametrize("stored", [False, True], ids=["attributes in", "attributes out"])
+@pytest.mark.parametrize("convert_attribute", [False, True])
+@pytest.mark.parametrize("size_threshold", [0, 1024, 1 << 30])
+def test_loaded_and_saved_it_is_the_archive_of_its_proto(
+    tmp_path: Path, make: Any, stored: bool, convert_attribute: bool, size_threshold: int
+) -> None:
+    proto = _as_ir_writes_it(make())
+    options: dict[str, Any] = {"convert_attribute": convert_attribute}
+    options["size_threshold"] = size_threshold
+    onnxarchive.save(proto, tmp_path / "m.onnxa", size_threshold=0, convert_attribute=stored)
+    onnxarchive.save(onnxarchive.ir.load(tmp_path / "m.onnxa"), tmp_path / "ir.onnxa", **options)
+    onnxarchive.save(proto, tmp_path / "proto.onnxa", **options)
+    assert (tmp_path / "ir.onnxa").read_bytes() == (tmp_path / "proto.onnxa").read_bytes()
+    assert onnxarchive.check(tmp_path / "ir.onnxa", full=True) == []
+
+
+def test_it_is_saved_over_itself_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(_as_ir_writes_it(_everywhere()), path, convert_attribute=True)
+    before = path.read_bytes()
+    models = []
+    for _ in range(3):
+        models.append(onnxarchive.ir.load(path))
+        onnxarchive.save(models[-1], path, convert_attribute=True)
+        assert path.read_bytes() == before
+    models[0].graph.initializers["outer"].name = "renamed"
+    onnxarchive.save(models[0], path, convert_attribute=True)
+    with onnxarchive.open(path) as archive:
+        assert "renamed" in archive.tensors
+    # The others lie in files that have lost their name.
+    expected = _everywhere().graph.initializer[0].raw_data
+    for model in models[1:]:
+        assert _tensor(model, "outer").tobytes() == expected
+
+
+def test_passes_are_run_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    model = runnable_model()
+    constant = raw_tensor("constant", dims=(16,), seed=5)
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=constant))
+    model.graph.node.add(op_type="Identity", input=["y"], output=["unused"])
+    model.graph.node[2].output[0] = "sum"
+    model.graph.node.append(helper.make_node("Add", ["sum", "c"], ["y"]))
+    model.graph.initializer.append(raw_tensor("never used", dims=(5000,)))
+    model.graph.node.append(model.graph.node.pop(3))
+    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
+    loaded = onnxarchive.ir.load(path)
+    passes = [
+        common.RemoveUnusedNodesPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.NameFixPass(),
+        common.TopologicalSortPass(),
+        common.IdentityEliminationPass(),
+        common.DeduplicateInitializersPass(),
+        common.ShapeInferencePass(),
+    ]
+    for run in passes:
+        run(loaded)
+    onnxarchive.save(loaded, path, size_threshold=0)
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive:
+        assert set(archive.tensors) == {"layer.0/weight", "layer.0/bias", "c"}
+        assert len(archive.entries) == 4
+    onnxarchive.export(path, tmp_path / "after.onnx")
+    onnx.save(model, tmp_path / "before.onnx")
+    x = np.random.default_rng(2).standard_normal((2, 1024), np.float32)
+    (before,) = run_model(tmp_path / "before.onnx", x=x)
+    (after,) = run_model(tmp_path / "after.onnx", x=x)
+    assert np.array_equal(before, after)
+
+
+def test_a_changed_tensor_is_not_saved_as_if_it_were_right(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    model = onnxarchive.ir.load(path)
+    with onnxarchive.open(path) as archive:
+        flip_byte(path, archive.entries["layer_0_weight"].data_offset + 100)
+    before = path.read_bytes()
+    with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'layer_0_weight'.*CRC-32"):
+        onnxarchive.save(model, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnxa"]
+
+
+def test_onnx_ir_saves_it_as_onnx_with_external_data(tmp_path: Path) -> None:
+    onnxarchive.save(_everywhere(), tmp_path / "m.onnxa", convert_attribute=True)
+    model = onnxarchive.ir.load(tmp_path / "m.onnxa")
+    ir.save(model, tmp_path / "m.onnx", external_data="m.data")
+    assert (tmp_path / "m.data").stat().st_size >= 3 * 1600
+    expected = _as_ir_writes_it(_everywhere())
+    loaded = onnx.load(tmp_path / "m.onnx")
+    for tensor, other in zip(loaded.graph.initializer, expected.graph.initializer, strict=True):
+        assert (tensor.name, tensor.raw_data) == (other.name, other.raw_data)
+
+
+class _Slow(io.RawIOBase):
+    """Takes a few bytes at a time, as unbuffered files may."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        piece = bytes(data[:1000])
+        self.data += piece
+        return len(piece)
+
+
+def test_a_file_that_takes_fewer_bytes_gets_all_of_them(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "layer.0/weight")
+    file = _Slow()
+    tensor.tofile(file)
+    assert file.data == tensor.tobytes()
+
+
+# External tensors of onnx_ir
+
+
+def test_external_tensors_of_packed_types_are_not_kept_unpacked(tmp_path: Path) -> None:
+    tensor = raw_tensor("w", TensorProto.INT4, (2000,))
+    onnx.save(
+        model_of(tensor, raw_tensor("nothing", dims=(0,))),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
+    model = ir.load(tmp_path / "m.onnx")
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
+    assert _tensor(model, "w")._array is None
+    loaded = onnxarchive.load(tmp_path / "m.onnxa").graph.initializer
+    assert [it.raw_data for it in loaded] == [tensor.raw_data, b""]
+
+
+# Memory
+
+
+linux = pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is allocated"
+)
+
+
+def _save_large(path: Path, count: int = 12, nbytes: int = 32 * MIB, *, number: int = 2) -> int:
+    """An archive of `count` tensors of `nbytes` each, mostly zeros; gives the size of all."""
+    width = 1 if number == TensorProto.UINT8 else 2  # else INT4
+    code = f"""
+import sys, numpy as np, onnx, onnxarchive, ml_dtypes
+from onnx import helper
+with onnxarchive.Writer(sys.argv[1]) as writer:
+    for index in range({count}):
+        array = np.zeros({nbytes} * {width}, {"np.uint8" if width == 1 else "ml_dtypes.int4"})
+        array[index] = 1
+        writer.add(f"w{{index}}", array)
+    inputs = [f"w{{index}}" for index in range({count})]
+    graph = helper.make_graph(
+        [helper.make_node("Concat", inputs, ["y"], axis=0)],
+        "graph", [], [helper.make_tensor_value_info("y", {number}, [None])],
+    )
+    opset = helper.make_opsetid("", 21)
+    writer.finish(helper.make_model(graph, opset_imports=[opset], ir_version=10))
+"""
+    run_python(code, path)
+    return count * nbytes
+
+
+@linux
+@pytest.mark.parametrize("number", [TensorProto.UINT8, TensorProto.INT4], ids=["uint8", "int4"])
+def test_load_pass_and_save_hold_no_weights(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "m.onnxa"
+    total = _save_large(path, number=number)
+    code = f"""
+{MEASURE_MEMORY}
+import onnx_ir, onnxarchive, onnxarchive.ir, onnxarchive.runtime.onnx_ir
+from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
+path = sys.argv[1]
+def work():
+    model = onnxarchive.ir.load(path)
+    model.graph.initializers["w3"].name = "renamed"
+    RemoveUnusedNodesPass()(model)
+    NameFixPass()(model)
+    onnxarchive.save(model, path, progress=sample)
+print(growth(work))
+"""
+    found = int(run_python(code, path))
+    print(f"{total // MIB} MiB: {found / MIB:.1f} MiB")  # noqa: T201
+    assert found < 24 * MIB  # less than one tensor
+    with onnxarchive.open(path) as archive:
+        archive.verify()
+        assert "renamed" in archive.tensors
+        assert len(archive.tensors) == 12
+
+
+@linux
+def test_attributes_that_come_back_into_the_model_are_not_copied(tmp_path: Path) -> None:
+    path, nbytes = tmp_path / "m.onnxa", 128 * MIB
+    value = TensorProto(name="v", data_type=TensorProto.UINT8, dims=[nbytes])
+    value.raw_data = bytes(nbytes)
+    constant = helper.make_node("Constant", [], ["k"], value=value)
+    graph = helper.make_graph([constant], "graph", [], [])
+    onnxarchive.save(helper.make_model(graph), path, convert_attribute=True)
+    code = f"""
+{MEASURE_MEMORY}
+import onnx_ir, onnxarchive, onnxarchive.ir, onnxarchive.runtime.onnx_ir
+def work():
+    model = onnxarchive.ir.load(sys.argv[1])
+    onnxarchive.save(model, sys.argv[1] + ".2", progress=sample)
+print(growth(work))
+"""
+    assert int(run_python(code, path)) < 24 * MIB
+    with onnxarchive.open(tmp_path / "m.onnxa.2") as archive:
+        assert archive.entries["__MODEL_PROTO"].nbytes > nbytes
+
+
+@linux
+def test_writing_a_tensor_to_a_file_copies_a_few_mib_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    total = _save_large(path, count=1, nbytes=256 * MIB)
+    code = f"""
+{MEASURE_MEMORY}
+import onnx_ir, onnxarchive.ir, onnxarchive.runtime.onnx_ir
+tensor = onnxarchive.ir.load(sys.argv[1]).graph.initializers["w0"].const_value
+def write():
+    with open(sys.argv[1] + ".bin", "wb") as file:
+        tensor.tofile(file)
+print(growth(write))
+"""
+    assert int(run_python(code, path)) < 24 * MIB
+    assert (tmp_path / "m.onnxa.bin").stat().st_size == total

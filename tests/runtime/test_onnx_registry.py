@@ -1,0 +1,313 @@
+"""onnx's own load and save, of paths, files and bytes that are archives."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    MEASURE_MEMORY,
+    NUMBERS,
+    break_local_header,
+    external,
+    flip_byte,
+    full_model,
+    model_of,
+    raw_tensor,
+    run_python,
+    runnable_model,
+    string_tensor,
+)
+from onnx import TensorProto, numpy_helper, serialization
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.runtime import onnx_registry
+
+MIB = 1 << 20
+
+
+def _of_all_types() -> onnx.ModelProto:
+    return model_of(
+        *(raw_tensor(name, number, (3001,), number) for name, number in NUMBERS.items()),
+        raw_tensor("nothing", TensorProto.BFLOAT16, (0, 4)),
+        raw_tensor("scalar", TensorProto.INT64, ()),
+        string_tensor("labels"),
+    )
+
+
+MODELS = [runnable_model, full_model, _of_all_types]
+
+
+@pytest.fixture
+def registry() -> Iterator[Any]:
+    """onnx's registry, which is put back in the end."""
+    registry: Any = serialization.registry
+    serializers = dict(registry._serializers)
+    formats = dict(registry._extension_to_format)
+    yield registry
+    registry._serializers.clear()
+    registry._serializers.update(serializers)
+    registry._extension_to_format.clear()
+    registry._extension_to_format.update(formats)
+
+
+class _Other:
+    """Another package's serializer."""
+
+    supported_format = "other"
+    file_extensions = frozenset({".onnxa"})
+
+
+# Registering
+
+
+def test_importing_the_library_is_all_it_takes(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    code = """
+import sys, onnx, onnxarchive
+model = onnx.load(sys.argv[1])
+onnx.save(model, sys.argv[1] + ".2.onnxa")
+print(len(model.graph.initializer))
+"""
+    assert run_python(code, tmp_path / "m.onnxa") == "2\n"
+    assert (tmp_path / "m.onnxa.2.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+
+
+def test_importing_registers_without_importing_anything_more() -> None:
+    code = """
+import sys, onnx, onnxarchive
+names = [name for name in sys.modules if name.split(".")[0] in ("onnx_ir", "torch", "jax")]
+print(names, onnx.serialization.registry.get_format_from_file_extension(".onnxa"))
+"""
+    assert run_python(code) == "[] onnxa\n"
+
+
+def test_registering_twice_is_as_good_as_once(registry: Any) -> None:
+    assert onnx_registry.register()
+    assert onnx_registry.register()
+    assert registry.get_format_from_file_extension(".onnxa") == "onnxa"
+
+
+def test_the_format_of_another_package_is_left_alone(registry: Any) -> None:
+    other: Any = _Other()
+    registry.register(other)
+    assert not onnx_registry.register()
+    assert registry.get_format_from_file_extension(".onnxa") == "other"
+    assert onnx_registry.register(replace=True)
+    assert registry.get_format_from_file_extension(".onnxa") == "onnxa"
+
+
+def test_a_format_of_the_same_name_is_left_alone(registry: Any) -> None:
+    other: Any = _Other()
+    other.supported_format = "onnxa"
+    registry.register(other)
+    assert not onnx_registry.register()
+    assert registry.get("onnxa") is other
+
+
+def test_importing_leaves_another_packages_format_alone() -> None:
+    code = """
+import onnx
+class Other:
+    supported_format = "other"
+    file_extensions = {".onnxa"}
+onnx.serialization.registry.register(Other())
+import onnxarchive
+print(onnx.serialization.registry.get_format_from_file_extension(".onnxa"))
+"""
+    assert run_python(code) == "other\n"
+
+
+def test_the_other_formats_stay_what_they_were() -> None:
+    get = serialization.registry.get_format_from_file_extension
+    assert get(".onnx") == get(".pb") == "protobuf"
+
+
+# Loading
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
+@pytest.mark.parametrize("convert_attribute", [False, True])
+def test_loading_gives_the_complete_model(
+    tmp_path: Path, make: Any, convert_attribute: bool
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(make(), path, size_threshold=0, convert_attribute=convert_attribute)
+    assert onnx.load(path) == make()
+    assert onnx.load(str(path)) == make()
+    # A serializer is not told, and gives no model that could not be completed.
+    assert onnx.load(path, load_external_data=False) == make()
+    assert onnx.load(path, format="onnxa") == make()
+
+
+def test_what_is_loaded_is_what_onnxarchive_loads(tmp_path: Path) -> None:
+    onnxarchive.save(full_model(), tmp_path / "m.onnxa", convert_attribute=True)
+    assert onnx.load(tmp_path / "m.onnxa") == onnxarchive.load(tmp_path / "m.onnxa")
+
+
+def test_files_and_bytes_are_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    data = path.read_bytes()
+    assert onnx.load(io.BytesIO(data), format="onnxa") == runnable_model()
+    assert onnx.load_from_string(data, format="onnxa") == runnable_model()
+    with open(path, "rb") as file:
+        assert onnx.load(file) == runnable_model()
+    os.rename(path, tmp_path / "m.zip")
+    assert onnx.load(tmp_path / "m.zip", format="onnxa") == runnable_model()
+    serializer: Any = serialization.registry.get("onnxa")
+    for buffer in (bytearray(data), memoryview(data)):
+        assert serializer.deserialize_proto(buffer, onnx.ModelProto()) == runnable_model()
+
+
+def test_the_given_proto_becomes_the_model(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    proto = model_of(raw_tensor("before"))
+    serializer = serialization.registry.get("onnxa")
+    assert serializer.deserialize_proto((tmp_path / "m.onnxa").read_bytes(), proto) is proto
+    assert proto == runnable_model()
+
+
+def test_a_loaded_model_does_not_share_memory_with_the_bytes(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    data = bytearray((tmp_path / "m.onnxa").read_bytes())
+    serializer: Any = serialization.registry.get("onnxa")
+    model = serializer.deserialize_proto(data, onnx.ModelProto())
+    data.clear()  # no view of it is left, or this raises
+    assert model == runnable_model()
+
+
+def test_a_changed_tensor_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    with onnxarchive.open(path) as archive:
+        flip_byte(path, archive.entries["layer_0_weight"].data_offset)
+    with pytest.raises(ChecksumError, match=r"entry 'layer_0_weight'.*CRC-32.*\[ZIP-15\]$"):
+        onnx.load(path)
+
+
+def test_a_broken_local_header_is_refused_without_a_made_up_name(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    with onnxarchive.open(path) as archive:
+        break_local_header(path, archive.entries["layer_0_weight"])
+    with pytest.raises(ArchiveFormatError, match=r"^entry 'layer_0_weight': ") as caught:
+        onnx.load(path)
+    assert caught.value.path is None
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", runnable_model().SerializeToString()])
+def test_what_is_no_archive_is_refused_without_a_made_up_name(data: bytes) -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnx.load_from_string(data, format="onnxa")
+    assert caught.value.path is None
+    assert "<bytes>" not in str(caught.value)
+
+
+def test_text_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="expected the bytes of an archive, found str"):
+        onnx.load_from_string("text", format="onnxa")
+
+
+def test_a_tensor_alone_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"ModelProto, found TensorProto: an archive holds a model"):
+        onnx.save_tensor(raw_tensor("w"), tmp_path / "w.onnxa")
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    with pytest.raises(TypeError, match=r"ModelProto, found TensorProto: an archive holds a model"):
+        onnx.load_tensor(tmp_path / "m.onnxa")
+
+
+# Saving
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
+def test_saving_gives_the_archive_that_onnxarchive_saves(tmp_path: Path, make: Any) -> None:
+    model = make()
+    onnx.save(model, tmp_path / "onnx.onnxa")
+    assert model == make()
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    assert (tmp_path / "onnx.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+    assert onnxarchive.check(tmp_path / "onnx.onnxa", full=True) == []
+
+
+def test_files_are_saved_to(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    expected = (tmp_path / "m.onnxa").read_bytes()
+    buffer = io.BytesIO()
+    onnx.save(runnable_model(), buffer, format="onnxa")
+    assert buffer.getvalue() == expected
+    onnx.save(runnable_model(), tmp_path / "m.zip", format="onnxa")
+    assert (tmp_path / "m.zip").read_bytes() == expected
+    onnx.save(runnable_model().SerializeToString(), tmp_path / "bytes.onnxa")
+    assert (tmp_path / "bytes.onnxa").read_bytes() == expected
+
+
+def test_external_data_is_refused_and_the_remedies_named(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    (tmp_path / "m.onnx").write_bytes(
+        model_of(external(raw_tensor("w"), "w.bin")).SerializeToString()
+    )
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    message = r"tensor 'w' \(graph.initializer\[0\]\): expected its data in the model, found it ext"
+    with pytest.raises(ArchiveFormatError, match=message) as caught:
+        onnx.save(model, tmp_path / "m.onnxa")
+    assert "onnxarchive.convert" in str(caught.value)
+    assert not (tmp_path / "m.onnxa").exists()
+    model = onnx.load(tmp_path / "m.onnx")
+    onnx.save(model, tmp_path / "m.onnxa")
+    assert onnxarchive.load(tmp_path / "m.onnxa").graph.initializer[0].raw_data == bytes(16)
+
+
+def test_save_as_external_data_is_refused_and_leaves_what_was_there(tmp_path: Path) -> None:
+    onnx.save(runnable_model(), tmp_path / "m.onnxa")
+    before = (tmp_path / "m.onnxa").read_bytes()
+    with pytest.raises(ArchiveFormatError, match="save it without save_as_external_data"):
+        onnx.save(
+            runnable_model(), tmp_path / "m.onnxa", save_as_external_data=True, location="w.data"
+        )
+    assert (tmp_path / "m.onnxa").read_bytes() == before
+
+
+def test_onnx_ir_loads_archives_through_onnx(tmp_path: Path) -> None:
+    ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    onnx.save(runnable_model(), tmp_path / "m.onnxa")
+    model = ir.load(tmp_path / "m.onnxa")
+    weight = numpy_helper.to_array(runnable_model().graph.initializer[0])
+    assert np.array_equal(model.graph.initializers["layer.0/weight"].const_value.numpy(), weight)
+    ir.save(model, tmp_path / "again.onnxa")
+    assert onnx.load(tmp_path / "again.onnxa") == ir.to_proto(model)
+
+
+# Memory
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is allocated"
+)
+def test_loading_and_saving_hold_the_file_and_the_model_once_each(tmp_path: Path) -> None:
+    tensors = [raw_tensor(f"w{index}", TensorProto.UINT8, (8 * MIB,), index) for index in range(12)]
+    onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa")
+    size = (tmp_path / "m.onnxa").stat().st_size
+    code = f"""
+{MEASURE_MEMORY}
+import onnx, onnxarchive
+path = sys.argv[1]
+models = []
+print(growth(lambda: models.append(onnx.load(path))))
+print(growth(lambda: onnx.save(models[0], path)))
+models.clear()
+print(growth(lambda: models.append(onnxarchive.load(path))))
+"""
+    onnx_load, onnx_save, load = map(int, run_python(code, tmp_path / "m.onnxa").split())
+    print(f"{size=} {onnx_load=} {onnx_save=} {load=}")  # noqa: T201
+    one = 24 * MIB  # copies of one tensor
+    assert onnx_load < 2 * size + one
+    assert onnx_save < 1.25 * size + one  # a buffer that grows
+    assert load < size + one

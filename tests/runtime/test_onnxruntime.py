@@ -1,0 +1,665 @@
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from models import break_local_header, flip_byte, model_of, raw_tensor, run_python, runnable_model
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.model import proto
+from onnxarchive.runtime.link import linked_model
+
+FOLDER = "session.model_external_initializers_file_folder_path"
+ADD = "add_external_initializers_from_files_in_memory"
+X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
+CPU = ["CPUExecutionProvider"]
+value = helper.make_tensor_value_info
+
+
+def quiet() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return options
+
+
+def session(source: Any, options: Any = None, **kwargs: Any) -> Any:
+    return onnxarchive.session(source, options or quiet(), CPU, enable_fallback=0, **kwargs)
+
+
+def original(model: onnx.ModelProto) -> Any:
+    return ort.InferenceSession(model.SerializeToString(), quiet(), CPU)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    directory = tmp_path / "ein Verzeichnis für Größen"
+    directory.mkdir()
+    path = directory / "ein Möbel 重み.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    return path
+
+
+@pytest.fixture
+def expected() -> bytes:
+    return run(original(runnable_model()))
+
+
+def run(session: Any, x: Any = X) -> bytes:
+    (y,) = session.run(None, {"x": x})
+    return bytes(y.tobytes())
+
+
+# What a session is made of
+
+
+def test_a_session_is_one_of_onnxruntime_and_runs_the_model(path: Path, expected: bytes) -> None:
+    made = onnxarchive.session(path)
+    assert type(made) is ort.InferenceSession
+    assert [it.name for it in made.get_inputs()] == ["x"]
+    assert run(made) == expected
+    assert run(onnxarchive.session(os.fspath(path), None, CPU)) == expected
+
+
+def test_weights_are_read_from_the_archive_itself(path: Path) -> None:
+    model, options = onnxarchive.options(path)
+    assert len(model) < 1000
+    weight = onnx.ModelProto.FromString(model).graph.initializer[0]
+    pairs = {pair.key: pair.value for pair in weight.external_data}
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries["layer_0_weight"]
+    assert pairs == {
+        "location": path.name,
+        "offset": str(entry.data_offset),
+        "length": str(entry.nbytes),
+    }
+    assert options.get_session_config_entry(FOLDER) == os.path.realpath(path.parent)
+
+    before = run(session(path))
+    flip_byte(path, entry.data_offset + 2)
+    assert run(session(path)) != before
+
+
+def test_a_relative_path_and_a_name_without_directory_do(
+    path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    assert run(session(path.name)) == expected
+    monkeypatch.chdir(path.parent.parent)
+    assert run(session(Path(path.parent.name) / path.name)) == expected
+
+
+@pytest.mark.parametrize("name", ["a'b.onnxa", "a#b?.onnxa", "a%20b", "-a", "model.onnx", "a\\b"])
+def test_a_name_may_have_any_character(path: Path, expected: bytes, name: str) -> None:
+    other = path.with_name(name)
+    os.rename(path, other)
+    assert run(session(other)) == expected
+
+
+def test_an_archive_in_a_cache_of_links_does(path: Path, tmp_path: Path, expected: bytes) -> None:
+    # as Hugging Face's: the name leads out of its directory to a file named by its content
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    os.rename(path, blobs / "0123456789abcdef")
+    link = snapshot / "model.onnxa"
+    link.symlink_to(Path("../../blobs/0123456789abcdef"))
+    (tmp_path / "current").symlink_to(snapshot, target_is_directory=True)
+    for name in (link, tmp_path / "current" / "model.onnxa"):
+        assert run(session(name)) == expected
+        with onnxarchive.open(name) as archive:
+            assert run(session(archive)) == expected
+
+
+def test_an_open_archive_does_and_stays_open(path: Path, expected: bytes) -> None:
+    with onnxarchive.open(path) as archive:
+        assert run(session(archive)) == expected
+        assert run(session(archive)) == expected
+        archive.verify()
+        made = session(archive)
+    assert run(made) == expected
+
+
+def test_a_session_outlives_the_name_of_its_archive(path: Path, expected: bytes) -> None:
+    made = session(path)
+    moved = path.parent.parent / "elsewhere"
+    os.rename(path.parent, moved)
+    assert run(made) == expected
+    assert run(session(moved / path.name)) == expected
+    os.unlink(moved / path.name)
+    assert run(made) == expected
+
+
+def test_an_archive_does_that_was_renamed_since_it_was_opened(path: Path, expected: bytes) -> None:
+    if not os.path.exists("/proc/self/fd"):
+        pytest.skip("/proc/self/fd tells where the file is")
+    with onnxarchive.open(path) as archive:
+        os.rename(path.parent, path.parent.parent / "elsewhere")
+        os.rename(path.parent.parent / "elsewhere" / path.name, path.parent.parent / "other")
+        assert run(session(archive)) == expected
+
+
+def test_an_open_archive_is_not_taken_for_what_has_its_name_now(path: Path) -> None:
+    other = path.with_name("other")
+    onnxarchive.save(runnable_model(), other)
+    with onnxarchive.open(path) as archive:
+        os.replace(other, path)
+        with pytest.raises(onnxarchive.ArchiveError, match="found another in its place or none"):
+            session(archive)
+        with pytest.raises(onnxarchive.ArchiveError, match="open it anew"):
+            onnxarchive.options(archive)
+
+
+def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = path.with_name("other")
+    onnxarchive.save(runnable_model(), other)
+    make = ort.InferenceSession
+
+    def replace_and_make(*arguments: Any, **kwargs: Any) -> Any:
+        os.replace(other, path)
+        return make(*arguments, **kwargs)
+
+    monkeypatch.setattr(ort, "InferenceSession", replace_and_make)
+    with pytest.raises(onnxarchive.ArchiveError, match="while the session was made") as caught:
+        onnxarchive.session(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_an_archive_in_memory_does(path: Path, expected: bytes, kind: Callable[..., Any]) -> None:
+    data = kind(path.read_bytes())
+    path.unlink()
+    made = session(data)
+    assert run(made) == expected
+    del data
+    made.set_providers(CPU)
+    assert run(made) == expected
+
+
+def test_two_threads_make_sessions_at_once(path: Path, expected: bytes) -> None:
+    other = path.with_name("other.onnxa")
+    model = runnable_model()
+    model.graph.initializer[1].CopyFrom(
+        numpy_helper.from_array(np.ones(16, np.float32), "layer.0/bias")
+    )
+    onnxarchive.save(model, other)
+    wanted = {path: expected, other: run(original(model))}
+    options = quiet()
+    found: list[tuple[Path, bytes]] = []
+    start = threading.Barrier(4)
+
+    def make(source: Path) -> None:
+        start.wait()
+        for _ in range(10):
+            found.append((source, run(session(source, options))))
+
+    threads = [threading.Thread(target=make, args=[it]) for it in (path, other) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 40
+    assert all(result == wanted[source] for source, result in found)
+
+
+# What is handed over in the model
+
+
+def _split(count: int, dtype: Any) -> onnx.ModelProto:
+    names = [f"part{index}" for index in range(count)]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Split", ["x", "split"], names),
+            helper.make_node("Neg", names[:1], ["y"]),
+        ],
+        "split",
+        [value("x", TensorProto.FLOAT, [2 * count])],
+        [value("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.full(count, 2, dtype), "split")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 2000])
+def test_shapes_are_inferred_from_tensors_stored_outside(tmp_path: Path, count: int) -> None:
+    model = _split(count, np.int64)
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert list(archive.sites) == ["split"]
+    x = np.arange(2 * count, dtype=np.float32)
+    for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
+        assert run(session(source), x) == run(original(model), x)
+
+
+def _everywhere() -> onnx.ModelProto:
+    """Weights in the graph, in subgraphs, in attributes and in a function, one of 0 bytes."""
+
+    def weight(seed: int, name: str = "w") -> TensorProto:
+        data = np.random.default_rng(seed).standard_normal(300, np.float32)
+        return numpy_helper.from_array(data, name)
+
+    def branch(seed: int, name: str) -> onnx.GraphProto:
+        out = value(f"{name}_out", TensorProto.FLOAT, [300])
+        nodes = [helper.make_node("Add", ["summed", "w_in"], [f"{name}_out"])]
+        return helper.make_graph(nodes, name, [], [out], [weight(seed, "w_in")])
+
+    opset = [helper.make_opsetid("", 21), helper.make_opsetid("test", 1)]
+    function = helper.make_function(
+        "test",
+        "F",
+        ["a"],
+        ["b"],
+        [
+            helper.make_node("Constant", [], ["c"], value=weight(1)),
+            helper.make_node("Add", ["a", "c"], ["b"]),
+        ],
+        opset[:1],
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["constant"], value=weight(2)),
+        helper.make_node("F", ["x"], ["called"], domain="test"),
+        helper.make_node("ConstantOfShape", ["shape"], ["filled"], value=weight(9)),
+        helper.make_node("Sum", ["called", "constant", "w", "filled"], ["summed"]),
+        helper.make_node("Concat", ["summed", "nothing"], ["same"], axis=0),
+        helper.make_node("ReduceSum", ["same"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "zero"], ["is_positive"]),
+        helper.make_node(
+            "If", ["is_positive"], ["y"], then_branch=branch(3, "t"), else_branch=branch(4, "e")
+        ),
+    ]
+    nodes[2].attribute[0].t.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32)))
+    graph = helper.make_graph(
+        nodes,
+        "everywhere",
+        [value("x", TensorProto.FLOAT, [300])],
+        [value("y", TensorProto.FLOAT, [300])],
+        [
+            weight(5),
+            numpy_helper.from_array(np.zeros(0, np.float32), "nothing"),
+            numpy_helper.from_array(np.zeros((), np.float32), "zero"),
+            numpy_helper.from_array(np.array([300]), "shape"),
+        ],
+    )
+    return helper.make_model(graph, functions=[function], opset_imports=opset, ir_version=10)
+
+
+@pytest.mark.parametrize("convert_attribute", [False, True])
+def test_tensors_may_be_stored_outside_wherever_they_stand(
+    tmp_path: Path, convert_attribute: bool
+) -> None:
+    model = _everywhere()
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model, path, size_threshold=0, convert_attribute=convert_attribute)
+    x = np.linspace(-1, 1, 300, dtype=np.float32)
+    for feed in (x, -x - 3):
+        expected = run(original(model), feed)
+        for source in (path, path.read_bytes()):
+            assert run(session(source), feed) == expected
+    prepared = onnx.ModelProto.FromString(onnxarchive.options(path)[0])
+    outside = [it.name for it in prepared.graph.initializer if it.external_data]
+    assert outside == ["w"]
+    branches = prepared.graph.node[-1].attribute
+    assert all(it.g.initializer[0].external_data for it in branches)
+    assert prepared.functions[0].node[0].attribute[0].t.raw_data
+    in_memory = onnx.ModelProto.FromString(onnxarchive.options(path.read_bytes())[0])
+    assert bool(in_memory.graph.initializer[0].external_data) == hasattr(ort.SessionOptions, ADD)
+    assert all(it.g.initializer[0].raw_data for it in in_memory.graph.node[-1].attribute)
+
+
+def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> None:
+    model = runnable_model()
+    sparse = onnx.SparseTensorProto(
+        values=numpy_helper.from_array(np.arange(300, dtype=np.float32), "bias"),
+        indices=numpy_helper.from_array(np.arange(300)),
+        dims=[2, 1024],
+    )
+    model.graph.sparse_initializer.append(sparse)
+    model.graph.node.insert(0, helper.make_node("Add", ["x", "bias"], ["biased"]))
+    model.graph.node[1].input[0] = "biased"
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
+    with onnxarchive.open(path) as archive:
+        assert len(archive.sites) == 4
+    assert run(session(path)) == run(original(model))
+
+
+def test_a_model_that_would_take_2_gib_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with onnxarchive.open(path) as archive:
+        nbytes = sum(entry.nbytes for entry in archive.entries.values())
+        monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
+        with pytest.raises(onnxarchive.UnsupportedFeatureError, match="do not read") as caught:
+            linked_model(archive, "x", lambda site, size: False)
+        assert f"found {nbytes}" in str(caught.value)
+        monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
+        assert linked_model(archive, "x", lambda site, size: False) == runnable_model()
+
+
+# Options of the caller
+
+
+def test_the_callers_options_are_not_changed(path: Path, expected: bytes) -> None:
+    options = quiet()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for source in (path, path.read_bytes()):
+        assert run(session(source, options)) == expected
+        onnxarchive.options(source, options)
+    with pytest.raises(RuntimeError, match="does not have configuration"):
+        options.get_session_config_entry(FOLDER)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    if hasattr(options, ADD):  # a file that is there already cannot be added again
+        model = onnx.ModelProto.FromString(onnxarchive.options(path.read_bytes(), options)[0])
+        location = model.graph.initializer[0].external_data[0].value
+        getattr(options, ADD)([location], [b"1"], [1])
+
+
+def test_the_callers_options_hold_for_the_session(path: Path) -> None:
+    options = quiet()
+    options.logid = "whose"
+    options.inter_op_num_threads = 3
+    options.enable_cpu_mem_arena = False
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("a.key.of.tomorrow", "kept")
+    _, given = onnxarchive.options(path, options)
+    for copied in (given, session(path, options).get_session_options()):
+        assert copied is not options
+        for name, _ in inspect.getmembers(options, lambda it: not callable(it)):
+            if not name.startswith("_"):
+                assert getattr(copied, name) == getattr(options, name), name
+        assert copied.get_session_config_entry("session.disable_prepacking") == "1"
+        assert copied.get_session_config_entry("a.key.of.tomorrow") == "kept"
+
+
+def test_overrides_and_shared_initializers_hold_for_the_session(tmp_path: Path) -> None:
+    model = runnable_model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    options = quiet()
+    options.add_free_dimension_override_by_name("batch", 7)
+    assert session(tmp_path / "m.onnxa", options).get_inputs()[0].shape == [7, 1024]
+    options = quiet()
+    shared = ort.OrtValue.ortvalue_from_numpy(np.zeros((1024, 16), np.float32))
+    options.add_initializer("layer.0/weight", shared)
+    assert (
+        run(session(tmp_path / "m.onnxa", options))
+        == np.tile(np.arange(16, dtype=np.float32), (2, 1)).tobytes()
+    )
+
+
+def _with_another_domain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, which may need custom operators for all that its domains tell."""
+    model.opset_import.append(helper.make_opsetid("custom", 1))
+    return model
+
+
+@pytest.mark.parametrize("why", ["profiling", "optimized", "domain", "providers"])
+def test_options_that_cannot_be_copied_are_lent(
+    path: Path, tmp_path: Path, expected: bytes, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = quiet()
+    if why == "profiling":
+        options.enable_profiling = True
+        options.profile_file_prefix = str(tmp_path / "profile")
+    elif why == "optimized":
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    elif why == "domain":
+        onnxarchive.save(_with_another_domain(runnable_model()), path)
+    elif not hasattr(options, "has_providers"):
+        pytest.skip("this onnxruntime has no providers in options")
+    else:
+        options.add_provider("CPUExecutionProvider", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that other providers are passed over
+        with pytest.raises(onnxarchive.UnsupportedFeatureError, match=r"call options\(path\) with"):
+            onnxarchive.options(path, options)
+    kwargs: dict[str, Any] = {} if why == "providers" else {"providers": CPU}
+    made = onnxarchive.session(path, options, **kwargs)
+    assert isinstance(made, ort.InferenceSession)
+    assert run(made) == expected
+    assert options.get_session_config_entry(FOLDER) == ""
+    os.rename(path.parent, path.parent.parent / "x")
+    os.rename(path.parent.parent / "x", path.parent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there were other providers
+        made.set_providers(CPU)  # which makes the session anew
+    assert run(made) == expected
+    assert options.get_session_config_entry(FOLDER) == ""
+    assert any(tmp_path.glob("profile*")) == (why == "profiling")
+    assert (tmp_path / "optimized.onnx").exists() == (why == "optimized")
+
+    # The empty entry is none: external data is found beside the model again.
+    onnxarchive.export(path, tmp_path / "beside.onnx", external_data="beside.data")
+    options.enable_profiling = False
+    options.optimized_model_filepath = ""
+    beside = ort.InferenceSession(os.fspath(tmp_path / "beside.onnx"), options, **kwargs)
+    assert run(beside) == expected
+    assert run(onnxarchive.session(path.read_bytes(), options, **kwargs)) == expected
+    capfd.readouterr()  # onnxruntime says that it overwrites the entry
+
+
+def test_lent_options_get_their_own_entry_back(
+    path: Path, expected: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    onnxarchive.save(_with_another_domain(runnable_model()), path)
+    options = quiet()
+    options.add_session_config_entry(FOLDER, "/somewhere")
+    assert run(session(path, options)) == expected
+    assert options.get_session_config_entry(FOLDER) == "/somewhere"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(onnxarchive.ArchiveFormatError):
+        session(path, options)
+    assert options.get_session_config_entry(FOLDER) == "/somewhere"
+    capfd.readouterr()
+
+
+def test_options_that_onnxruntime_refuses_are_refused_by_it(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = quiet()
+    options.add_session_config_entry("session.load_model_format", "ORT")
+    with pytest.raises(Exception, match=r"(?i)flatbuffer|ort format|verif"):
+        session(path, options)
+    assert options.get_session_config_entry(FOLDER) == ""
+    capfd.readouterr()
+
+
+def test_what_comes_after_the_options_goes_to_onnxruntime(path: Path, expected: bytes) -> None:
+    made = onnxarchive.session(
+        path, quiet(), ["CPUExecutionProvider"], provider_options=[{}], disabled_optimizers=["x"]
+    )
+    assert made.get_providers() == CPU
+    assert run(made) == expected
+
+
+def test_providers_can_be_set_later(path: Path, expected: bytes) -> None:
+    for source in (path, path.read_bytes()):
+        made = session(source)
+        made.set_providers(CPU)
+        assert run(made) == expected
+
+
+def test_the_pieces_make_a_session(path: Path, expected: bytes) -> None:
+    for source in (path, path.read_bytes()):
+        model, options = onnxarchive.options(source)
+        options.log_severity_level = 4
+        assert type(model) is bytes
+        assert run(ort.InferenceSession(model, options, CPU)) == expected
+        assert run(ort.InferenceSession(*onnxarchive.options(source), providers=CPU)) == expected
+
+
+class _Data(bytearray):
+    """Bytes of which one can tell when they go."""
+
+
+def test_options_keep_an_archive_in_memory_as_long_as_they_live(path: Path) -> None:
+    data = _Data(path.read_bytes())
+    is_there = weakref.ref(data)
+    pieces = onnxarchive.options(data)
+    del data
+    gc.collect()
+    assert is_there() is not None or not hasattr(pieces[1], ADD)
+    del pieces
+    gc.collect()
+    assert is_there() is None
+
+
+# Refusals
+
+
+def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("made")
+
+    monkeypatch.setattr(ort, "InferenceSession", never)
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries["layer_0_weight"]
+    break_local_header(path, entry)
+    for call in (onnxarchive.session, onnxarchive.options):
+        with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
+            call(path)
+        assert str(caught.value).startswith(f"{path}: ")
+        with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight"):
+            call(path.read_bytes())
+        with pytest.raises(onnxarchive.ArchiveFormatError, match="ZIP-2"):
+            call(path.read_bytes() + b"x")
+        with pytest.raises(onnxarchive.ArchiveFormatError):
+            call(b"")
+        with pytest.raises(FileNotFoundError):
+            call(path.with_name("missing"))
+        with onnxarchive.open(path) as archive:
+            pass
+        with pytest.raises(ValueError, match="closed"):
+            call(archive)
+
+
+def test_a_small_tensor_that_has_changed_is_refused(tmp_path: Path) -> None:
+    onnxarchive.save(_split(3, np.int64), tmp_path / "m.onnxa", size_threshold=0)
+    flip_byte(tmp_path / "m.onnxa", 64)
+    with pytest.raises(onnxarchive.ChecksumError, match="'split'") as caught:
+        session(tmp_path / "m.onnxa")
+    assert str(caught.value).startswith(f"{tmp_path / 'm.onnxa'}: ")
+
+
+def test_a_name_that_is_not_utf_8_is_refused(path: Path) -> None:
+    other = os.fsencode(path.parent) + b"/\xff.onnxa"
+    try:
+        os.rename(path, other)
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    with pytest.raises(ValueError, match="path in UTF-8"):
+        session(os.fsdecode(other))
+
+
+def test_an_old_onnxruntime_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "__version__", "1.20.1")
+    with pytest.raises(
+        onnxarchive.UnsupportedFeatureError, match=r"1\.21 or newer.*found 1\.20\.1"
+    ):
+        onnxarchive.session(path)
+    monkeypatch.setattr(ort, "__version__", "2.0.0+cuda")
+    onnxarchive.options(path)
+
+
+def test_an_onnxruntime_that_reads_no_files_from_memory_gets_all_in_the_model(
+    path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ort.SessionOptions, ADD, raising=False)
+    model, options = onnxarchive.options(path.read_bytes())
+    assert onnx.ModelProto.FromString(model) == runnable_model()
+    assert run(ort.InferenceSession(model, options, CPU)) == expected
+    assert run(session(path.read_bytes())) == expected
+
+
+def test_without_onnxruntime_the_error_says_how_to_get_it(path: Path) -> None:
+    code = """
+import sys
+sys.modules["onnxruntime"] = None
+import onnxarchive
+for call in (onnxarchive.session, onnxarchive.options):
+    try:
+        call(sys.argv[1])
+    except ImportError as error:
+        print(error.name, error)
+onnxarchive.link(sys.argv[1], sys.argv[1] + ".onnx")
+"""
+    first, second = run_python(code, path).splitlines()
+    assert first == second
+    assert first.startswith("onnxruntime expected ONNX Runtime")
+    assert first.endswith("pip install 'onnxarchive[ort]'")
+
+
+def test_importing_and_linking_imports_no_onnxruntime(path: Path) -> None:
+    code = """
+import sys, onnxarchive
+from onnxarchive import session, options, link, check_link
+print("onnxruntime" in sys.modules)
+onnxarchive.link(sys.argv[1], sys.argv[1] + ".onnx")
+assert onnxarchive.check_link(sys.argv[1] + ".onnx") == []
+print("onnxruntime" in sys.modules)
+"""
+    assert run_python(code, path).split() == ["False", "False"]
+
+
+def test_no_lower_floor_imports_the_runtimes() -> None:
+    package = Path(onnxarchive.__file__).parent
+    lower = ["errors", "archive", "rules", "save", "convert", "batch", "files", "sources"]
+    lower += ["model", "zipformat"]
+    files = [
+        file for name in lower for file in [package / f"{name}.py", *(package / name).glob("*")]
+    ]
+    files = [file for file in files if file.suffix == ".py" and file.exists()]
+    assert len(files) >= 20
+    for file in files:
+        names: list[str] = []
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names += [f"{node.module}.{it.name}" for it in node.names]
+            elif isinstance(node, ast.Import):
+                names += [it.name for it in node.names]
+        assert not [it for it in names if it.startswith(("onnxarchive.runtime", "onnxruntime"))]
+
+
+def test_a_session_keeps_only_maps_and_lets_go_of_them(path: Path) -> None:
+    code = """
+import gc, os, sys, onnxarchive, onnxruntime
+from models import open_below
+folder = os.path.dirname(sys.argv[1])
+options = onnxruntime.SessionOptions()
+options.add_session_config_entry("session.disable_prepacking", "1")
+made = onnxarchive.session(sys.argv[1], options)
+print(len(open_below(folder)))
+del made
+gc.collect()
+print(len(open_below(folder)))
+"""
+    assert run_python(code, path).split() == ["1", "0"]
+
+
+def test_a_model_without_external_tensors_does(tmp_path: Path) -> None:
+    model = model_of(raw_tensor("w"))
+    model.graph.node.append(helper.make_node("Identity", ["w"], ["y"]))
+    model.graph.output.append(value("y", TensorProto.FLOAT, [4]))
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
+        (y,) = session(source).run(None, {})
+        assert y.tobytes() == raw_tensor("w").raw_data
