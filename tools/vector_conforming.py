@@ -66,6 +66,18 @@ def merged_tensor() -> tuple[bytes, Tensor]:
     return model(graph(more=content(1, node(attributes)))), tensor
 
 
+def oddly_encoded() -> tuple[bytes, Tensor]:
+    """A model with longer varints than needed, numbers cut to 32 bits, and values given twice."""
+    tensor = Tensor("odd", FLOAT, (2, 3), W.data)
+    high = b"\x10\x81\x80\x80\x80\x10"  # data_type 2^32 + 1
+    external = b"\xf0\x80\x80\x80\x00" + b"\x81\x80\x80\x80\x10" + number(14, 7)  # EXTERNAL, then 7
+    dims = content(1, b"\x82\x80\x80\x80\x80\x80\x80\x80\x80\x7e") + number(1, 3)  # 2 in ten bytes
+    pair = content(1, "location") + content(2, "odd")
+    fields = dims + high + content(8, "odd") + content(13, pair) + external + content(2, b"\7")
+    length = bytes([len(fields) & 0x7F | 0x80, 0x80, 0x80, 0x80, 0x00])
+    return model(b"\x2a" + length + fields + content(2, "g")), tensor
+
+
 def with_unknown_fields() -> bytes:
     """A model with fields and groups that ONNX does not have, and fields of other wire types."""
     group = b"\xc3\x3e" + number(5, 7) + b"\0\0\xc4\x3e"  # field 1000, with a field 0
@@ -230,6 +242,14 @@ def _conforming_model() -> Iterator[Vector]:
         "MODEL-3 DATA-4",
         lambda: of_proto(merged, tensor),
         tensor,
+    )
+    odd, odd_tensor = oddly_encoded()
+    yield accepted(
+        "model-odd-encoding",
+        "Varints of more bytes than needed, numbers of more than 32 bits, an unknown enumeration.",
+        "MODEL-3 DATA-7",
+        lambda: of_proto(odd, odd_tensor),
+        odd_tensor,
     )
     yield accepted(
         "model-unknown-fields",

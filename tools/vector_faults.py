@@ -987,6 +987,21 @@ def _bad_models() -> Iterator[Vector]:
             model(graph(W, more=content(1, b"\x0a\x7f"))),
             "proto-corrupt",
         ),
+        ("tag-long", "a tag of 6 bytes", _odd(b"\x90\x80\x80\x80\x80\x00\x01"), "proto-corrupt"),
+        ("tag-large", "a field number of 2^29", _odd(b"\x80\x80\x80\x80\x10\x01"), "proto-corrupt"),
+        (
+            "length-long",
+            "a length of 6 bytes",
+            _odd(b"\x12\x80\x80\x80\x80\x80\x00"),
+            "proto-corrupt",
+        ),
+        (
+            "packed-cut",
+            "a packed number that is cut",
+            _odd(_in_w(b"\x3a\x01\x80")),
+            "proto-corrupt",
+        ),
+        ("packed-part", "part of a packed number", _odd(_in_w(b"\x22\x03abc")), "proto-corrupt"),
         ("zip", "a zip", to_bytes(archive(W)), "proto-corrupt"),
         ("too-deep", "messages nested 101 deep", nested_graphs(101), "proto-deep"),
         ("far-too-deep", "messages nested 1,000 deep", nested_graphs(1000), "proto-deep"),
@@ -999,6 +1014,16 @@ def _bad_models() -> Iterator[Vector]:
             partial(of_proto, proto, W),
             attack,
         )
+
+
+def _odd(graph_fields: bytes) -> bytes:
+    """A model with these bytes in its graph."""
+    return model(graph(W, more=graph_fields))
+
+
+def _in_w(fields: bytes) -> bytes:
+    """A further initializer, which is not external, with these bytes in it."""
+    return content(5, content(8, "inside") + fields)
 
 
 def _bad_external_data() -> Iterator[Vector]:

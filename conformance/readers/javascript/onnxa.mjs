@@ -305,8 +305,8 @@ async function readEndRecords(source) {
     if (count < SATURATED16 && size < SATURATED32 && offset < SATURATED32) {
       refuse('ZIP64-1', null, 'no Zip64 end record where all values fit', `${count}, ${size} and ${offset}`);
     }
-  } else if (offset + size === source.size - TAIL && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator) {
-    refuse('ZIP64-1', null, 'no Zip64 end record where no value is saturated', 'a Zip64 locator');
+  } else if (end >= ZIP64_LOCATOR && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator) {
+    refuse('ZIP64-1', null, 'no Zip64 locator where no value is saturated', 'its signature');
   }
 
   if (diskCount !== count) refuse('ZIP-4', null, 'equal counts in the end record', `${diskCount} and ${count}`);
@@ -944,7 +944,7 @@ class ModelParser {
     this.#enter(depth);
     for (;;) {
       if (this.#pos >= end) this.#fail(`an end of group ${number}`, 'none');
-      const tag = this.#tag(end);
+      const tag = this.#tag(end, 0);
       if ((tag & 7) !== END_GROUP) {
         this.#unknown(tag >>> 3, tag & 7, end, depth);
         continue;
@@ -958,7 +958,7 @@ class ModelParser {
     if (depth > MAX_DEPTH) this.#fail(`messages nested at most ${MAX_DEPTH} deep`, 'one deeper');
   }
 
-  #tag(end) {
+  #tag(end, least = 1) {
     let tag = this.#bytes[this.#pos];
     if (tag < 0x80) {
       this.#pos++; // within the message, whose end the caller has not reached
@@ -969,7 +969,7 @@ class ModelParser {
       if (this.#high !== 0) this.#fail('field numbers below 2^29', 'a larger one');
       tag = this.#low;
     }
-    if (tag < 8) this.#fail('field numbers from 1', 0);
+    if (tag >>> 3 < least) this.#fail(`field numbers from ${least}`, 0);
     return tag;
   }
 
@@ -996,7 +996,9 @@ class ModelParser {
 
   /** Reads a length and gives where it ends. */
   #length(end) {
+    const start = this.#pos;
     this.#varint(end);
+    if (this.#pos - start > 5) this.#fail('lengths of at most 5 bytes', this.#pos - start);
     const length = this.#high * 2 ** 32 + this.#low;
     if (length > end - this.#pos) this.#fail(`at most ${end - this.#pos} bytes in a field`, length);
     return this.#pos + length;

@@ -1,0 +1,1 @@
+"""An independent reader of ONNX archives."""
