@@ -121,6 +121,7 @@ class Archive:
 
     Attributes:
         path: The archive's path as it was given.
+        file: The open file.
         sites: The tensor of each key and where it stands in the model, in the order of the model.
     """
 
@@ -130,7 +131,7 @@ class Archive:
         assert contents.model is not None  # the report would have raised
         self.path = file.path
         self.sites: Mapping[str, Site] = MappingProxyType(contents.sites)
-        self._file = file
+        self.file = file
         self._model = contents.model
         self._entries = {entry.name: entry for entry in contents.entries}
         self._records = dict(zip(self._entries, contents.records, strict=True))
@@ -180,10 +181,10 @@ class Archive:
         entry = self._entries.get(name)
         if entry is None:
             raise self._not_found(f"expected the name of an entry, found {name!r}")
-        view = self._file.view()
+        view = self.file.view()
         if name not in self._compared:
             with naming(self.path):
-                check_local_header(self._file, entry, self._records[name], Report())
+                check_local_header(self.file, entry, self._records[name], Report())
             self._compared.add(name)
         return view[entry.data_offset : entry.data_offset + entry.nbytes]
 
@@ -221,16 +222,16 @@ class Archive:
         counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
         with naming(self.path):
             for name, entry in self._entries.items():
-                check_local_header(self._file, entry, self._records[name], Report())
+                check_local_header(self.file, entry, self._records[name], Report())
                 crc32 = nbytes = 0
-                for piece in counter(self._file.pieces(entry.data_offset, entry.nbytes)):
+                for piece in counter(self.file.pieces(entry.data_offset, entry.nbytes)):
                     crc32 = writer.crc32(piece, crc32)
                     nbytes += len(piece)
                 check_crc32(entry, nbytes, crc32, Report())
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""
-        self._file.close()
+        self.file.close()
 
     def __enter__(self) -> Archive:
         return self
@@ -279,6 +280,14 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             else:
                 self._sites[name] = site
 
+    def key(self, name: str) -> str | None:
+        """The key of the entry that holds an initializer; None where the model itself holds it.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        return self._keys.get(self._site(name).path)
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
 
@@ -290,9 +299,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        site = self._sites.get(name)
-        if site is None:
-            raise self._archive._not_found(self._why_not(name))
+        site = self._site(name)
         tensor = site.tensor
         if site.path in self._keys:
             return self._archive.tensor(self._keys[site.path])
@@ -319,6 +326,12 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._archive!r}>"
+
+    def _site(self, name: str) -> Site:
+        site = self._sites.get(name)
+        if site is None:
+            raise self._archive._not_found(self._why_not(name))
+        return site
 
     def _why_not(self, name: str) -> str:
         if name not in self._ambiguous:

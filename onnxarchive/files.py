@@ -155,6 +155,31 @@ class MappedFile:
             raise ValueError(f"{self.path}: the file is closed")
 
 
+class MemoryFile(MappedFile):
+    """Bytes in memory with the reading side of a file; they are not copied."""
+
+    def __init__(self, data: memoryview) -> None:
+        """Takes the bytes, as a view of single bytes."""
+        self.path = "archive in memory"
+        self.size = data.nbytes
+        self.identity = (-1, id(self))
+        self._data = data.toreadonly()
+        self._is_open = True
+
+    def view(self) -> memoryview:
+        """All bytes."""
+        self._require_open()
+        return self._data
+
+    def close(self) -> None:
+        """Ends the reading; views live on."""
+        self._is_open = False
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        self._require_open()
+        return bytes(self._data[offset : offset + size])
+
+
 def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     error = ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule)
     error.path = path

@@ -113,6 +113,13 @@ def test_initializers_of_the_main_graph_and_its_subgraphs_are_tensors(archive: A
     assert archive.tensors.get("layer_0_weight") is None
 
 
+def test_initializers_tell_their_keys(archive: Archive) -> None:
+    assert archive.tensors.key("layer.0/weight") == "layer_0_weight"
+    assert archive.tensors.key("scale") is None  # the model holds it
+    with pytest.raises(TensorNotFoundError, match="'layer_0_weight'"):
+        archive.tensors.key("layer_0_weight")
+
+
 def test_the_model_is_parsed_once_and_names_its_keys(archive: Archive) -> None:
     assert archive.model is archive.model
     located = archive.model.graph.initializer[0]

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 
 from onnxarchive import files
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import MappedFile, Replacement, new_directory, replacing, require_no_input
+from onnxarchive.files import (
+    MappedFile,
+    MemoryFile,
+    Replacement,
+    new_directory,
+    replacing,
+    require_no_input,
+)
 
 CONTENT = bytes(range(256)) * 64
 
@@ -213,6 +220,28 @@ def test_a_file_that_was_replaced_is_read_and_mapped_as_it_was(source: Path) -> 
             other.write(bytes(len(CONTENT)))
         assert file.read(0, 300) == CONTENT[:300]
         assert file.view() == CONTENT
+
+
+def test_bytes_in_memory_are_read_as_a_file_and_not_copied() -> None:
+    data = bytearray(b"0123456789")
+    file = MemoryFile(memoryview(data))
+    assert (file.size, file.read(2, 3), file.read(8, 9), file.read(99, 1)) == (
+        10,
+        b"234",
+        b"89",
+        b"",
+    )
+    assert list(file.pieces(0, 10)) == [b"0123456789"]
+    view = file.view()
+    data[0] = ord("x")
+    assert view[:1] == b"x"
+    with pytest.raises(TypeError):
+        view[0] = 1
+    file.close()
+    assert bytes(view[1:3]) == b"12"
+    for read in (file.view, lambda: file.read(0, 1)):
+        with pytest.raises(ValueError, match="closed"):
+            read()
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def real_path(archive: Archive) -> str:
         ArchiveError: The path leads to another file by now, or to none.
     """
     candidates = [os.path.realpath(archive.path)]
-    descriptor = getattr(archive._file, "_descriptor", None)
+    descriptor = getattr(archive.file, "_descriptor", None)
     with contextlib.suppress(OSError):  # of another system
         candidates.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     for candidate in candidates:
@@ -148,7 +148,7 @@ def is_file_of(archive: Archive, path: str) -> bool:
         status = os.stat(path)
     except (OSError, ValueError):  # ValueError: a path with a NUL
         return False
-    return (status.st_dev, status.st_ino) == archive._file.identity
+    return (status.st_dev, status.st_ino) == archive.file.identity
 
 
 def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:

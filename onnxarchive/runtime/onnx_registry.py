@@ -22,7 +22,7 @@ from onnx import serialization
 
 from onnxarchive.archive import Archive, read_verified
 from onnxarchive.errors import ArchiveError, ArchiveFormatError
-from onnxarchive.files import MappedFile
+from onnxarchive.files import MemoryFile
 from onnxarchive.model import tensors
 from onnxarchive.save import save
 from onnxarchive.zipformat import writer
@@ -85,7 +85,7 @@ class ArchiveSerializer:
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
         try:
-            archive = Archive(_FileInMemory(serialized))
+            archive = Archive(MemoryFile(writer.as_bytes(serialized)))
             proto.CopyFrom(archive.model)
             for key, site in archive.sites.items():
                 data = bytes(read_verified(archive, key))
@@ -94,26 +94,6 @@ class ArchiveSerializer:
             error.path = None  # whoever gave the bytes knows it
             raise
         return proto
-
-
-class _FileInMemory(MappedFile):
-    """A file whose bytes are in memory already, for an `Archive` over them."""
-
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        # What the base class does with a file is replaced as a whole.
-        self.path = "<bytes>"
-        self._data = writer.as_bytes(data).toreadonly()
-        self.size = self._data.nbytes
-        self.identity = (0, id(data))
-
-    def view(self) -> memoryview:
-        return self._data
-
-    def close(self) -> None:
-        self._data = memoryview(b"")
-
-    def _read_once(self, offset: int, size: int) -> bytes:
-        return bytes(self._data[offset : offset + size])
 
 
 def register(*, replace: bool = False) -> bool:

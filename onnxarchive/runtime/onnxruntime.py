@@ -19,7 +19,7 @@ import onnx
 
 from onnxarchive.archive import Archive, open
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
-from onnxarchive.files import MappedFile
+from onnxarchive.files import MemoryFile
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import Site, text
 from onnxarchive.runtime.link import (
@@ -113,7 +113,7 @@ def session(
     ort = _onnxruntime()
     with _opened(path) as archive:
         own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
-        if isinstance(archive._file, _MemoryFile):
+        if isinstance(archive.file, MemoryFile):
             model = _prepare_in_memory(archive, own)
             return ort.InferenceSession(
                 model, sess_options if own is None else own, providers, **kwargs
@@ -163,7 +163,7 @@ def options(
                 f"expected session options that ONNX Runtime copies, found that {_UNCOPYABLE}; "
                 "call options(path) without them, and set up the options that it gives"
             )
-        if isinstance(archive._file, _MemoryFile):
+        if isinstance(archive.file, MemoryFile):
             return _prepare_in_memory(archive, own), own
         return _prepare(archive, real_path(archive), own), own
 
@@ -218,32 +218,6 @@ def _require_file(archive: Archive, file: str) -> None:
 # An archive in memory
 
 
-class _MemoryFile(MappedFile):
-    """An archive's bytes in memory, with the reading side of a file."""
-
-    def __init__(self, data: memoryview) -> None:
-        """Takes the bytes; they are not copied."""
-        self.path = "archive in memory"
-        self.size = data.nbytes
-        self.identity = (-1, id(self))
-        self._data = data.toreadonly()
-        self._is_open = True
-
-    def read(self, offset: int, size: int) -> bytes:
-        """A copy of `size` bytes from `offset`, fewer at the end."""
-        self._require_open()
-        return bytes(self._data[offset : offset + size])
-
-    def view(self) -> memoryview:
-        """All bytes; nothing is copied."""
-        self._require_open()
-        return self._data
-
-    def close(self) -> None:
-        """Ends the reading; views live on."""
-        self._is_open = False
-
-
 _numbers = itertools.count()
 # ONNX Runtime has only the addresses of what it is to read while a session is made.
 _buffers: weakref.WeakKeyDictionary[Any, memoryview] = weakref.WeakKeyDictionary()
@@ -256,7 +230,7 @@ def _prepare_in_memory(archive: Archive, own: ort.SessionOptions | None) -> byte
         return proto.serialize(linked_model(archive, "", lambda site, nbytes: False))
     location = f"onnxarchive-{next(_numbers)}.onnxa"
     model = linked_model(archive, location, _is_taken_from_memory)
-    data = archive._file.view()
+    data = archive.file.view()
     _buffers[own] = data
     add([location], [data], [data.nbytes])
     return proto.serialize(model)
@@ -276,7 +250,7 @@ def _opened(source: Source) -> Iterator[Archive]:
         with open(source) as archive:
             yield archive
     else:
-        with Archive(_MemoryFile(writer.as_bytes(source))) as archive:
+        with Archive(MemoryFile(writer.as_bytes(source))) as archive:
             yield archive
 
 

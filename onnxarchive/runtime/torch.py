@@ -163,11 +163,10 @@ def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
 
 def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
     """The bytes of a tensor of FLOAT4E2M1 that is stored outside the model, in their new shape."""
-    site = archive.tensors._sites.get(name)
-    key = None if site is None else archive.tensors._keys.get(site.path)
-    if site is None or key is None or dtypes.BY_NUMBER[site.tensor.data_type].name != _FLOAT4:
+    key = archive.tensors.key(name)
+    if key is None or dtypes.BY_NUMBER[archive.sites[key].tensor.data_type].name != _FLOAT4:
         return None
-    shape = _halved(tuple(site.tensor.dims), f"tensor {name!r}")
+    shape = _halved(tuple(archive.sites[key].tensor.dims), f"tensor {name!r}")
     return np.frombuffer(archive.read(key), np.uint8).reshape(shape)
 
 
