@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from differential import SparseFile
 from onnx import TensorProto, helper
 
 import onnxarchive
@@ -24,28 +24,9 @@ def require_room(path: Path) -> None:
         pytest.skip(f"8 GiB of free disk are needed, {free / GIB:.1f} GiB are free in {path}")
 
 
-class SparseTarget:
-    """Writes a file that has holes where whole pieces are zero."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
-
-    def write(self, data: memoryview, /) -> int:
-        """Writes `data`, or its first bytes, and gives how many."""
-        if np.frombuffer(data, np.uint8).any():
-            return self._file.write(data)
-        self._file.seek(len(data), os.SEEK_CUR)
-        return len(data)
-
-    def close(self) -> None:
-        """Ends the file."""
-        self._file.truncate()
-        self._file.close()
-
-
 def convert_sparsely(source: Path, path: Path) -> None:
     """Converts a model to an archive with holes."""
-    target = SparseTarget(path)
+    target = SparseFile(path)
     try:
         onnxarchive.convert(source, target)
     finally:

@@ -1,1 +1,978 @@
-"""An independent reader of ONNX archives."""
+"""An independent reader of ONNX archives, written from the text of the specification alone.
+
+It makes the full check: every rule of `spec/rules.toml`, with the data of all entries read once, in
+pieces. Besides a piece it keeps the central directory and the model in memory.
+
+    python3 onnxa_reader.py PATH
+
+prints one JSON object, as `conformance/README.md` has it. Sections are those of the specification.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import stat
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NoReturn
+
+MODEL = b"__MODEL_PROTO"
+ASSETS = b"assets/"
+
+_PIECE = 4 << 20  # bytes of data that are in memory at a time
+_MAX_ENTRIES = 262_144
+_MAX_MODEL = (1 << 31) - 1
+_MAX_MESSAGES = 4_194_304
+_MAX_DEPTH = 100
+_MAX_DIMS = 64
+
+_FULL16 = 0xFFFF  # a field with its largest number is saturated; the value stands elsewhere
+_FULL32 = 0xFFFF_FFFF
+
+_END = struct.Struct("<4s4H2IH")
+_END64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_RECORD = struct.Struct("<4s6H3I5H2I")
+_SHARED = slice(6, 30)  # of a directory record: what a local header states, too
+_LOCAL_SHARED = slice(4, 28)  # the same in a local header, from "version needed" to "name length"
+_LOCAL_SIZE = 30
+_ALIGNMENT_FIELD = struct.Struct("<3H")  # its id, the size of its data, the alignment
+_ZIP64_FIELD_SIZE = 20  # of a local header
+_MAX_PADDING = 32_767
+
+_KEY = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+_BAD_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:]")
+
+# Section 8.2: the bits of an element in the entry. Its bytes once unpacked are ceil(bits / 8).
+_BITS = (
+    dict.fromkeys((14, 11, 7, 13), 64)
+    | dict.fromkeys((1, 6, 12), 32)
+    | dict.fromkeys((4, 5, 10, 16), 16)
+    | dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8)
+    | dict.fromkeys((27, 28), 6)
+    | dict.fromkeys((21, 22, 23), 4)
+    | dict.fromkeys((25, 26), 2)
+    | {15: 128}
+)
+_BOOL = 9
+
+
+class Refused(Exception):  # noqa: N818 - a verdict, not an error of the program
+    """The file is not an ONNX archive.
+
+    Args:
+        rule: The id of a rule that it breaks.
+        message: What was expected and what was found.
+        entry: The name of the entry concerned, if it is about one.
+    """
+
+    def __init__(self, rule: str, message: str, entry: bytes | None = None) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.entry = None if entry is None else entry.decode("utf-8", "replace")
+
+
+@dataclass(slots=True)
+class Entry:
+    """A file in the archive, as its directory record has it."""
+
+    raw_name: bytes
+    header_offset: int
+    data_offset: int  # computed, section 4
+    nbytes: int
+    crc32: int
+    shared: bytes = field(repr=False)  # the bytes that the local header has to state, too
+
+    @property
+    def name(self) -> str:
+        """The name, which is UTF-8 in an archive."""
+        return self.raw_name.decode("utf-8", "replace")
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the entry holds the data of a tensor."""
+        return self.raw_name != MODEL and not self.raw_name.startswith(ASSETS)
+
+
+@dataclass(slots=True)
+class Tensor:
+    """An external tensor."""
+
+    key: bytes
+    name: str
+    data_type: int
+    dims: list[int]
+    checksum: bytes | None  # the SHA-1 that the model states
+    sha256: str = ""
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return math.prod(self.dims)
+
+
+@dataclass(slots=True)
+class Archive:
+    """An archive that obeys every rule."""
+
+    entries: list[Entry]
+    tensors: list[Tensor]
+
+
+def check_path(path: str | os.PathLike[str]) -> Archive:
+    """Makes the full check of a file.
+
+    Raises:
+        Refused: The file breaks a rule.
+        OSError: It cannot be opened or read.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        # O_NONBLOCK: opening a pipe that nobody writes to would wait.
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if os.path.exists(path) and not os.path.isfile(path):  # a socket; a folder on Windows
+            raise Refused("FILE-1", f"expected a regular file, found none: {error}") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        _expect("FILE-1", "kind of file", stat.S_IFREG, stat.S_IFMT(status.st_mode))
+        with open(descriptor, "rb", closefd=False) as file:
+            return _check(_Source(file, status.st_size))
+    finally:
+        os.close(descriptor)
+
+
+def check_bytes(data: bytes) -> Archive:
+    """Makes the full check of an archive in memory.
+
+    Raises:
+        Refused: It breaks a rule.
+    """
+    return _check(_Source(io.BytesIO(data), len(data)))
+
+
+def describe(archive: Archive) -> dict[str, Any]:
+    """Gives the JSON object for a file that is accepted."""
+    return {
+        "accepted": True,
+        "entries": [
+            {
+                "name": entry.name,
+                "header_offset": _json_number(entry.header_offset),
+                "data_offset": _json_number(entry.data_offset),
+                "nbytes": _json_number(entry.nbytes),
+                "crc32": entry.crc32,
+            }
+            for entry in archive.entries
+        ],
+        "tensors": [
+            {
+                "key": tensor.key.decode(),
+                "name": tensor.name,
+                "data_type": tensor.data_type,
+                "dims": [_json_number(dim) for dim in tensor.dims],
+                "sha256": tensor.sha256,
+            }
+            for tensor in archive.tensors
+        ],
+    }
+
+
+def refusal(error: Refused) -> dict[str, Any]:
+    """Gives the JSON object for a file that is refused."""
+    return {
+        "accepted": False,
+        "rule": error.rule,
+        "entry": error.entry,
+        "message": str(error),
+    }
+
+
+def _json_number(value: int) -> int | str:
+    """Gives a number as a string where a double cannot hold it."""
+    return value if value <= 1 << 53 else str(value)
+
+
+def _expect(
+    rule: str, what: str, expected: object, found: object, entry: bytes | None = None
+) -> None:
+    """Refuses the file if `found` is not what is expected."""
+    if found != expected:
+        _refuse(rule, what, f"{expected!r}", found, entry)
+
+
+def _refuse(
+    rule: str, what: str, expected: str, found: object, entry: bytes | None = None
+) -> NoReturn:
+    raise Refused(rule, f"{what}: expected {expected}, found {found!r:.200}", entry)
+
+
+class _Source:
+    """A file of known size, read at offsets."""
+
+    def __init__(self, file: io.BufferedIOBase, size: int) -> None:
+        self._file = file
+        self.size = size
+
+    def read(self, offset: int, size: int) -> bytearray:
+        """Reads `size` bytes."""
+        data = bytearray(size)
+        self._fill(offset, memoryview(data))
+        return data
+
+    def pieces(self, entry: Entry, buffer: bytearray) -> Iterator[memoryview]:
+        """Reads the data of an entry, one piece after the other, into one buffer."""
+        view = memoryview(buffer)
+        end = entry.data_offset + entry.nbytes
+        for offset in range(entry.data_offset, end, len(buffer)):
+            piece = view[: min(len(buffer), end - offset)]
+            self._fill(offset, piece)
+            yield piece
+
+    def _fill(self, offset: int, view: memoryview) -> None:
+        self._file.seek(offset)
+        if self._file.readinto(view) != len(view):
+            raise OSError("the file became shorter while it was read")
+
+
+def _check(source: _Source) -> Archive:
+    """Checks all stages of section 9.1, one after the other."""
+    entries = _read_directory(source)
+    _check_names(entries)
+    _check_header(source, entries[-1])
+    tensors = _check_tensors(_parse_model(_read_model(source, entries[-1])), entries)
+    for entry in entries[:-1]:
+        _check_header(source, entry)
+    by_key = {tensor.key: tensor for tensor in tensors}
+    buffer = bytearray(min(_PIECE, source.size))
+    for entry in entries[:-1]:
+        _check_data(source, entry, by_key.get(entry.raw_name), buffer)
+    return Archive(entries, tensors)
+
+
+# Section 5: zip structure
+
+
+@dataclass(slots=True)
+class _Directory:
+    """What the end records say of the central directory."""
+
+    count: int
+    size: int
+    offset: int
+
+
+def _read_directory(source: _Source) -> list[Entry]:
+    """Reads the end records and the central directory, and computes the data offsets."""
+    directory = _read_end(source)
+    if directory.count > _MAX_ENTRIES:
+        _refuse("ZIP-4", "records of the directory", f"at most {_MAX_ENTRIES}", directory.count)
+    if not directory.count * 46 <= directory.size <= directory.count * 1098:
+        expected = f"46 to 1098 bytes for each of {directory.count} records"
+        _refuse("ZIP-4", "size of the directory", expected, directory.size)
+    if directory.count == 0:
+        _refuse("MODEL-1", "records of the directory", "1 or more", 0)
+    data = bytes(source.read(directory.offset, directory.size))
+    entries = []
+    position = 0
+    for _ in range(directory.count):
+        entry, position = _parse_record(data, position)
+        entries.append(entry)
+    _expect("ZIP-4", "end of the last record", directory.size, position)
+    _lay_out(entries, directory.offset)
+    return entries
+
+
+def _read_end(source: _Source) -> _Directory:
+    """Reads the end record and, where there is one, the Zip64 end record."""
+    size = source.size
+    if size < _END.size:
+        _refuse("ZIP-2", "size of the file", f"at least {_END.size}", size)
+    tail_size = min(size, _END64.size + _LOCATOR.size + _END.size)
+    tail = bytes(source.read(size - tail_size, tail_size))
+    end, before = tail[-_END.size :], tail[: -_END.size]
+    signature, disk, directory_disk, *values, comment = _END.unpack(end)
+    _expect("ZIP-2", "signature of the end record", b"PK\5\6", signature)
+    _expect("ZIP-2", "length of the comment", 0, comment)
+    _expect("ZIP-3", "disks in the end record", (0, 0), (disk, directory_disk))
+
+    full = [_FULL16, _FULL16, _FULL32, _FULL32]
+    saturated = [value == largest for value, largest in zip(values, full, strict=True)]
+    end_of_directory = size - _END.size
+    if any(saturated):
+        _expect("ZIP64-1", "values of the end record", full, values)
+        values = _read_end64(before, size)
+        end_of_directory -= _END64.size + _LOCATOR.size
+    elif before[-_LOCATOR.size :].startswith(b"PK\6\7"):
+        _refuse("ZIP64-1", "before the end record", "no Zip64 locator", "its signature")
+
+    on_disk, count, directory_size, offset = values
+    _expect("ZIP-4", "records on this disk", count, on_disk)
+    _expect("ZIP-5", "end of the directory", end_of_directory, offset + directory_size)
+    return _Directory(count, directory_size, offset)
+
+
+def _read_end64(before: bytes, file_size: int) -> list[int]:
+    """Gives both counts, the size and the offset of the Zip64 end record.
+
+    Args:
+        before: The bytes before the end record, where the locator and this record have to be.
+        file_size: The size of the file.
+    """
+    if len(before) != _END64.size + _LOCATOR.size:
+        _refuse("ZIP64-1", "bytes before the end record", "76 of Zip64 or more", len(before))
+    signature, disk, offset, disks = _LOCATOR.unpack(before[_END64.size :])
+    _expect("ZIP64-1", "signature of the Zip64 locator", b"PK\6\7", signature)
+    _expect("ZIP-3", "disk and number of disks in the Zip64 locator", (0, 1), (disk, disks))
+    _expect("ZIP64-3", "offset in the Zip64 locator", file_size - 98, offset)
+    signature, rest, _, needed, disk, directory_disk, *values = _END64.unpack_from(before)
+    _expect("ZIP64-3", "signature of the Zip64 end record", b"PK\6\6", signature)
+    _expect("ZIP64-2", "size and version of the Zip64 end record", (44, 45), (rest, needed))
+    _expect("ZIP-3", "disks in the Zip64 end record", (0, 0), (disk, directory_disk))
+    if values[1] < _FULL16 and max(values[2:]) < _FULL32:
+        _refuse("ZIP64-1", "Zip64 end record", "a value that needs it", values)
+    return list(values)
+
+
+def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
+    """Reads a record of the central directory; the second result is where it ends."""
+    name_start = position + _RECORD.size
+    if name_start > len(data):
+        _refuse("ZIP-4", "directory", "a record", f"{len(data) - position} bytes")
+    signature, *rest = _RECORD.unpack_from(data, position)
+    _, needed, flags, method, _, _, crc, compressed, size, *rest = rest
+    name_length, extra_length, comment_length, disk, internal, external, offset = rest
+    _expect("ZIP-4", "signature of a directory record", b"PK\1\2", signature)
+    extra_start = name_start + name_length
+    name = data[name_start:extra_start]
+    end = extra_start + extra_length
+    _expect("ZIP-12", "length of the comment", 0, comment_length, name)
+    if end > len(data):
+        _refuse("ZIP-4", "end of a record", f"at most {len(data)}", end, name)
+    _expect("ZIP-3", "disk", 0, disk, name)
+    _expect("ZIP-8", "compression method", 0, method, name)
+    _expect("ZIP-9", "flags", 0 if name.isascii() else 0x0800, flags, name)
+    _expect("ZIP-11", "internal attributes", 0, internal, name)
+    if external >> 28 not in (0x0, 0x8) or external & 0x18:
+        _refuse("ZIP-11", "external attributes", "a regular file", hex(external), name)
+
+    zip64 = data[extra_start:end]
+    if zip64 or _FULL32 in (size, compressed, offset):
+        size, compressed, offset = _parse_zip64(zip64, [size, compressed, offset], name)
+    if needed != 45 and (zip64 or needed not in (10, 20)):
+        _refuse("ZIP-10", "version needed", "45" if zip64 else "10, 20 or 45", needed, name)
+    _expect("ZIP-8", "compressed size", size, compressed, name)
+    shared = data[position:name_start][_SHARED]
+    return Entry(name, offset, -1, size, crc, shared), end
+
+
+def _parse_zip64(extra: bytes, values: list[int], name: bytes) -> list[int]:
+    """Replaces the saturated values of a directory record by those of its Zip64 field."""
+    wanted = [index for index, value in enumerate(values) if value == _FULL32]
+    if not wanted:
+        _refuse("ZIP-13", "extra fields of the directory record", "none", extra, name)
+    if len(extra) < 4 or struct.unpack_from("<2H", extra) != (1, len(extra) - 4):
+        _refuse("ZIP-13", "extra fields of the directory record", "a Zip64 field", extra, name)
+    _expect("ZIP64-4", "size of the Zip64 field", 8 * len(wanted), len(extra) - 4, name)
+    for index, (value,) in zip(wanted, struct.iter_unpack("<Q", extra[4:]), strict=True):
+        if value < _FULL32:
+            _refuse("ZIP64-4", "value in the Zip64 field", f"{_FULL32} or more", value, name)
+        values[index] = value
+    return values
+
+
+def _lay_out(entries: list[Entry], directory_offset: int) -> None:
+    """Computes the data offsets, each from the entry that follows."""
+    _expect("ZIP-1", "first header offset", 0, entries[0].header_offset, entries[0].raw_name)
+    following = [entry.header_offset for entry in entries[1:]]
+    for entry, next_offset in zip(entries, [*following, directory_offset], strict=True):
+        entry.data_offset = next_offset - entry.nbytes
+        space = entry.data_offset - entry.header_offset
+        least = _unpadded(entry)
+        if not least <= space <= least + _MAX_PADDING:
+            expected = f"{least} to {least + _MAX_PADDING} bytes"
+            _refuse("ZIP-6", "space for the local header", expected, space, entry.raw_name)
+        rest = entry.data_offset % 64
+        _expect("ALIGN-1", "data offset modulo 64", 0, rest, entry.raw_name)
+
+
+def _unpadded(entry: Entry) -> int:
+    """Gives the size of a local header without padding."""
+    zip64 = 0 if entry.nbytes < _FULL32 else _ZIP64_FIELD_SIZE
+    return _LOCAL_SIZE + len(entry.raw_name) + zip64 + _ALIGNMENT_FIELD.size
+
+
+def _check_header(source: _Source, entry: Entry) -> None:
+    """Holds the local header of an entry against its directory record."""
+    name = entry.raw_name
+    size = entry.data_offset - entry.header_offset
+    header = bytes(source.read(entry.header_offset, size))
+    extra_start = _LOCAL_SIZE + len(name)
+    _expect("ZIP-7", "signature of the local header", b"PK\3\4", header[:4], name)
+    _expect("ZIP-7", "fields of the local header", entry.shared, header[_LOCAL_SHARED], name)
+    _expect("ZIP-7", "name in the local header", name, header[_LOCAL_SIZE:extra_start], name)
+    extra_length = int.from_bytes(header[28:30], "little")
+    _expect("ZIP-7", "length of the extra fields", size - extra_start, extra_length, name)
+
+    extra = header[extra_start:]
+    if entry.nbytes >= _FULL32:
+        zip64, extra = extra[:_ZIP64_FIELD_SIZE], extra[_ZIP64_FIELD_SIZE:]
+        _expect("ZIP-14", "id of the first extra field", b"\1\0", zip64[:2], name)
+        expected = struct.pack("<2H2Q", 1, 16, entry.nbytes, entry.nbytes)
+        _expect("ZIP64-5", "Zip64 field of the local header", expected, zip64, name)
+    identifier, length, alignment = _ALIGNMENT_FIELD.unpack_from(extra)
+    _expect("ZIP-14", "id of the alignment field", 0xD935, identifier, name)
+    _expect("ZIP-14", "size of the alignment field", len(extra) - 4, length, name)
+    if not 64 <= alignment <= 32_768 or alignment & (alignment - 1):
+        _refuse("ALIGN-2", "alignment", "a power of two from 64 to 32768", alignment, name)
+    _expect("ALIGN-2", "data offset modulo alignment", 0, entry.data_offset % alignment, name)
+    padding = extra[_ALIGNMENT_FIELD.size :]
+    shortest = -(entry.header_offset + _unpadded(entry)) % alignment
+    _expect("ALIGN-3", "length of the padding", shortest, len(padding), name)
+    if any(padding):
+        _refuse("ALIGN-3", "padding", "zeros", padding.strip(b"\0"), name)
+
+
+# Section 6: names
+
+
+def _check_names(entries: list[Entry]) -> None:
+    """Checks each name, and then that no two of them meet in a file system."""
+    for entry in entries:
+        name = entry.raw_name
+        try:
+            text = name.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused("NAME-1", f"name: expected UTF-8, found {error}", name) from error
+        if name.startswith(ASSETS):
+            _check_asset_name(name, text)
+        elif name != MODEL:
+            _check_key(name)
+
+    # With "/" below all other bytes, what lies in a folder follows directly on its name.
+    folded = sorted(entry.raw_name.lower().replace(b"/", b"\0") for entry in entries)
+    for first, second in pairwise(folded):
+        if second == first or second.startswith(first + b"\0"):
+            name = second.replace(b"\0", b"/")
+            other = first.replace(b"\0", b"/")
+            _refuse("NAME-2", "name under down-casing", f"none beside {other!r}", name, name)
+    _expect("MODEL-1", "last entry", MODEL, entries[-1].raw_name, entries[-1].raw_name)
+
+
+def _check_asset_name(name: bytes, text: str) -> None:
+    if len(name) > 1024:
+        _refuse("ASSET-1", "length of the name", "at most 1024 bytes", len(name), name)
+    if bad := _BAD_IN_ASSET.search(text):
+        expected = "no control character, backslash and colon"
+        _refuse("ASSET-1", "path of the asset", expected, bad.group(), name)
+    for component in name.split(b"/"):
+        if component in (b".", b"..") or not 1 <= len(component) <= 255:
+            expected = "1 to 255 bytes, not . and .."
+            _refuse("ASSET-1", "component of the path", expected, component, name)
+
+
+def _check_key(name: bytes) -> None:
+    if len(name) > 255:
+        _refuse("KEY-1", "length of the key", "at most 255 bytes", len(name), name)
+    if not _KEY.fullmatch(name) or name.startswith(b"__"):
+        expected = f"{_KEY.pattern.decode()} without two underscores before it"
+        _refuse("KEY-1", "key", expected, name, name)
+    if name.lower() == b"assets":
+        _refuse("KEY-1", "key", "not the word assets", name, name)
+
+
+# Section 7: the model, in the encoding of Protocol Buffers
+
+
+class _Sink:
+    """Takes up what the reader needs of one message. This one needs nothing."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, found: list[_TensorProto]) -> None:
+        self.found = found  # the tensors of the model that have to be checked
+
+    def number(self, tag: int, value: int) -> None:
+        """Takes a field that is a varint, or one of 32 or 64 bits, then with value 0."""
+
+    def span(self, tag: int, value: memoryview) -> None:
+        """Takes a field that is a string, bytes, or numbers packed."""
+
+    def child(self, number: int, field: _Field) -> _Sink | None:
+        """Gives the sink for a message in this one."""
+        return field.sink(self.found) if field.sink else None
+
+
+class _Merging(_Sink):
+    """Gives the occurrences of a field that is not repeated one sink, as they are one message."""
+
+    __slots__ = ("single",)
+
+    def __init__(self, found: list[_TensorProto]) -> None:
+        super().__init__(found)
+        self.single: dict[int, _Sink | None] = {}
+
+    def child(self, number: int, field: _Field) -> _Sink | None:
+        if field.repeated or field.sink is None:
+            return super().child(number, field)
+        if number not in self.single:
+            self.single[number] = field.sink(self.found)
+        return self.single[number]
+
+
+class _ModelProto(_Sink):
+    """What MODEL-3 asks of the top level."""
+
+    __slots__ = ("graphs", "has_ir_version")
+
+    def __init__(self, found: list[_TensorProto]) -> None:
+        super().__init__(found)
+        self.has_ir_version = False
+        self.graphs = 0
+
+    def number(self, tag: int, value: int) -> None:
+        if tag == 1 << 3:
+            self.has_ir_version = True
+
+    def child(self, number: int, field: _Field) -> _Sink | None:
+        if number == 7:
+            self.graphs += 1
+        return super().child(number, field)
+
+
+class _Pair(_Sink):
+    """A StringStringEntryProto of external_data."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, found: list[_TensorProto]) -> None:
+        super().__init__(found)
+        self.key = self.value = memoryview(b"")
+
+    def span(self, tag: int, value: memoryview) -> None:
+        if tag == 1 << 3 | 2:
+            self.key = value
+        elif tag == 2 << 3 | 2:
+            self.value = value
+
+
+class _TensorProto(_Sink):
+    """A tensor. It counts itself among those found once it has a trait of an external one."""
+
+    __slots__ = ("data_type", "dims", "external", "holds_data", "is_found", "name", "pairs")
+
+    # float_data, int32_data, int64_data, double_data and uint64_data, each element by itself
+    _ELEMENTS = frozenset((4 << 3 | 5, 5 << 3, 7 << 3, 10 << 3 | 1, 11 << 3))
+    _PACKED = frozenset(number << 3 | 2 for number in (4, 5, 7, 10, 11))
+    _STRING_DATA_RAW_DATA = (6 << 3 | 2, 9 << 3 | 2)
+
+    def __init__(self, found: list[_TensorProto]) -> None:
+        super().__init__(found)
+        self.dims: list[int] = []  # one more than an external tensor may have, at most
+        self.data_type = 0
+        self.name = memoryview(b"")
+        self.external = False
+        self.pairs: list[_Pair] = []  # five at most, of which one is wrong in any case
+        self.holds_data = False
+        self.is_found = False
+
+    def number(self, tag: int, value: int) -> None:
+        if tag == 1 << 3:
+            self._add_dim(value)
+        elif tag == 2 << 3:
+            self.data_type = value & _FULL32
+        elif tag == 14 << 3:
+            if value & _FULL32 == 1:
+                self._be_found()
+                self.external = True
+            elif value & _FULL32 == 0:
+                self.external = False
+        elif tag in self._ELEMENTS:
+            self.holds_data = True
+
+    def span(self, tag: int, value: memoryview) -> None:
+        if tag == 8 << 3 | 2:
+            self.name = value
+        elif tag == 1 << 3 | 2:
+            position = 0
+            while position < len(value) and len(self.dims) <= _MAX_DIMS:
+                dim, position = _varint(value, position, len(value))
+                self._add_dim(dim)
+        elif tag in self._STRING_DATA_RAW_DATA or (tag in self._PACKED and len(value)):
+            self.holds_data = True
+
+    def child(self, number: int, field: _Field) -> _Sink | None:
+        if number == 13:
+            self._be_found()
+            pair = _Pair(self.found)
+            if len(self.pairs) < 5:
+                self.pairs.append(pair)
+            return pair
+        if number == 3:  # segment
+            self.holds_data = True
+        return None
+
+    def _be_found(self) -> None:
+        if not self.is_found:
+            self.is_found = True
+            self.found.append(self)
+
+    def _add_dim(self, value: int) -> None:
+        if len(self.dims) <= _MAX_DIMS:
+            self.dims.append(value - (1 << 64) if value >> 63 else value)
+
+
+# The fields of onnx.proto that hold messages or repeated numbers, "*" says repeated. All other
+# fields are stepped over alike, whether onnx.proto defines them or not.
+_SCHEMA: dict[str, str] = {
+    "ModelProto": (
+        "7 GraphProto, 8 OperatorSetIdProto*, 14 StringStringEntryProto*, "
+        "20 TrainingInfoProto*, 25 FunctionProto*, 26 DeviceConfigurationProto*"
+    ),
+    "GraphProto": (
+        "1 NodeProto*, 5 TensorProto*, 11 ValueInfoProto*, 12 ValueInfoProto*, "
+        "13 ValueInfoProto*, 14 TensorAnnotation*, 15 SparseTensorProto*, "
+        "16 StringStringEntryProto*"
+    ),
+    "NodeProto": "5 AttributeProto*, 9 StringStringEntryProto*, 10 NodeDeviceConfigurationProto*",
+    "AttributeProto": (
+        "5 TensorProto, 6 GraphProto, 7 fixed32*, 8 varint*, 10 TensorProto*, "
+        "11 GraphProto*, 14 TypeProto, 15 TypeProto*, 22 SparseTensorProto, "
+        "23 SparseTensorProto*"
+    ),
+    "FunctionProto": (
+        "7 NodeProto*, 9 OperatorSetIdProto*, 11 AttributeProto*, 12 ValueInfoProto*, "
+        "14 StringStringEntryProto*"
+    ),
+    "TrainingInfoProto": (
+        "1 GraphProto, 2 GraphProto, 3 StringStringEntryProto*, 4 StringStringEntryProto*"
+    ),
+    "TensorProto": (
+        "1 varint*, 3 Segment, 4 fixed32*, 5 varint*, 7 varint*, 10 fixed64*, 11 varint*, "
+        "13 StringStringEntryProto*, 16 StringStringEntryProto*"
+    ),
+    "SparseTensorProto": "1 TensorProto, 2 TensorProto, 3 varint*",
+    "ValueInfoProto": "2 TypeProto, 4 StringStringEntryProto*",
+    "TypeProto": "1 Tensor, 4 Sequence, 5 Map, 7 Opaque, 8 SparseTensor, 9 Optional",
+    "Tensor": "2 TensorShapeProto",
+    "Sequence": "1 TypeProto",
+    "Map": "2 TypeProto",
+    "Optional": "1 TypeProto",
+    "SparseTensor": "2 TensorShapeProto",
+    "Opaque": "",
+    "TensorShapeProto": "1 Dimension*",
+    "Dimension": "",
+    "TensorAnnotation": "2 StringStringEntryProto*",
+    "NodeDeviceConfigurationProto": "2 ShardingSpecProto*",
+    "ShardingSpecProto": "2 varint*, 3 IntIntListEntryProto*, 4 ShardedDimProto*",
+    "IntIntListEntryProto": "2 varint*",
+    "ShardedDimProto": "2 SimpleShardedDimProto*",
+    "SimpleShardedDimProto": "",
+    "DeviceConfigurationProto": "",
+    "OperatorSetIdProto": "",
+    "Segment": "",
+    "StringStringEntryProto": "",
+}
+_SINKS: dict[str, type[_Sink]] = {
+    "AttributeProto": _Merging,
+    "SparseTensorProto": _Merging,
+    "TensorProto": _TensorProto,
+}
+_VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)  # wire types
+_NUMBERS = {"varint": _VARINT, "fixed32": _FIXED32, "fixed64": _FIXED64}
+
+
+@dataclass(slots=True)
+class _Field:
+    """A field of a message in the schema."""
+
+    repeated: bool
+    numbers: int | None  # the wire type of its numbers, or None if it holds messages
+    fields: dict[int, _Field]  # those of its messages
+    sink: type[_Sink] | None  # what takes up its messages
+
+
+def _compile_schema() -> dict[int, _Field]:
+    """Gives the fields of ModelProto, in which those of all other messages are linked."""
+    compiled: dict[str, dict[int, _Field]] = {name: {} for name in _SCHEMA}
+    for message, fields in _SCHEMA.items():
+        for number, kind in re.findall(r"(\d+) (\w+\*?)", fields):
+            name = kind.rstrip("*")
+            compiled[message][int(number)] = _Field(
+                repeated=kind.endswith("*"),
+                numbers=_NUMBERS.get(name),
+                fields=compiled.get(name, {}),
+                sink=_SINKS.get(name),
+            )
+    return compiled["ModelProto"]
+
+
+_MODEL_FIELDS = _compile_schema()
+_TOO_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
+
+
+def _read_model(source: _Source, entry: Entry) -> bytearray:
+    """Reads the model, which is not parsed before its checksum is known to be right."""
+    if entry.nbytes > _MAX_MODEL:
+        _refuse("MODEL-2", "size of the model", f"at most {_MAX_MODEL}", entry.nbytes, MODEL)
+    data = source.read(entry.data_offset, entry.nbytes)
+    _expect("ZIP-15", "CRC-32 of the data", entry.crc32, zlib.crc32(data), MODEL)
+    return data
+
+
+def _parse_model(data: bytearray) -> list[_TensorProto]:
+    """Checks MODEL-3 at every level and gives the tensors with a trait of external ones."""
+    model = _ModelProto([])
+    _parse_messages(memoryview(data), model)
+    if not model.has_ir_version:
+        _refuse("MODEL-3", "ir_version", "to be present", "none", MODEL)
+    _expect("MODEL-3", "number of graphs at the top level", 1, model.graphs, MODEL)
+    return model.found
+
+
+def _parse_messages(view: memoryview, model: _Sink) -> None:
+    """Reads a ModelProto with all messages in it."""
+    sink: _Sink | None = model
+    position, end, fields = 0, len(view), _MODEL_FIELDS
+    around: list[tuple[int, dict[int, _Field], _Sink | None]] = []
+    messages = 0
+    while True:
+        if position == end:
+            if not around:
+                return
+            end, fields, sink = around.pop()
+            continue
+        tag = view[position]
+        if tag < 0x80:
+            position += 1
+        else:
+            tag, position = _varint(view, position, end, 5)
+        number, wire_type = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            _corrupt(position, "field number from 1 to 2^29 - 1", number)
+
+        if wire_type != _LENGTH:
+            if wire_type == _VARINT:
+                value, position = _varint(view, position, end)
+            elif wire_type == _START_GROUP:
+                position = _skip_group(view, position, end, number, len(around))
+                continue
+            else:
+                value, position = 0, _skip(view, position, end, wire_type)
+            if sink is not None:
+                sink.number(tag, value)
+            continue
+
+        if position < end and view[position] < 0x80:
+            stop = position + 1 + view[position]
+            position += 1
+        else:
+            size, position = _varint(view, position, end, 5)
+            stop = position + size
+        if stop > end:
+            _corrupt(position, f"a field that ends at {end} or before", stop)
+        field = fields.get(number)
+        if field is None or field.numbers is not None:
+            if field is not None:
+                _check_packed(view, position, stop, field.numbers)
+            if sink is not None:
+                sink.span(tag, view[position:stop])
+            position = stop
+        else:
+            messages += 1
+            if messages > _MAX_MESSAGES:
+                _corrupt(position, f"at most {_MAX_MESSAGES} messages", "more")
+            around.append((end, fields, sink))
+            if len(around) > _MAX_DEPTH:
+                _corrupt(position, f"nesting of at most {_MAX_DEPTH}", "more")
+            if sink is not None:
+                sink = sink.child(number, field)
+            elif field.sink is not None:
+                sink = field.sink(model.found)
+            end, fields = stop, field.fields
+
+
+def _varint(view: memoryview, position: int, end: int, most: int = 10) -> tuple[int, int]:
+    """Reads a varint of at most `most` bytes; the second result is where it ends."""
+    value = shift = 0
+    for byte in view[position : min(end, position + most)]:
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    else:
+        _corrupt(position, f"a varint of at most {most} bytes", "none that ends")
+    return value & 0xFFFF_FFFF_FFFF_FFFF, position
+
+
+def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None) -> None:
+    """Checks that a packed field holds whole numbers."""
+    if wire_type == _VARINT:
+        whole = start == stop or view[stop - 1] < 0x80
+        whole = whole and not _TOO_LONG_VARINT.search(view, start, stop)
+    else:
+        whole = (stop - start) % (4 if wire_type == _FIXED32 else 8) == 0
+    if not whole:
+        _corrupt(start, "whole numbers in a packed field", "others")
+
+
+def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
+    """Gives the end of a field that is no group, from the end of its tag."""
+    if wire_type == _VARINT:
+        return _varint(view, position, end)[1]
+    if wire_type == _LENGTH:
+        size, position = _varint(view, position, end, 5)
+    elif wire_type in (_FIXED32, _FIXED64):
+        size = 4 if wire_type == _FIXED32 else 8
+    else:
+        _corrupt(position, "a wire type from 0 to 5 that may stand here", wire_type)
+    if position + size > end:
+        _corrupt(position, f"a field that ends at {end} or before", position + size)
+    return position + size
+
+
+def _skip_group(view: memoryview, position: int, end: int, number: int, depth: int) -> int:
+    """Gives the end of a group, from the end of its first tag. All in it is unknown."""
+    groups = [number]
+    while groups:
+        if depth + len(groups) > _MAX_DEPTH:
+            _corrupt(position, f"nesting of at most {_MAX_DEPTH}", "more")
+        tag, position = _varint(view, position, end, 5)
+        number, wire_type = tag >> 3, tag & 7
+        if number >= 1 << 29:
+            _corrupt(position, "field number of at most 2^29 - 1", number)
+        if wire_type == _START_GROUP:
+            groups.append(number)
+        elif wire_type == _END_GROUP:
+            if number != groups.pop():
+                _corrupt(position, "the end of the group that is open", number)
+        else:
+            position = _skip(view, position, end, wire_type)
+    return position
+
+
+def _corrupt(position: int, expected: str, found: object) -> NoReturn:
+    _refuse("MODEL-3", f"at byte {position} of the model", expected, found, MODEL)
+
+
+# Section 8: tensors
+
+
+def _check_tensors(found: list[_TensorProto], entries: list[Entry]) -> list[Tensor]:
+    """Holds the external tensors against the keys."""
+    keys = {entry.raw_name: entry for entry in entries if entry.is_key}
+    tensors: dict[bytes, Tensor] = {}
+    for proto in found:
+        if not proto.external:
+            if proto.pairs:
+                name = str(proto.name, "utf-8", "replace")
+                _refuse("DATA-7", f"tensor {name!r}", "EXTERNAL with external_data", "DEFAULT")
+            continue
+        tensor = _check_tensor(proto, keys)
+        if tensor.key in tensors:
+            _refuse("DATA-3", "location", "one tensor", "two", tensor.key)
+        tensors[tensor.key] = tensor
+    for key in keys:
+        if key not in tensors:
+            _refuse("DATA-2", "key", "to be the location of a tensor", "no tensor", key)
+    return list(tensors.values())
+
+
+def _check_tensor(proto: _TensorProto, keys: dict[bytes, Entry]) -> Tensor:
+    """Checks an external tensor and the size of its entry."""
+    name = str(proto.name, "utf-8", "replace")
+    what = f"tensor {name!r}"
+    if proto.holds_data:
+        _refuse("DATA-7", what, "no data but external", "a field with data or segment")
+    pairs: dict[bytes, bytes] = {}
+    for pair in proto.pairs:
+        if (key := bytes(pair.key)) in pairs:
+            _refuse("DATA-4", what, "a pair of external_data once", key)
+        pairs[key] = bytes(pair.value)
+    if "location" not in (names := {key.decode("latin-1") for key in pairs}):
+        _refuse("DATA-4", what, "the pair location", sorted(names))
+    if names - {"location", "offset", "length", "checksum"}:
+        _refuse("DATA-4", what, "location, offset, length and checksum only", sorted(names))
+
+    location = pairs[b"location"]
+    entry = keys.get(location)
+    if entry is None:
+        _refuse("DATA-1", what, "the key of an entry as location", location, location)
+    _expect("DATA-5", f"{what}, offset", b"0", pairs.get(b"offset", b"0"), location)
+    size = str(entry.nbytes).encode()
+    _expect("DATA-5", f"{what}, length", size, pairs.get(b"length", size), location)
+
+    if proto.data_type not in _BITS:
+        _refuse("TENSOR-1", f"{what}, data_type", "one of section 8.2", proto.data_type, location)
+    bits = _BITS[proto.data_type]
+    dims = proto.dims
+    if len(dims) > _MAX_DIMS:
+        _refuse("TENSOR-2", f"{what}, number of dims", f"at most {_MAX_DIMS}", "more", location)
+    if any(dim < 0 for dim in dims):
+        _refuse("TENSOR-2", f"{what}, dims", "0 or more", dims, location)
+    if math.prod(dim for dim in dims if dim) * -(-bits // 8) >= 1 << 63:
+        _refuse("TENSOR-2", f"{what}, bytes unpacked", "below 2^63", dims, location)
+    tensor = Tensor(location, name, proto.data_type, dims, pairs.get(b"checksum"))
+    _expect("TENSOR-3", f"{what}, size", -(-tensor.elements * bits // 8), entry.nbytes, location)
+    return tensor
+
+
+def _check_data(source: _Source, entry: Entry, tensor: Tensor | None, buffer: bytearray) -> None:
+    """Reads the data of an entry once, and checks all that the rules say of it."""
+    name = entry.raw_name
+    crc = 0
+    sha1 = hashlib.sha1(usedforsecurity=False)
+    sha256 = hashlib.sha256()
+    last = 0
+    for piece in source.pieces(entry, buffer):
+        crc = zlib.crc32(piece, crc)
+        if tensor is None:
+            continue
+        sha256.update(piece)
+        if tensor.checksum is not None:
+            sha1.update(piece)
+        if tensor.data_type == _BOOL and (bad := bytes(piece).translate(None, b"\0\1")):
+            _refuse("TENSOR-5", "byte of a BOOL tensor", "0 or 1", bad[0], name)
+        last = piece[-1]
+    _expect("ZIP-15", "CRC-32 of the data", entry.crc32, crc, name)
+    if tensor is None:
+        return
+    if tensor.checksum is not None:
+        _expect("DATA-6", "checksum", sha1.hexdigest().encode(), tensor.checksum, name)
+    used = tensor.elements * _BITS[tensor.data_type] % 8
+    if used and last >> used:
+        _refuse("TENSOR-4", "unused bits of the last byte", "zeros", f"{last:08b}", name)
+    tensor.sha256 = sha256.hexdigest()
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the verdict on one file as a JSON object; gives the exit status."""
+    if len(arguments) != 1:
+        print("usage: onnxa_reader.py PATH", file=sys.stderr)
+        return 2
+    try:
+        result = describe(check_path(arguments[0]))
+    except Refused as error:
+        result = refusal(error)
+    except MemoryError:
+        result = {"accepted": None, "message": "the model does not fit into memory"}
+    except OSError as error:
+        print(f"onnxa_reader.py: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
