@@ -74,6 +74,7 @@ def oddly_encoded() -> tuple[bytes, Tensor]:
     dims = content(1, b"\x82\x80\x80\x80\x80\x80\x80\x80\x80\x7e") + number(1, 3)  # 2 in ten bytes
     pair = content(1, "location") + content(2, "odd")
     fields = dims + high + content(8, "odd") + content(13, pair) + external + content(2, b"\7")
+    fields = number(14, 1) + number(14, 0) + fields  # EXTERNAL and DEFAULT, before the last
     length = bytes([len(fields) & 0x7F | 0x80, 0x80, 0x80, 0x80, 0x00])
     return model(b"\x2a" + length + fields + content(2, "g")), tensor
 
