@@ -28,7 +28,6 @@ _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
 )
 
 
@@ -57,7 +56,12 @@ class MappedFile:
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         if os.name == "nt" and os.path.isdir(self.path):  # which Windows refuses to open
             raise _not_regular(self.path, "a directory", rule)
-        self._descriptor = os.open(self.path, flags)
+        try:
+            self._descriptor = os.open(self.path, flags)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # which a socket is to those who open it
+                raise _not_regular(self.path, "a socket", rule) from None
+            raise
         try:
             status = os.fstat(self._descriptor)
             if not stat.S_ISREG(status.st_mode):

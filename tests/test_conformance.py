@@ -64,6 +64,14 @@ def test_every_rule_has_a_vector_that_obeys_it_and_one_that_breaks_it(
     record_property("rules", len(rules()))
 
 
+def test_readme_shows_what_a_reader_prints_of_the_example() -> None:
+    text = (SUITE / "README.md").read_text(encoding="utf-8")
+    shown, _ = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (example,) = [vector for vector in VECTORS if vector["name"] == "example"]
+    fields = ("accepted", "entries", "tensors")
+    assert json.loads(shown) == {field: example[field] for field in fields}
+
+
 def test_every_class_of_attack_in_the_readme_has_a_vector() -> None:
     text = (SUITE / "README.md").read_text(encoding="utf-8")
     table = text.split("## Classes of attack")[1]
