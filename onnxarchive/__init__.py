@@ -22,9 +22,12 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
 )
 from onnxarchive.rules import Finding, check
+from onnxarchive.runtime.checker import check_model
 from onnxarchive.runtime.link import Misfit, check_link, link
 from onnxarchive.runtime.onnx_registry import register as _register_with_onnx
 from onnxarchive.runtime.onnxruntime import options, session
+from onnxarchive.runtime.shape_inference import infer_shapes
+from onnxarchive.runtime.transform import transform
 from onnxarchive.save import Writer, save
 from onnxarchive.zipformat.directory import Entry
 
@@ -42,16 +45,19 @@ __all__ = [
     "Writer",
     "check",
     "check_link",
+    "check_model",
     "convert",
     "convert_many",
     "export",
     "extract",
+    "infer_shapes",
     "link",
     "load",
     "open",
     "options",
     "save",
     "session",
+    "transform",
 ]
 
 __version__ = "0.1.0"

@@ -12,14 +12,14 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
 from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, spool
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
@@ -381,11 +381,11 @@ def plan_items(
             read = partial(resolve, site) if is_external else partial(_raw_data, site)
             items.append(Item(key, nbytes, read, site))
         elif is_external and nbytes < _HELD_SIZE:
-            small[site.path] = b"".join(resolve(site))
+            small[site.path] = b"".join(_verified(site, resolve(site)))
         elif is_external:
             location = f"{wire.SPAN_LOCATION}{len(held)}"
             locations[site.path] = location
-            held[location] = _contiguous(resolve(site), temporary)
+            held[location] = _contiguous(_verified(site, resolve(site)), temporary)
         elif tensor.external_data:
             idle.append(site.path)
     copy = tensors.with_locations(model, locations)
@@ -394,6 +394,21 @@ def plan_items(
     for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
         tensors.at(copy, path).ClearField("external_data")
     return tuple(items), copy, held
+
+
+def _verified(site: Site, data: Data) -> Data:
+    """Data that goes into the model, where its CRC-32 would be lost, once that is found right.
+
+    What is no entry's mapped bytes has none, or compares it when it is gone through.
+    """
+    if isinstance(data, Stored) and data.crc32 is not None:
+        found = reduce(lambda before, piece: writer.crc32(piece, before), data, 0)
+        if found != data.crc32:
+            raise ChecksumError(
+                f"{site}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
+                f"{found:#010x}; its source is damaged"
+            )
+    return data
 
 
 def _contiguous(data: Data, temporary: str | None) -> memoryview:

@@ -170,3 +170,14 @@ def test_an_archive_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveFormatError, match="'v'"):
         onnxarchive.convert(path, tmp_path / "new.onnxa")
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("count", [2000, 300_000], ids=["small", "large"])
+def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(count,), seed=1)), path)
+    with onnxarchive.open(path) as opened:
+        flip_byte(path, opened.entries["w"].data_offset + count)
+    with pytest.raises(ChecksumError, match="'w'.*source is damaged"):
+        onnxarchive.convert(path, tmp_path / "other.onnxa", size_threshold=1 << 30)
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["m.onnxa"]

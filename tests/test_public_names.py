@@ -25,16 +25,19 @@ NAMES = [
     "Writer",
     "check",
     "check_link",
+    "check_model",
     "convert",
     "convert_many",
     "export",
     "extract",
+    "infer_shapes",
     "link",
     "load",
     "open",
     "options",
     "save",
     "session",
+    "transform",
 ]
 # What only one function, or nobody, needs.
 LAZY = ["onnxruntime", "onnx_ir", "zipfile_deflate64", "tqdm", "onnx.reference"]

@@ -41,7 +41,7 @@ def test_python_snippets_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snippets = blocks("python")
-    assert len(snippets) == 9
+    assert len(snippets) == 10
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)

@@ -1,0 +1,612 @@
+"""`transform`: optimizers and other functions on archives, with the weights kept from them or not.
+
+The optimizers are skipped where they are not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    MEASURE_MEMORY,
+    attribute,
+    flip_byte,
+    full_model,
+    model_of,
+    normalised,
+    raw_tensor,
+    run_python,
+    runnable_model,
+)
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.runtime.transform import Weights, transform
+
+MIB = 1 << 20
+ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
+HOWS: tuple[Weights, ...] = ("hidden", "external", "loaded")
+# How each optimizer is called, in one line.
+OPTIMIZERS = {
+    "onnxsim": "simplify",
+    "onnxslim": "slim",
+    "onnxoptimizer": "optimize",
+}
+
+
+def _optimizer(module: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(
+        pytest.importorskip(module, reason=f"{module} is not installed"), OPTIMIZERS[module]
+    )
+    return found
+
+
+def _weight(name: str, seed: int, rows: int = 64) -> TensorProto:
+    elements = np.random.default_rng(seed).standard_normal((rows, 64)).astype(np.float32)
+    return numpy_helper.from_array(elements, name)
+
+
+def _branch(name: str, seed: int) -> onnx.GraphProto:
+    return helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", f"{name}.w"], [f"{name}.product"]),
+            helper.make_node("Identity", [f"{name}.product"], [f"{name}.y"]),
+        ],
+        name,
+        [],
+        [helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, [2, 64])],
+        [_weight(f"{name}.w", seed)],
+    )
+
+
+def _clumsy_model() -> onnx.ModelProto:
+    """A model with much to be removed, and weights of one shape that differ."""
+    branches: dict[str, Any] = {
+        "then_branch": _branch("then", 5),
+        "else_branch": _branch("else", 6),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "a"], ["p"]),
+            helper.make_node("Identity", ["p"], ["p2"]),
+            helper.make_node("MatMul", ["p2", "b"], ["q"]),
+            helper.make_node("Shape", ["q"], ["shape"]),
+            helper.make_node("Reshape", ["q", "shape"], ["q2"]),
+            helper.make_node("MatMul", ["q2", "dead.w"], ["dead"]),
+            helper.make_node("If", ["condition"], ["z"], **branches),
+            helper.make_node("Identity", ["z"], ["z2"]),
+            helper.make_node("Mul", ["q2", "z2"], ["y"]),
+        ],
+        "clumsy",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 64]),
+            helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 64])],
+        [_weight("a", 1), _weight("b", 2), _weight("dead.w", 3)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _run(path: Path) -> list[list[Any]]:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    session = onnxarchive.session(path, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(9).standard_normal((2, 64)).astype(np.float32)
+    taken = {value.name for value in session.get_inputs()}
+    given = [{"x": x, "condition": np.array(it)} for it in (True, False)]
+    return [session.run(None, {name: it[name] for name in it if name in taken}) for it in given]
+
+
+@pytest.fixture
+def clumsy(tmp_path: Path) -> Path:
+    path = tmp_path / "clumsy.onnxa"
+    onnxarchive.save(_clumsy_model(), path, assets=ASSETS)
+    return path
+
+
+def _no_change(model: onnx.ModelProto) -> onnx.ModelProto:
+    return model
+
+
+def _renamed(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name, type=value.type)
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("module", OPTIMIZERS)
+def test_an_optimizer_that_sees_no_weights_leaves_every_bit_of_the_result(
+    clumsy: Path, tmp_path: Path, module: str
+) -> None:
+    path = tmp_path / "out.onnxa"
+    transform(clumsy, path, _optimizer(module))
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(clumsy) as before, onnxarchive.open(path) as after:
+        assert {name: bytes(data) for name, data in after.assets.items()} == ASSETS
+        kinds = [node.op_type for node in after.model.graph.node]
+        assert len(kinds) < len(before.model.graph.node)
+        assert "Identity" not in kinds
+        assert kinds.count("MatMul") == 2  # a dead one is gone
+        crcs = {entry.crc32 for entry in before.entries.values()}
+        stored = {
+            name: entry.crc32 for name, entry in after.entries.items() if name != "__MODEL_PROTO"
+        }
+        assert crcs.issuperset(stored.values())
+        assert set(after.tensors) == {"a", "b", "then.w", "else.w"}
+        assert [value.name for value in after.model.graph.input] == ["x", "condition"]
+        assert b"onnxarchive:" not in bytes(after.read("__MODEL_PROTO"))
+    for found, expected in zip(_run(path), _run(clumsy), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    onnx.checker.check_model(onnxarchive.load(path), full_check=True)
+
+
+@pytest.mark.parametrize("module", OPTIMIZERS)
+def test_an_optimizer_that_sees_the_weights_works_on_all_of_them(
+    tmp_path: Path, module: str
+) -> None:
+    model = _clumsy_model()
+    # onnxoptimizer fails on initializers of branches.
+    del model.graph.node[6:8]
+    model.graph.node[6].input[1] = "p"
+    before, after = tmp_path / "m.onnxa", tmp_path / "out.onnxa"
+    onnxarchive.save(model, before, assets=ASSETS)
+    transform(before, after, _optimizer(module), weights="loaded")
+    assert onnxarchive.check(after, full=True) == []
+    with onnxarchive.open(after) as archive:
+        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
+        assert len(archive.model.graph.node) < len(model.graph.node)
+    np.testing.assert_allclose(_run(after), _run(before), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_folded_only_where_they_are_seen(tmp_path: Path) -> None:
+    optimize = _optimizer("onnxoptimizer")
+    kernel = np.random.default_rng(1).standard_normal((64, 8, 3, 3)).astype(np.float32)
+    vectors = [
+        numpy_helper.from_array(np.linspace(1, 2, 64, dtype=np.float32) + index, f"v{index}")
+        for index in range(4)
+    ]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "kernel"], ["c"]),
+            helper.make_node("BatchNormalization", ["c", "v0", "v1", "v2", "v3"], ["y"]),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 9, 9])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64, 7, 7])],
+        [numpy_helper.from_array(kernel, "kernel"), *vectors],
+    )
+    opset = helper.make_opsetid("", 21)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    fold = partial(optimize, passes=["fuse_bn_into_conv"])
+    found = {}
+    ways: tuple[Weights, ...] = ("hidden", "loaded")
+    for weights in ways:
+        transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", fold, weights=weights)
+        with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+            found[weights] = [node.op_type for node in archive.model.graph.node]
+    assert "BatchNormalization" in found["hidden"]
+    assert "BatchNormalization" not in found["loaded"]
+
+
+def test_the_version_of_operators_is_converted(clumsy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.onnxa"
+    transform(clumsy, path, lambda model: onnx.version_converter.convert_version(model, 22))
+    with onnxarchive.open(path) as archive:
+        assert archive.model.opset_import[0].version == 22
+        assert set(archive.tensors) == {"a", "b", "dead.w", "then.w", "else.w"}
+    for found, expected in zip(_run(path), _run(clumsy), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+@pytest.mark.parametrize("module", OPTIMIZERS)
+def test_300_mb_are_optimized_in_little_memory(tmp_path: Path, module: str) -> None:
+    _optimizer(module)
+    nodes, weights = [], []
+    for index in range(5):
+        nodes.append(helper.make_node("MatMul", [f"x{index}", f"w{index}"], [f"p{index}"]))
+        nodes.append(helper.make_node("Identity", [f"p{index}"], [f"x{index + 1}"]))
+        weights.append(
+            TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[4096, 4096])
+        )
+    graph = helper.make_graph(
+        nodes,
+        "large",
+        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, 4096])],
+        [helper.make_tensor_value_info("x5", TensorProto.FLOAT, [1, 4096])],
+    )
+    opset = helper.make_opsetid("", 21)
+    with onnxarchive.Writer(tmp_path / "m.onnxa") as writer:
+        for index in range(5):
+            writer.add(f"w{index}", np.full((4096, 4096), index + 1, np.float32))
+        writer.finish(helper.make_model(graph, opset_imports=[opset], ir_version=10))
+    assert os.path.getsize(tmp_path / "m.onnxa") > 300 * MIB
+    code = f"""
+{MEASURE_MEMORY}
+import onnx, onnxarchive, {module}
+from onnxarchive.runtime.transform import transform
+print(growth(lambda: transform(sys.argv[1], sys.argv[2], {module}.{OPTIMIZERS[module]})))
+"""
+    printed = run_python(
+        code, tmp_path / "m.onnxa", tmp_path / "out.onnxa", PYTHONWARNINGS="default"
+    )
+    taken = int(printed.split()[-1])
+    print(f"{module}: {taken / MIB:.1f} MiB")  # noqa: T201
+    assert taken < 100 * MIB
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert "Identity" not in [node.op_type for node in archive.model.graph.node]
+        assert [array[0, 0] for array in archive.tensors.values()] == [1, 2, 3, 4, 5]
+
+
+# What a function sees
+
+
+def test_hidden_weights_are_inputs_without_data(clumsy: Path, tmp_path: Path) -> None:
+    seen: list[onnx.ModelProto] = []
+
+    def look(model: onnx.ModelProto) -> onnx.ModelProto:
+        seen.append(model)
+        return model
+
+    transform(clumsy, tmp_path / "out.onnxa", look)
+    (model,) = seen
+    assert model.ByteSize() < 5000
+    names = [value.name for value in model.graph.input]
+    assert names == ["x", "condition", "a", "b", "dead.w", "else.w", "then.w"]
+    assert not model.graph.initializer
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_what_shapes_depend_on_is_seen(tmp_path: Path) -> None:
+    shape = numpy_helper.from_array(np.arange(200), "shape")
+    onnxarchive.save(model_of(shape, raw_tensor("w", dims=(300,))), tmp_path / "m.onnxa")
+
+    def look(model: onnx.ModelProto) -> onnx.ModelProto:
+        assert [tensor.name for tensor in model.graph.initializer] == ["shape"]
+        assert (numpy_helper.to_array(model.graph.initializer[0]) == np.arange(200)).all()
+        return model
+
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", look)
+    assert (tmp_path / "out.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+
+
+@pytest.mark.parametrize("weights", HOWS)
+def test_a_function_that_changes_nothing_gives_the_same_bytes(
+    tmp_path: Path, weights: Weights
+) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa", assets=ASSETS)
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change, weights=weights)
+    assert (tmp_path / "out.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+
+
+@pytest.mark.parametrize("weights", ["external", "loaded"])
+def test_tensors_everywhere_stay_where_they_are(tmp_path: Path, weights: Weights) -> None:
+    onnxarchive.save(full_model(), tmp_path / "m.onnxa", convert_attribute=True, assets=ASSETS)
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change, weights=weights)
+    assert (tmp_path / "out.onnxa").read_bytes() == (tmp_path / "m.onnxa").read_bytes()
+
+
+def test_hidden_initializers_of_subgraphs_come_back_in_the_main_graph(tmp_path: Path) -> None:
+    onnxarchive.save(full_model(), tmp_path / "m.onnxa", convert_attribute=True)
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change)
+    with (
+        onnxarchive.open(tmp_path / "m.onnxa") as before,
+        onnxarchive.open(tmp_path / "out.onnxa") as after,
+    ):
+        assert set(after.tensors) == set(before.tensors)
+        for name, array in before.tensors.items():
+            assert array.tobytes() == after.tensors[name].tobytes()
+        assert len(after.model.graph.initializer) == len(after.tensors)
+        assert len(after.sites) == len(before.sites)
+    assert onnxarchive.check(tmp_path / "out.onnxa", full=True) == []
+
+
+def test_initializers_of_one_name_in_two_branches_are_not_mixed_up(tmp_path: Path) -> None:
+    model = _clumsy_model()
+    for branch in model.graph.node[6].attribute:
+        branch.g.initializer[0].name = branch.g.node[0].input[1] = "w"
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change)
+    assert onnxarchive.load(tmp_path / "out.onnxa") == model
+    for found, expected in zip(
+        _run(tmp_path / "out.onnxa"), _run(tmp_path / "m.onnxa"), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_initializer_that_is_an_input_stays_one(tmp_path: Path) -> None:
+    model = runnable_model()
+    weight = model.graph.initializer[0]
+    model.graph.input.append(
+        helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+    )
+    model.graph.input[1].doc_string = "onnxarchive:is no mark here"
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change)
+    assert onnxarchive.load(tmp_path / "out.onnxa") == model
+
+
+def test_an_input_that_says_a_key_is_no_weight(tmp_path: Path) -> None:
+    model = runnable_model()
+    model.graph.input[0].doc_string = "onnxarchive:layer_0_weight"
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change)
+    assert onnxarchive.load(tmp_path / "out.onnxa") == model
+
+
+# What a function may do
+
+
+def test_a_weight_that_nothing_uses_any_more_is_left_out(clumsy: Path, tmp_path: Path) -> None:
+    def remove_dead(model: onnx.ModelProto) -> onnx.ModelProto:
+        del model.graph.node[5]
+        return model
+
+    transform(clumsy, tmp_path / "out.onnxa", remove_dead)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert set(archive.tensors) == {"a", "b", "then.w", "else.w"}
+
+
+def test_a_weight_that_nothing_used_before_is_kept(tmp_path: Path) -> None:
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), tmp_path / "m.onnxa")
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert list(archive.tensors) == ["w"]
+
+
+def test_renamed_weights_are_known_by_their_marks(clumsy: Path, tmp_path: Path) -> None:
+    prefix = partial(onnx.compose.add_prefix, prefix="m/")
+    transform(clumsy, tmp_path / "out.onnxa", prefix)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive, onnxarchive.open(clumsy) as before:
+        np.testing.assert_array_equal(archive.tensors["m/a"], before.tensors["a"])
+        np.testing.assert_array_equal(archive.tensors["m/b"], before.tensors["b"])
+        assert archive.model.graph.input[0].name == "m/x"
+        assert all(not value.doc_string for value in archive.model.graph.input)
+
+
+def test_no_mark_of_a_weight_is_left_in_the_model(clumsy: Path, tmp_path: Path) -> None:
+    def note(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.graph.value_info.append(model.graph.input[2])
+        model.graph.node[6].attribute[0].g.value_info.append(model.graph.input[3])
+        return model
+
+    transform(clumsy, tmp_path / "out.onnxa", note)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert [value.name for value in archive.model.graph.value_info] == ["a"]
+        assert b"onnxarchive:" not in bytes(archive.read("__MODEL_PROTO"))
+
+
+def test_two_weights_may_change_names(clumsy: Path, tmp_path: Path) -> None:
+    def swap(model: onnx.ModelProto) -> onnx.ModelProto:
+        one, other = model.graph.input[2:4]
+        one.name, other.name = other.name, one.name
+        return model
+
+    transform(clumsy, tmp_path / "out.onnxa", swap)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive, onnxarchive.open(clumsy) as before:
+        np.testing.assert_array_equal(archive.tensors["b"], before.tensors["a"])
+        np.testing.assert_array_equal(archive.tensors["a"], before.tensors["b"])
+
+
+def test_external_weights_are_renamed_removed_copied_and_added(
+    clumsy: Path, tmp_path: Path
+) -> None:
+    def change(model: onnx.ModelProto) -> onnx.ModelProto:
+        a, b, dead = model.graph.initializer
+        dead.CopyFrom(b)
+        dead.name = "twice"
+        a.name = "renamed"
+        a.dims[:] = [32, 128]
+        model.graph.initializer.append(raw_tensor("new", dims=(400,)))
+        return model
+
+    transform(clumsy, tmp_path / "out.onnxa", change, weights="external")
+    assert onnxarchive.check(tmp_path / "out.onnxa", full=True) == []
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive, onnxarchive.open(clumsy) as before:
+        assert list(archive.tensors)[:4] == ["renamed", "b", "twice", "new"]
+        np.testing.assert_array_equal(
+            archive.tensors["renamed"], before.tensors["a"].reshape(32, 128)
+        )
+        np.testing.assert_array_equal(archive.tensors["b"], before.tensors["b"])
+        np.testing.assert_array_equal(archive.tensors["twice"], before.tensors["b"])
+        assert archive.entries["new"].nbytes == 1600
+        assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
+
+
+def test_an_archive_may_take_its_own_place(clumsy: Path) -> None:
+    expected = _run(clumsy)
+    with onnxarchive.open(clumsy) as before:
+        view = before.tensors["a"]
+        transform(clumsy, clumsy, _no_change)
+        assert view.tobytes() == numpy_helper.to_array(_weight("a", 1)).tobytes()
+    for found, wanted in zip(_run(clumsy), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_options_are_those_of_save(clumsy: Path, tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    transform(
+        clumsy,
+        tmp_path / "out.onnxa",
+        _no_change,
+        size_threshold=1 << 20,
+        alignment=4096,
+        assets={"tokenizer.json": b"[]"},
+        progress=lambda *it: done.append(it),
+    )
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert list(archive.entries) == [
+            "assets/deep/labels.txt",
+            "assets/tokenizer.json",
+            "__MODEL_PROTO",
+        ]
+        assert bytes(archive.assets["tokenizer.json"]) == b"[]"
+        assert all(entry.data_offset % 4096 == 0 for entry in archive.entries.values())
+    assert done[-1][0] == done[-1][1]
+    for found, expected in zip(_run(tmp_path / "out.onnxa"), _run(clumsy), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("is_kept", [None, False])
+def test_attributes_go_back_into_the_model_when_asked(tmp_path: Path, is_kept: bool | None) -> None:
+    model = model_of(raw_tensor("w", dims=(300,)))
+    value = raw_tensor("value", dims=(500,))
+    model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=value)])
+    onnxarchive.save(model, tmp_path / "m.onnxa", convert_attribute=True)
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change, convert_attribute=is_kept)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert set(archive.sites) == ({"w"} if is_kept is False else {"w", "value"})
+    assert normalised(onnxarchive.load(tmp_path / "out.onnxa")) == normalised(model)
+
+
+# What is refused; nothing is written then
+
+
+def _retyped(model: onnx.ModelProto) -> onnx.ModelProto:
+    for value in model.graph.input:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    return model
+
+
+def _reshaped(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.input[2].type.tensor_type.shape.dim[0].dim_value = 65
+    return model
+
+
+def _flattened(model: onnx.ModelProto) -> onnx.ModelProto:
+    del model.graph.input[2].type.tensor_type.shape.dim[1]
+    return model
+
+
+def _renamed_unmarked(model: onnx.ModelProto) -> onnx.ModelProto:
+    value = _renamed(model.graph.input[2], "other")
+    model.graph.input[2].CopyFrom(value)
+    model.graph.node[0].input[1] = "other"
+    return model
+
+
+def _undefined(model: onnx.ModelProto) -> onnx.ModelProto:
+    del model.graph.input[2]
+    return model
+
+
+REFUSED: list[tuple[Callable[[onnx.ModelProto], Any], type[Exception], str]] = [
+    (_retyped, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*FLOAT16.*'loaded'"),
+    (_reshaped, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[65, 64\]"),
+    (_flattened, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[64\]"),
+    (_renamed_unmarked, ArchiveFormatError, "'a': expected .* new input 'other'.*'external'"),
+    (_undefined, ArchiveFormatError, "'a': expected .* removed it and still uses it"),
+    (lambda model: None, TypeError, "expected <lambda> to give an onnx.ModelProto, found .*None"),
+    (lambda model: (model, False), ArchiveFormatError, "expected <lambda> to give a model that do"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "message"), REFUSED, ids=[it[0].__name__.strip("_<>") for it in REFUSED]
+)
+def test_a_function_that_loses_weights_is_refused(
+    clumsy: Path, function: Any, kind: type[Exception], message: str
+) -> None:
+    before = clumsy.read_bytes()
+    with pytest.raises(kind, match=message) as caught:
+        transform(clumsy, clumsy, function)
+    if isinstance(caught.value, onnxarchive.ArchiveError):
+        assert str(clumsy) in str(caught.value)
+    assert clumsy.read_bytes() == before
+    assert os.listdir(clumsy.parent) == [clumsy.name]
+
+
+def _point_elsewhere(model: onnx.ModelProto) -> None:
+    model.graph.initializer[2].external_data[0].value = "nowhere"
+
+
+def _grow(model: onnx.ModelProto) -> None:
+    model.graph.initializer[2].dims[0] = 65
+
+
+def _take_a_part(model: onnx.ModelProto) -> None:
+    model.graph.initializer[2].dims[0] = 32
+    model.graph.initializer[2].external_data.add(key="length", value="8192")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_point_elsewhere, r"tensor 'dead\.w' .*expected a key .*found 'nowhere'"),
+        (_grow, r"tensor 'dead\.w' .* 'dead_w', which is 16384 bytes, found .* 16640 bytes"),
+        (_take_a_part, r"tensor 'dead\.w' .* 'dead_w', which is 16384 bytes, found .* 8192 bytes"),
+    ],
+)
+def test_an_external_tensor_must_be_one_of_the_archive(
+    clumsy: Path, change: Callable[[onnx.ModelProto], None], message: str
+) -> None:
+    def changed(model: onnx.ModelProto) -> onnx.ModelProto:
+        change(model)
+        return model
+
+    before = clumsy.read_bytes()
+    done: list[tuple[int, int]] = []
+    with pytest.raises(ArchiveFormatError, match=message):
+        transform(clumsy, clumsy, changed, weights="external", progress=lambda *it: done.append(it))
+    assert done == []  # it is seen before other weights are written
+    assert clumsy.read_bytes() == before
+    assert os.listdir(clumsy.parent) == [clumsy.name]
+
+
+def test_an_exception_of_the_function_passes(clumsy: Path) -> None:
+    def fail(model: onnx.ModelProto) -> onnx.ModelProto:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        transform(clumsy, clumsy, fail)
+    assert os.listdir(clumsy.parent) == [clumsy.name]
+
+
+@pytest.mark.parametrize("weights", HOWS)
+@pytest.mark.parametrize("size_threshold", [1024, 1 << 20])
+def test_damaged_weights_are_not_copied(
+    clumsy: Path, tmp_path: Path, weights: Weights, size_threshold: int
+) -> None:
+    with onnxarchive.open(clumsy) as archive:
+        offset = archive.entries["b"].data_offset
+    flip_byte(clumsy, offset + 77)
+    with pytest.raises(ChecksumError, match="entry 'b'"):
+        transform(
+            clumsy,
+            tmp_path / "out.onnxa",
+            _no_change,
+            weights=weights,
+            size_threshold=size_threshold,
+        )
+    assert os.listdir(tmp_path) == [clumsy.name]
+
+
+def test_an_unknown_way_is_refused(clumsy: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected one of .*hidden.* for weights, found 'none'"):
+        transform(clumsy, clumsy, _no_change, weights="none")  # type: ignore[arg-type]
+
+
+def test_the_library_imports_no_optimizer() -> None:
+    code = """
+import sys, onnxarchive, onnxarchive.runtime.transform
+print([name for name in ("onnxsim", "onnxslim", "onnxoptimizer") if name in sys.modules])
+"""
+    assert run_python(code) == "[]\n"
+
+
+def test_the_optimizers_are_named_as_they_are() -> None:
+    found = [name for name in OPTIMIZERS if importlib.util.find_spec(name) is not None]
+    if not found:
+        pytest.skip("no optimizer is installed")
+    assert all(callable(_optimizer(name)) for name in found)

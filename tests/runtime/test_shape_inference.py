@@ -1,0 +1,195 @@
+"""`onnx.shape_inference` on archives, and archives with what it inferred."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import flip_byte, full_model, raw_tensor, runnable_model
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive import ChecksumError
+from onnxarchive.model import tensors
+from onnxarchive.runtime.shape_inference import infer_shapes
+from onnxarchive.runtime.transform import transform
+
+ASSETS = {"labels.txt": b"cat\ndog\n"}
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int]:
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _branch(name: str) -> onnx.GraphProto:
+    return helper.make_graph(
+        [
+            helper.make_node("Add", ["w2", "w2"], [f"{name}.sum"]),
+            helper.make_node("Relu", [f"{name}.sum"], [f"{name}.y"]),
+        ],
+        name,
+        [],
+        [helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, None)],
+        [raw_tensor("w2", dims=(20, 20))],
+    )
+
+
+def _model() -> onnx.ModelProto:
+    """A model whose shapes depend on weights, on a large vector, and on one in an attribute."""
+    one = np.ones(198, np.int64)
+    value = numpy_helper.from_array(np.array([*one, 8, 16]), "value")
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"]),
+            helper.make_node("Reshape", ["product", "shape"], ["reshaped"]),
+            helper.make_node("Constant", [], ["constant"], value=value),
+            helper.make_node("Reshape", ["product", "constant"], ["y"]),
+            helper.make_node(
+                "If", ["c"], ["z"], then_branch=_branch("then"), else_branch=_branch("else")
+            ),
+            helper.make_node("Shape", ["x"], ["size"]),
+            helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+        ],
+        "graph",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 32]),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [
+            raw_tensor("w", dims=(32, 64)),
+            numpy_helper.from_array(np.array([*one, 4, 32]), "shape"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(_model(), path, convert_attribute=True, assets=ASSETS)
+    return path
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("data_prop", [False, True])
+def test_what_is_inferred_is_what_onnx_infers(
+    path: Path, tmp_path: Path, is_strict: bool, data_prop: bool
+) -> None:
+    options = {"check_type": is_strict, "strict_mode": is_strict, "data_prop": data_prop}
+    expected = onnx.shape_inference.infer_shapes(_model(), **options)
+    infer_shapes(path, tmp_path / "out.onnxa", **options)
+    assert onnxarchive.load(tmp_path / "out.onnxa") == expected
+    shapes = {value.name: _shape(value) for value in expected.graph.value_info}
+    assert shapes["reshaped"][-2:] == [4, 32]
+    assert shapes["zeros"] == ([2, 32] if data_prop else [0, 0])
+    assert _shape(expected.graph.output[0])[-2:] == [8, 16]
+
+
+def test_the_model_that_is_given_is_the_one_that_is_written(path: Path, tmp_path: Path) -> None:
+    model = infer_shapes(path, tmp_path / "out.onnxa")
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert archive.model == model
+    with onnxarchive.open(path) as archive:
+        for key, site in archive.sites.items():
+            assert tensors.location(tensors.at(model, site.path)) == key
+
+
+def test_nothing_is_written_unless_asked(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    model = infer_shapes(path)
+    assert "reshaped" in [value.name for value in model.graph.value_info]
+    assert os.listdir(tmp_path) == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_weights_and_assets_are_copied_bit_by_bit(path: Path, tmp_path: Path) -> None:
+    infer_shapes(path, tmp_path / "out.onnxa")
+    assert onnxarchive.check(tmp_path / "out.onnxa", full=True) == []
+    with (
+        onnxarchive.open(path) as before,
+        onnxarchive.open(tmp_path / "out.onnxa") as after,
+    ):
+        assert list(after.entries) == list(before.entries)
+        for name in list(before.entries)[:-1]:
+            assert after.read(name) == before.read(name)
+
+
+def test_an_archive_may_take_its_own_place(path: Path, tmp_path: Path) -> None:
+    infer_shapes(path, tmp_path / "out.onnxa")
+    infer_shapes(path, path)
+    assert path.read_bytes() == (tmp_path / "out.onnxa").read_bytes()
+
+
+def test_tensors_everywhere_stay_where_they_are(tmp_path: Path) -> None:
+    model = full_model()
+    for owner in (model, model.functions[0]):
+        owner.opset_import.add(domain="test", version=1)
+    onnxarchive.save(model, tmp_path / "m.onnxa", convert_attribute=True)
+    infer_shapes(tmp_path / "m.onnxa", tmp_path / "out.onnxa")
+    with (
+        onnxarchive.open(tmp_path / "m.onnxa") as before,
+        onnxarchive.open(tmp_path / "out.onnxa") as after,
+    ):
+        assert {key: site.path for key, site in after.sites.items()} == {
+            key: site.path for key, site in before.sites.items()
+        }
+
+
+@pytest.mark.parametrize("place", ["out.onnxa", "m.onnxa"])
+def test_shapes_that_do_not_fit_leave_everything_as_it_was(tmp_path: Path, place: str) -> None:
+    model = runnable_model()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    before = (tmp_path / "m.onnxa").read_bytes()
+    with pytest.raises(onnx.shape_inference.InferenceError, match="MatMul"):
+        infer_shapes(tmp_path / "m.onnxa", tmp_path / place, strict_mode=True)
+    assert os.listdir(tmp_path) == ["m.onnxa"]
+    assert (tmp_path / "m.onnxa").read_bytes() == before
+
+
+def test_weights_are_not_read_but_to_be_copied(path: Path, tmp_path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        offset = archive.entries["w"].data_offset
+    flip_byte(path, offset)
+    infer_shapes(path)
+    with pytest.raises(ChecksumError, match="entry 'w'"):
+        infer_shapes(path, tmp_path / "out.onnxa")
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_damaged_shape_is_found(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        offset = archive.entries["shape"].data_offset
+    flip_byte(path, offset)
+    with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'shape'"):
+        infer_shapes(path)
+
+
+def test_the_options_are_onnx_s_own() -> None:
+    def options(function: object) -> dict[str, object]:
+        assert callable(function)
+        return {
+            it.name: it.default
+            for it in inspect.signature(function).parameters.values()
+            if it.name not in ("path", "destination", "model")
+        }
+
+    assert options(infer_shapes) == options(onnx.shape_inference.infer_shapes)
+
+
+def test_the_inference_of_onnxruntime_goes_through_transform(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    pytest.importorskip("sympy", reason="sympy is not installed")
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    onnxarchive.save(runnable_model(), path)
+    transform(path, tmp_path / "out.onnxa", SymbolicShapeInference.infer_shapes)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert {value.name: _shape(value) for value in archive.model.graph.value_info}[
+            "product"
+        ] == [2, 16]

@@ -1,0 +1,229 @@
+"""Assets go with a model through everything that gives an archive or a directory.
+
+What goes through a model in memory cannot keep them, since a ModelProto and an onnx_ir.Model have
+no place for them: there they are given anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import normalised, run_model, runnable_model
+
+import onnxarchive
+from onnxarchive.cli import main
+from onnxarchive.runtime.shape_inference import infer_shapes
+from onnxarchive.runtime.transform import transform
+
+ASSETS = {
+    "tokenizer.json": b'{"model": "bpe"}',
+    "deep/er/labels.txt": "cat\nd\u00f6g\n".encode(),
+    "gr\u00f6\u00dfe": b"",
+    "model.onnx": b"not that one",
+}
+TOKENIZER = ASSETS["tokenizer.json"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "m.onnx"
+    path.parent.mkdir()
+    path.write_bytes(runnable_model().SerializeToString())
+    return path
+
+
+@pytest.fixture
+def archive(tmp_path: Path, source: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.convert(source, path, assets=ASSETS)
+    return path
+
+
+def _assets(path: Path) -> dict[str, bytes]:
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as opened:
+        return {name: bytes(data) for name, data in opened.assets.items()}
+
+
+# In
+
+
+def test_an_asset_is_a_read_only_view_by_its_path(archive: Path) -> None:
+    with onnxarchive.open(archive) as opened:
+        asset = opened.assets["tokenizer.json"]
+        assert asset == TOKENIZER
+        assert asset.readonly
+        assert asset == opened.read("assets/tokenizer.json")
+        assert sorted(opened.assets) == sorted(ASSETS)
+        with pytest.raises(onnxarchive.TensorNotFoundError, match=r"'tokenizer\.txt'"):
+            opened.assets["tokenizer.txt"]
+    assert asset == TOKENIZER  # also when the archive is closed
+
+
+def test_the_command_line_takes_assets(source: Path, tmp_path: Path) -> None:
+    file, target = source.parent / "tokenizer.json", tmp_path / "m.onnxa"
+    file.write_bytes(TOKENIZER)
+    options = ["--asset", str(file), "--asset", f"deep/er/other.json={file}"]
+    assert main(["convert", str(source), str(target), *options]) == 0
+    assert _assets(target) == {"tokenizer.json": TOKENIZER, "deep/er/other.json": TOKENIZER}
+
+
+def test_a_model_in_memory_is_saved_with_assets(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(TOKENIZER)
+    onnxarchive.save(
+        runnable_model(), tmp_path / "m.onnxa", assets={"a": tmp_path / "file", "b": b"x"}
+    )
+    assert _assets(tmp_path / "m.onnxa") == {"a": TOKENIZER, "b": b"x"}
+
+
+def test_a_writer_takes_assets(tmp_path: Path) -> None:
+    with onnxarchive.Writer(tmp_path / "m.onnxa") as writer:
+        writer.add_asset("tokenizer.json", TOKENIZER)
+        writer.finish(runnable_model())
+    assert _assets(tmp_path / "m.onnxa") == {"tokenizer.json": TOKENIZER}
+
+
+# Through: every rewrite keeps them
+
+REWRITES: dict[str, Callable[[Path, Path], object]] = {
+    "convert": onnxarchive.convert,
+    "convert with other options": lambda one, other: onnxarchive.convert(
+        one, other, size_threshold=1 << 20, alignment=4096, convert_attribute=True
+    ),
+    "convert with dedupe": lambda one, other: onnxarchive.convert(one, other, dedupe=True),
+    "the command line": lambda one, other: main(["convert", str(one), str(other), "--dedupe"]),
+    "transform hidden": lambda one, other: transform(one, other, lambda it: it),
+    "transform external": lambda one, other: transform(
+        one, other, lambda it: it, weights="external"
+    ),
+    "transform loaded": lambda one, other: transform(one, other, lambda it: it, weights="loaded"),
+    "infer_shapes": infer_shapes,
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES)
+def test_a_rewrite_keeps_assets(archive: Path, tmp_path: Path, rewrite: str) -> None:
+    target = tmp_path / "rewritten.onnxa"
+    REWRITES[rewrite](archive, target)
+    assert _assets(target) == ASSETS
+    with onnxarchive.open(archive) as before, onnxarchive.open(target) as after:
+        order = [name for name in after.entries if name.startswith("assets/")]
+        assert order == [name for name in before.entries if name.startswith("assets/")]
+
+
+NEW = {"new": b"n", "tokenizer.json": b"{}"}
+GIVEN: dict[str, Callable[[Path, Path], object]] = {
+    "convert": lambda one, other: onnxarchive.convert(one, other, assets=NEW),
+    "transform": lambda one, other: transform(one, other, lambda it: it, assets=NEW),
+}
+
+
+@pytest.mark.parametrize("rewrite", GIVEN)
+def test_given_assets_join_those_that_are_kept(archive: Path, tmp_path: Path, rewrite: str) -> None:
+    target = tmp_path / "rewritten.onnxa"
+    GIVEN[rewrite](archive, target)
+    assert _assets(target) == {**ASSETS, **NEW}
+
+
+def test_many_models_keep_theirs(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    shutil.copy(archive, tmp_path / "tree" / "one.onnxa")
+    arguments = ["convert", str(tmp_path / "tree"), "--output-dir", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert _assets(tmp_path / "out" / "one.onnxa") == ASSETS
+
+
+# Out, and in again
+
+
+def test_an_extracted_directory_has_them_as_files_and_gives_them_back(
+    archive: Path, tmp_path: Path
+) -> None:
+    onnxarchive.extract(archive, tmp_path / "out")
+    for name, data in ASSETS.items():
+        assert (tmp_path / "out" / "assets" / name).read_bytes() == data
+    onnxarchive.convert(tmp_path / "out", tmp_path / "again.onnxa")
+    assert _assets(tmp_path / "again.onnxa") == ASSETS
+
+
+def test_a_zip_of_the_extracted_directory_gives_them_back(archive: Path, tmp_path: Path) -> None:
+    onnxarchive.extract(archive, tmp_path / "out")
+    with zipfile.ZipFile(tmp_path / "out.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted((tmp_path / "out").rglob("*")):
+            file.write(path, path.relative_to(tmp_path / "out"))
+    onnxarchive.convert(tmp_path / "out.zip", tmp_path / "again.onnxa")
+    assert _assets(tmp_path / "again.onnxa") == ASSETS
+
+
+def test_any_zip_tool_takes_them_out(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        assert {name: file.read(f"assets/{name}") for name in ASSETS} == ASSETS
+
+
+# A .onnx has no place for them: they stay in the archive
+
+
+@pytest.mark.parametrize("external_data", [None, "weights.data"])
+def test_an_exported_model_comes_without_them(
+    archive: Path, tmp_path: Path, external_data: str | None
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    onnxarchive.export(archive, folder / "m.onnx", external_data=external_data)
+    assert sorted(os.listdir(folder)) == sorted(filter(None, ["m.onnx", external_data]))
+    assert normalised(onnx.load(folder / "m.onnx")) == runnable_model()
+
+
+def test_a_link_leaves_them_in_its_archive(archive: Path, tmp_path: Path) -> None:
+    onnxarchive.link(archive, tmp_path / "link.onnx")
+    assert TOKENIZER not in (tmp_path / "link.onnx").read_bytes()
+    assert _assets(archive) == ASSETS
+
+
+def test_sessions_do_not_mind_them(archive: Path, source: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    session = onnxarchive.session(archive, providers=["CPUExecutionProvider"])
+    x = np.ones((2, 1024), np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], run_model(source, x=x)[0])
+
+
+# A model in memory has no place for them: they are given anew, as views of the archive
+
+
+def test_a_model_that_was_loaded_is_saved_with_the_archive_s_assets(
+    archive: Path, tmp_path: Path
+) -> None:
+    model = onnxarchive.load(archive)
+    onnxarchive.save(model, tmp_path / "without.onnxa")
+    assert _assets(tmp_path / "without.onnxa") == {}
+    with onnxarchive.open(archive) as opened:
+        onnxarchive.save(model, tmp_path / "with.onnxa", assets=opened.assets)
+        onnxarchive.save(model, archive, assets=opened.assets)  # over itself as well
+    assert _assets(tmp_path / "with.onnxa") == ASSETS
+    assert _assets(archive) == ASSETS
+
+
+def test_a_model_of_onnx_ir_is_saved_with_the_archive_s_assets(
+    archive: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    import onnxarchive.ir
+
+    model = onnxarchive.ir.load(archive)
+    onnxarchive.save(model, tmp_path / "without.onnxa")
+    assert _assets(tmp_path / "without.onnxa") == {}
+    with onnxarchive.open(archive) as opened:
+        onnxarchive.save(model, archive, assets=opened.assets)
+    assert _assets(archive) == ASSETS
+
+
+def test_onnx_s_own_functions_come_without_them(archive: Path, tmp_path: Path) -> None:
+    onnx.save(onnx.load(archive), tmp_path / "out.onnxa")
+    assert _assets(tmp_path / "out.onnxa") == {}
