@@ -1,0 +1,104 @@
+"""The JavaScript reader in a browser, over HTTP range requests and over a chosen file."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import chromium
+
+SUITE = Path(__file__).resolve().parent.parent / "conformance"
+PAGE = "readers/javascript/browser.html"
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """Serves files, and ranges of them; keeps which."""
+
+    extensions_map = {".mjs": "text/javascript", ".html": "text/html", "": "application/zip"}  # noqa: RUF012
+    ranges: list[tuple[str, int, int]] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None:
+            super().do_GET()
+            return
+        data = Path(self.translate_path(self.path)).read_bytes()
+        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+        self.ranges.append((self.path, first, last + 1))
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.end_headers()
+        self.wfile.write(data[first : last + 1])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    yield from chromium(tmp_path / "profile")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    RangeHandler.ranges.clear()
+    handler = partial(RangeHandler, directory=str(SUITE))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def verdict(browser: Any) -> str:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def told(driver: Any) -> str | None:
+        text: str = driver.find_element("id", "verdict").text
+        return None if text in ("", "Reading") else text
+
+    return str(WebDriverWait(browser, 60).until(told))
+
+
+def show(browser: Any, *, address: str = "", file: Path | None = None, full: bool = False) -> str:
+    browser.find_element("id", "url").clear()
+    browser.find_element("id", "url").send_keys(address)
+    if file is not None:
+        browser.find_element("id", "file").send_keys(str(file))
+    if full:
+        browser.find_element("id", "full").click()
+    browser.find_element("css selector", "button").click()
+    return verdict(browser)
+
+
+def test_an_archive_behind_a_url_is_opened_by_its_end_and_its_model(browser: Any, url: str) -> None:
+    browser.get(f"{url}/{PAGE}")
+    assert show(browser, address=f"{url}/vectors/alignment-mixed.onnxa") == "Accepted"
+    shown = browser.find_element("id", "result").text
+    assert "Entries: 4" in shown
+    assert re.search(r"^w w 1 \[2, 3\]$", shown, re.MULTILINE)
+    size = (SUITE / "vectors" / "alignment-mixed.onnxa").stat().st_size
+    assert 0 < sum(stop - start for _, start, stop in RangeHandler.ranges) < size // 4
+
+
+def test_an_archive_behind_a_url_is_refused_by_its_rule(browser: Any, url: str) -> None:
+    browser.get(f"{url}/{PAGE}")
+    assert show(browser, address=f"{url}/vectors/crc.onnxa") == "Accepted"
+    browser.get(f"{url}/{PAGE}")
+    assert show(browser, address=f"{url}/vectors/crc.onnxa", full=True).startswith("ZIP-15: ")
+    browser.get(f"{url}/{PAGE}")
+    assert show(browser, address=f"{url}/vectors/comment.onnxa").startswith("ZIP-2: ")
+
+
+def test_a_chosen_file_is_opened(browser: Any, url: str) -> None:
+    browser.get(f"{url}/{PAGE}")
+    assert show(browser, file=SUITE / "vectors" / "data-types.onnxa", full=True) == "Accepted"
+    assert "External tensors: 27" in browser.find_element("id", "result").text
