@@ -34,6 +34,7 @@ def chromium(profile: Path) -> Iterator[Any]:
     options.binary_location = program
     for argument in (*_ARGUMENTS, f"--user-data-dir={profile}"):
         options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = selenium.Chrome(options, selenium.ChromeService(driver))
     try:
         yield browser

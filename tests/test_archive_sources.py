@@ -178,6 +178,6 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
     onnxarchive.save(model_of(raw_tensor("w", dims=(count,), seed=1)), path)
     with onnxarchive.open(path) as opened:
         flip_byte(path, opened.entries["w"].data_offset + count)
-    with pytest.raises(ChecksumError, match="'w'.*source is damaged"):
+    with pytest.raises(ChecksumError, match=r"'w'.*source is damaged"):
         onnxarchive.convert(path, tmp_path / "other.onnxa", size_threshold=1 << 30)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["m.onnxa"]

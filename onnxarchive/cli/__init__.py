@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.commands import DONE, FAULTY_FILE, WRONG_USE, parser
+from onnxarchive.cli.commands import parser
+from onnxarchive.cli.frame import DONE, FAULTY_FILE, WRONG_USE
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe
 
@@ -24,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; those of the process where None.
 
     Returns:
-        0 done, 1 the check found something, 2 wrong use or an error of the system, 3 the file is
-        corrupt or unsafe.
+        0 done, 1 a check or comparison found something, 2 wrong use, an error of the system or a
+        library that is not installed, 3 the file is corrupt or unsafe.
 
     Raises:
         BrokenPipeError: Nobody reads the output any more.
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, FAULTY_FILE)
     except OSError as error:
         return _fail(describe(error), WRONG_USE)
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         return _fail(error, WRONG_USE)
     except KeyboardInterrupt:
         return _fail("interrupted; no incomplete file is left", _INTERRUPTED)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
-import json
 import math
 import multiprocessing
 import os
@@ -14,15 +12,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
-from typing import Any, Final
+from typing import Any
 
 import onnx
 
 import onnxarchive
 from onnxarchive.archive import Archive
 from onnxarchive.batch import convert_many
+from onnxarchive.cli.frame import DONE, FOUND, add_command, add_force, require_free, say
 from onnxarchive.cli.progress import count_bar, progress_bar
+from onnxarchive.cli.running import add_run
 from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.cli.viewing import add_view
 from onnxarchive.convert import Conversion
 from onnxarchive.files import remove_temporaries
 from onnxarchive.model import dtypes, tensors
@@ -34,11 +35,6 @@ from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 
-DONE: Final = 0
-FOUND: Final = 1
-WRONG_USE: Final = 2
-FAULTY_FILE: Final = 3
-
 _STANDARD_STREAM = "-"
 
 
@@ -47,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="ONNX models as one zip file that is mapped, not read.",
-        epilog="Exit status: 0 done, 1 the check found something, 2 wrong use or an error of the "
-        "system, 3 the file is corrupt or unsafe.",
+        epilog="Exit status: 0 done, 1 a check or comparison found something, 2 wrong use or an "
+        "error of the system, 3 the file is corrupt or unsafe.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -59,22 +55,13 @@ def parser() -> argparse.ArgumentParser:
     _add_info(commands)
     _add_check(commands)
     _add_extract(commands)
+    add_run(commands)
+    add_view(commands)
     return top
 
 
-def _command(commands: Any, name: str, function: Any, help: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
-    command.set_defaults(command=function)
-    command.add_argument("--json", action="store_true", help="print the result as JSON")
-    return command
-
-
-def _add_force(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--force", action="store_true", help="replace a file that exists")
-
-
 def _add_convert(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "convert",
         _convert,
@@ -135,7 +122,7 @@ def _add_convert(commands: Any) -> None:
     command.add_argument(
         "--dry-run", action="store_true", help="tell what would be written, and write nothing"
     )
-    _add_force(command)
+    add_force(command)
 
 
 def _convert(arguments: argparse.Namespace) -> int:
@@ -161,13 +148,13 @@ def _convert(arguments: argparse.Namespace) -> int:
     if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("standard output takes either the archive or --json")
     if not to_stream:
-        _require_free(target, arguments.force)
+        require_free(target, arguments.force)
     with progress_bar("convert") as progress:
         conversion = onnxarchive.convert(
             source, sys.stdout.buffer if to_stream else target, progress=progress, **options
         )
     if not to_stream or arguments.dry_run:
-        _say(arguments, _described(conversion), _told(conversion, arguments.dry_run))
+        say(arguments, _described(conversion), _told(conversion, arguments.dry_run))
     return DONE
 
 
@@ -227,7 +214,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
         total += f"; {size(saved)} saved by merging identical initializers"
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
-    _say(arguments, [_described(item) for item in conversions], "\n".join(lines))
+    say(arguments, [_described(item) for item in conversions], "\n".join(lines))
     return FOUND if failed else DONE
 
 
@@ -287,7 +274,7 @@ def _assets(given: list[str]) -> dict[str, str]:
 
 
 def _add_export(commands: Any) -> None:
-    command = _command(commands, "export", _export, "Write an archive's model as a .onnx.")
+    command = add_command(commands, "export", _export, "Write an archive's model as a .onnx.")
     command.add_argument("archive")
     command.add_argument("target", help="the .onnx to write")
     command.add_argument(
@@ -295,15 +282,15 @@ def _add_export(commands: Any) -> None:
         metavar="NAME",
         help="put the large tensors into this file beside it; needed from 2 GiB on",
     )
-    _add_force(command)
+    add_force(command)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    _require_free(arguments.target, arguments.force)
+    require_free(arguments.target, arguments.force)
     written = [arguments.target]
     if arguments.external_data is not None:
         beside = os.path.join(os.path.dirname(arguments.target), arguments.external_data)
-        _require_free(beside, arguments.force)
+        require_free(beside, arguments.force)
         written.append(beside)
     with progress_bar("export") as progress:
         onnxarchive.export(
@@ -314,12 +301,12 @@ def _export(arguments: argparse.Namespace) -> int:
         )
     files = [{"path": path, "nbytes": os.path.getsize(path)} for path in written]
     lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
-    _say(arguments, {"files": files}, "\n".join(lines))
+    say(arguments, {"files": files}, "\n".join(lines))
     return DONE
 
 
 def _add_link(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands,
         "link",
         _link,
@@ -327,11 +314,11 @@ def _add_link(commands: Any) -> None:
     )
     command.add_argument("archive")
     command.add_argument("target", help="the .onnx to write, in the archive's directory or above")
-    _add_force(command)
+    add_force(command)
 
 
 def _link(arguments: argparse.Namespace) -> int:
-    _require_free(arguments.target, arguments.force)
+    require_free(arguments.target, arguments.force)
     onnxarchive.link(arguments.archive, arguments.target)
     result = {
         "path": arguments.target,
@@ -342,12 +329,12 @@ def _link(arguments: argparse.Namespace) -> int:
         f"{printable(arguments.target)}: {size(result['nbytes'])}, "
         f"its large tensors in {printable(arguments.archive)}"
     )
-    _say(arguments, result, told)
+    say(arguments, result, told)
     return DONE
 
 
 def _add_ls(commands: Any) -> None:
-    command = _command(commands, "ls", _ls, "List an archive's tensors and assets.")
+    command = add_command(commands, "ls", _ls, "List an archive's tensors and assets.")
     command.add_argument("archive")
 
 
@@ -391,7 +378,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         "others": others,
         "totals": {**counts, "weights": weights, "nbytes": nbytes},
     }
-    _say(arguments, result, shown)
+    say(arguments, result, shown)
     return DONE
 
 
@@ -427,7 +414,7 @@ def _counts(archive: Archive) -> dict[str, int]:
 
 
 def _add_info(commands: Any) -> None:
-    command = _command(commands, "info", _info, "Tell what model an archive holds.")
+    command = add_command(commands, "info", _info, "Tell what model an archive holds.")
     command.add_argument("archive")
 
 
@@ -460,7 +447,7 @@ def _info(arguments: argparse.Namespace) -> int:
             lines += [f"{label if not row else '':<12}{line}" for row, line in enumerate(described)]
         elif value:
             lines.append(f"{label:<12}{value:,}" if isinstance(value, int) else _line(label, value))
-    _say(arguments, result, "\n".join(lines))
+    say(arguments, result, "\n".join(lines))
     return DONE
 
 
@@ -510,7 +497,7 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 
 def _add_check(commands: Any) -> None:
-    command = _command(commands, "check", _check, "List every rule that an archive breaks.")
+    command = add_command(commands, "check", _check, "List every rule that an archive breaks.")
     command.usage = (
         "onnxarchive check [--full] [--json] ARCHIVE\n"
         "       onnxarchive check [--full] [--json] --link LINK [ARCHIVE]"
@@ -552,12 +539,12 @@ def _check(arguments: argparse.Namespace) -> int:
         lines += [printable(f"error: {link}: {misfit}") for misfit in misfits]
         if not misfits:
             lines.append(f"{printable(link)}: fits it")
-    _say(arguments, result, "\n".join(lines))
+    say(arguments, result, "\n".join(lines))
     return FOUND if result else DONE
 
 
 def _add_extract(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands, "extract", _extract, "Unzip an archive to a directory that ONNX tools read."
     )
     command.add_argument("archive")
@@ -568,14 +555,5 @@ def _extract(arguments: argparse.Namespace) -> int:
     with progress_bar("extract") as progress:
         onnxarchive.extract(arguments.archive, arguments.directory, progress=progress)
     model = os.path.join(arguments.directory, MODEL_PROTO)
-    _say(arguments, {"model": model}, f"{printable(model)}: the model, its tensors beside it")
+    say(arguments, {"model": model}, f"{printable(model)}: the model, its tensors beside it")
     return DONE
-
-
-def _require_free(path: str, force: bool) -> None:
-    if not force and os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "exists; --force replaces it", path)
-
-
-def _say(arguments: argparse.Namespace, result: object, told: str) -> None:
-    print(json.dumps(result, indent=2) if arguments.json else told)

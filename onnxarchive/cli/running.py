@@ -1,0 +1,384 @@
+"""The command that runs a model."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from onnxarchive.cli.frame import DONE, FOUND, add_command, add_force, require_free, say
+from onnxarchive.cli.progress import count_bar
+from onnxarchive.cli.table import count, printable, shape, table
+from onnxarchive.files import replacing, require_no_input
+from onnxarchive.model.keys import Keys
+from onnxarchive.runtime.compare import Comparison, Difference, compare
+from onnxarchive.runtime.run import Memory, Outcome, Value, run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MIB: Final = 1 << 20
+_MS: Final = 1000.0
+
+
+def add_run(commands: Any) -> None:
+    """Adds `run`."""
+    command = add_command(
+        commands,
+        "run",
+        _run,
+        "Run a model once with ONNX Runtime, and tell what came out, how fast, in how much memory.",
+    )
+    command.add_argument("model", help="an archive, or a .onnx")
+    command.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="an input (.npz for a sequence); those that are not given are random",
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of random inputs (default %(default)s)"
+    )
+    command.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the size of a dimension that the model leaves open (default 1)",
+    )
+    command.add_argument(
+        "--provider",
+        action="append",
+        metavar="NAME",
+        help="an execution provider, such as cpu or cuda; several in the order of preference",
+    )
+    command.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run it N times and tell the median (default %(default)s)",
+    )
+    command.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="DIR|NAME=FILE.npy",
+        help="save every output in a directory, or one as a file",
+    )
+    command.add_argument(
+        "--compare",
+        metavar="OTHER",
+        help="run another model on the same inputs, too; status 1 if an output differs",
+    )
+    command.add_argument(
+        "--atol",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="how far numbers may be apart (default 0: every bit the same)",
+    )
+    command.add_argument(
+        "--rtol",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="how far beyond that in proportion to OTHER's (default 0)",
+    )
+    add_force(command)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.compare is None and (arguments.atol or arguments.rtol):
+        raise ValueError("--atol and --rtol go with --compare")
+    given = dict(_load(name, path) for name, path in _pairs("--input", arguments.input))
+    dims = {name: _size(name, text) for name, text in _pairs("--dim", arguments.dim, last=True)}
+    with _progress("run", arguments.repeat) as progress:
+        outcome = run(
+            arguments.model,
+            given,
+            seed=arguments.seed,
+            dims=dims,
+            providers=arguments.provider,
+            repeat=arguments.repeat,
+            progress=progress,
+        )
+    targets = _targets(arguments.output, outcome.outputs)
+    inputs = [arguments.model, *(path for _, path in _pairs("--input", arguments.input))]
+    for _, path in targets:
+        require_free(path, arguments.force)
+        require_no_input(path, inputs)
+    comparison = None
+    if arguments.compare is not None:
+        with _progress("compare", arguments.repeat) as progress:
+            comparison = compare(
+                outcome,
+                arguments.compare,
+                absolute=arguments.atol,
+                relative=arguments.rtol,
+                providers=arguments.provider,
+                repeat=arguments.repeat,
+                progress=progress,
+            )
+    for value, path in targets:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        _save(path, value.array)
+    saved = {value.name: path for value, path in targets}
+    result = _described(outcome, arguments.seed) | {"saved": saved}
+    lines = _told(outcome, arguments.seed)
+    lines += [f"saved     {printable(name)} as {printable(path)}" for name, path in saved.items()]
+    if comparison is not None:
+        result["comparison"] = _described_comparison(comparison, arguments.compare)
+        lines += ["", *_told_comparison(comparison, arguments.compare)]
+    say(arguments, result, "\n".join(lines))
+    return DONE if comparison is None or comparison.is_same else FOUND
+
+
+@contextlib.contextmanager
+def _progress(description: str, repeat: int) -> Iterator[Any]:
+    if repeat <= 1:
+        yield None
+        return
+    with count_bar(description, "run") as progress:
+        yield progress
+
+
+# Arguments
+
+
+def _pairs(option: str, given: Iterable[str], *, last: bool = False) -> list[tuple[str, str]]:
+    """What is written as NAME=VALUE; names may have a `=` where `last` is to be the one."""
+    pairs: dict[str, str] = {}
+    for argument in given:
+        name, equals, value = argument.rpartition("=") if last else argument.partition("=")
+        if not equals or not name or not value:
+            raise ValueError(f"{option}: expected NAME=VALUE, found {argument!r}")
+        if name in pairs:
+            raise ValueError(f"{option}: expected each name once, found {name!r} again")
+        pairs[name] = value
+    return list(pairs.items())
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--dim {name}: expected a whole number, found {text!r}") from None
+
+
+def _load(name: str, path: str) -> tuple[str, NDArray[Any] | list[NDArray[Any]]]:
+    """An input and the array, or arrays, of a file."""
+    with open(path, "rb") as file:
+        try:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return name, loaded
+            with loaded:
+                return name, [loaded[key] for key in loaded.files]
+        except Exception as error:  # numpy says in many ways that a file is damaged
+            raise ValueError(
+                f"{path}: expected an array as numpy.save writes it, for input {name!r}; "
+                f"{' '.join(str(error).split())}"
+            ) from error
+
+
+def _targets(given: Sequence[str], outputs: Sequence[Value]) -> list[tuple[Value, str]]:
+    """The outputs to save, and where."""
+    by_name = {value.name: value for value in outputs}
+    targets: dict[str, Value] = {}
+    for argument in given:
+        ends = [index for index, letter in enumerate(argument) if letter == "="]
+        names = [argument[:end] for end in ends if argument[:end] in by_name]
+        if names:
+            named = [(by_name[names[-1]], argument[len(names[-1]) + 1 :])]
+        elif ends and not os.path.isdir(argument):
+            listed = ", ".join(map(repr, by_name)) or "none"
+            raise ValueError(
+                f"--output: expected DIR or NAME=FILE.npy with an output of the model, which has "
+                f"{listed}, found {argument!r}"
+            )
+        else:
+            keys = Keys()  # names that every file system has, and that lead nowhere else
+            named = [
+                (value, os.path.join(argument, f"{keys.assign(value.name)}.npy"))
+                for value in outputs
+            ]
+        for value, path in named:
+            if not path or path in targets:
+                raise ValueError(f"--output: expected one file for each output, found {argument!r}")
+            targets[path] = value
+    return [(value, path) for path, value in targets.items()]
+
+
+def _save(path: str, array: NDArray[Any]) -> None:
+    with replacing(path) as file:
+        np.save(file, array.astype(str) if array.dtype.hasobject else array, allow_pickle=False)
+
+
+# Results
+
+
+def _described(outcome: Outcome, seed: int) -> dict[str, Any]:
+    """An outcome as JSON has it."""
+    memory = outcome.memory
+    return {
+        "path": outcome.path,
+        "providers": list(outcome.providers),
+        "seed": seed,
+        "assumed_dims": dict(outcome.assumed),
+        "inputs": [
+            _described_value(value) | {"random": _is_random(value, outcome)}
+            for value in outcome.inputs
+        ],
+        "outputs": [_described_value(value) for value in outcome.outputs],
+        "session_ms": outcome.session_seconds * _MS,
+        "run_ms": outcome.median_seconds * _MS,
+        "runs_ms": [seconds * _MS for seconds in outcome.run_seconds],
+        "memory": {
+            "anonymous_nbytes": memory.anonymous,
+            "mapped_nbytes": memory.mapped,
+            "resident_nbytes": memory.resident,
+        },
+    }
+
+
+def _described_value(value: Value) -> dict[str, Any]:
+    summary = value.summary()
+    return {
+        "name": value.name,
+        "data_type": value.data_type,
+        "dims": list(value.array.shape),
+        "minimum": None if summary is None else _json_number(summary.minimum),
+        "maximum": None if summary is None else _json_number(summary.maximum),
+        "mean": None if summary is None else _json_number(summary.mean),
+        "nans": None if summary is None else summary.nans,
+    }
+
+
+def _is_random(value: Value, outcome: Outcome) -> bool:
+    return value.name in outcome.random  # one of a sequence is given
+
+
+def _json_number(number: float | None) -> float | str | None:
+    """A number as JSON has it; infinities and NaN, which it lacks, by their names."""
+    if number is None or math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _told(outcome: Outcome, seed: int) -> list[str]:
+    origins = [
+        f"random, seed {seed}" if _is_random(value, outcome) else "given"
+        for value in outcome.inputs
+    ]
+    header = ["data type", "shape", "min", "max", "mean"]
+    lines = [
+        table(
+            ["input", *header, "from"],
+            [[*_row(value), origin] for value, origin in zip(outcome.inputs, origins, strict=True)],
+        ),
+        "",
+        table(["output", *header], [_row(value) for value in outcome.outputs]),
+        "",
+    ]
+    if outcome.assumed:
+        assumed = ", ".join(f"{name}={size}" for name, size in outcome.assumed.items())
+        lines.append(f"assumed   {printable(assumed)} (--dim NAME=SIZE says another)")
+    return [*lines, f"provider  {', '.join(outcome.providers)}", *_told_cost(outcome)]
+
+
+def _row(value: Value) -> list[object]:
+    summary = value.summary()
+    if summary is None:
+        numbers = ["", "", ""]
+    else:
+        numbers = [_number(it) for it in (summary.minimum, summary.maximum, summary.mean)]
+        if summary.nans:
+            numbers[-1] += f" and {summary.nans:,} NaN"
+    return [value.name, value.data_type, shape(value.array.shape), *numbers]
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return "-"
+    return str(number) if isinstance(number, int) else f"{number:.6g}"
+
+
+def _told_cost(outcome: Outcome) -> list[str]:
+    runs = len(outcome.run_seconds)
+    of = f" (median of {runs:,})" if runs > 1 else ""
+    return [
+        f"time      session {_milliseconds(outcome.session_seconds)}, "
+        f"run {_milliseconds(outcome.median_seconds)}{of}",
+        f"memory    {_memory(outcome.memory)}",
+    ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * _MS:,.{1 if seconds * _MS >= 10 else 3}f} ms"
+
+
+def _memory(memory: Memory) -> str:
+    if memory.anonymous is not None and memory.mapped is not None:
+        return (
+            f"{memory.anonymous / _MIB:,.1f} MiB anonymous, {memory.mapped / _MIB:,.1f} MiB mapped "
+            "(the most that session and runs took)"
+        )
+    if memory.resident is not None:
+        return f"{memory.resident / _MIB:,.1f} MiB (the most that the whole process had)"
+    return "not told by this system"
+
+
+# Comparisons
+
+
+def _described_comparison(comparison: Comparison, path: str) -> dict[str, Any]:
+    other = comparison.other
+    return {
+        "path": path,
+        "is_same": comparison.is_same,
+        "session_ms": None if other is None else other.session_seconds * _MS,
+        "run_ms": None if other is None else other.median_seconds * _MS,
+        "differences": [
+            {
+                "name": it.name,
+                "is_same": it.is_same,
+                "problem": it.problem,
+                "differing": it.differing,
+                "elements": it.elements,
+                "greatest_absolute": _json_number(it.greatest_absolute),
+                "greatest_relative": _json_number(it.greatest_relative),
+            }
+            for it in comparison.differences
+        ],
+    }
+
+
+def _told_comparison(comparison: Comparison, path: str) -> list[str]:
+    lines = [f"compared with {printable(path)}"]
+    if comparison.other is not None:
+        lines += _told_cost(comparison.other)
+    lines += [f"  {printable(it.name)}: {_told_difference(it)}" for it in comparison.differences]
+    verdict = "the same" if comparison.is_same else "different"
+    return [*lines, f"the models are {verdict} on these inputs"]
+
+
+def _told_difference(difference: Difference) -> str:
+    if difference.problem is not None:
+        return printable(difference.problem)
+    if difference.is_same:
+        told = f"the same in {count(difference.elements, 'element')}"
+    else:
+        told = f"differs in {difference.differing:,} of {count(difference.elements, 'element')}"
+    if difference.greatest_absolute:
+        told += (
+            f"; at most by {difference.greatest_absolute:.6g}, "
+            f"relatively by {difference.greatest_relative:.6g}"
+        )
+    return told

@@ -1,0 +1,677 @@
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from models import flip_byte, run_python, runnable_model
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.runtime import run as run_module
+from onnxarchive.runtime.compare import Difference, compare
+from onnxarchive.runtime.inputs import Port, random
+from onnxarchive.runtime.run import Outcome, RunError, Value, run
+
+CPU = "CPUExecutionProvider"
+value = helper.make_tensor_value_info
+node = helper.make_node
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    initializers: Sequence[TensorProto] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def identity(number: int, dims: Sequence[int | str | None] = (2, 3)) -> onnx.ModelProto:
+    inputs, outputs = [value("x", number, dims)], [value("y", number, dims)]
+    return model_of([node("Identity", ["x"], ["y"])], inputs, outputs)
+
+
+def constant(array: Any, name: str = "y") -> onnx.ModelProto:
+    """A model that gives an array."""
+    tensor = numpy_helper.from_array(array, "c")
+    nodes = [node("Identity", ["c"], [name])]
+    return model_of(nodes, [], [value(name, tensor.data_type, None)], [tensor])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "ein Möbel.onnxa"
+    onnxarchive.save(runnable_model(), path)
+    return path
+
+
+def saved(model: onnx.ModelProto, path: Path) -> Path:
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def arrays(outcome: Outcome) -> dict[str, Any]:
+    return {it.name: it.array for it in outcome.outputs}
+
+
+# What is run
+
+
+def test_an_archive_and_its_model_give_what_onnxruntime_gives(path: Path, tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
+    original = ort.InferenceSession(runnable_model().SerializeToString(), providers=[CPU])
+    (expected,) = original.run(None, {"x": x})
+    plain = saved(runnable_model(), tmp_path / "m.onnx")
+    onnxarchive.link(path, tmp_path / "link.onnx")
+    for source in (path, os.fspath(path), plain, tmp_path / "link.onnx"):
+        outcome = run(source, {"x": x})
+        (y,) = outcome.outputs
+        assert (y.name, y.data_type) == ("y", "FLOAT")
+        assert y.array.tobytes() == expected.tobytes()
+        assert outcome.path == os.fspath(source)
+        assert outcome.random == frozenset()
+        assert outcome.providers[-1] == CPU
+
+
+def test_what_a_file_is_its_content_tells(path: Path, tmp_path: Path) -> None:
+    os.rename(path, tmp_path / "archive.onnx")
+    assert run(tmp_path / "archive.onnx").outputs
+    assert run(saved(runnable_model(), tmp_path / "model.onnxa")).outputs
+
+
+def test_random_inputs_follow_from_seed_and_name_alone(path: Path) -> None:
+    one, two, three = run(path), run(path, seed=0), run(path, seed=1)
+    assert one.random == {"x"}
+    assert one.inputs[0].array.tobytes() == two.inputs[0].array.tobytes()
+    assert one.inputs[0].array.tobytes() != three.inputs[0].array.tobytes()
+    assert one.outputs[0].array.tobytes() == two.outputs[0].array.tobytes()
+    x = random(Port("x", "tensor(float)", (2, 1024)), (2, 1024), 0)
+    assert x.tobytes() == one.inputs[0].array.tobytes()
+    other = random(Port("z", "tensor(float)", (2, 1024)), (2, 1024), 0)
+    assert other.tobytes() != x.tobytes()
+
+
+RUN_BY_ONNXRUNTIME = [
+    "FLOAT",
+    "DOUBLE",
+    "FLOAT16",
+    "BFLOAT16",
+    "FLOAT8E4M3FN",
+    "FLOAT8E4M3FNUZ",
+    "FLOAT8E5M2",
+    "FLOAT8E5M2FNUZ",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "BOOL",
+]
+
+
+@pytest.mark.parametrize("name", RUN_BY_ONNXRUNTIME)
+def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
+    path = saved(identity(TensorProto.DataType.Value(name), (16, 3)), tmp_path / "m.onnx")
+    outcome = run(path)
+    (x,), (y,) = outcome.inputs, outcome.outputs
+    expected = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(name))
+    assert (x.data_type, y.data_type) == (name, name)
+    assert (x.array.dtype, x.array.shape) == (expected, (16, 3))
+    assert (y.array.dtype, y.array.tobytes()) == (expected, x.array.tobytes())
+    assert len(np.unique(x.array.astype(np.float64))) > 1
+    assert run(path, {"x": x.array}).outputs[0].array.tobytes() == x.array.tobytes()
+    summary = y.summary()
+    assert summary is not None
+    numbers = x.array.astype(np.float64)
+    assert (summary.minimum, summary.maximum) == (numbers.min(), numbers.max())
+    assert summary.mean == pytest.approx(numbers.mean())
+
+
+@pytest.mark.parametrize("name", ["UINT4", "INT4"])
+def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
+    number = TensorProto.DataType.Value(name)
+    nodes = [
+        node("DequantizeLinear", ["x", "scale"], ["f"]),
+        node("QuantizeLinear", ["f", "scale"], ["y"], output_dtype=number),
+    ]
+    scale = numpy_helper.from_array(np.array(1, np.float32), "scale")
+    model = model_of(nodes, [value("x", number, (5, 3))], [value("y", number, None)], [scale])
+    outcome = run(saved(model, tmp_path / "m.onnx"))
+    (x,), (y,) = outcome.inputs, outcome.outputs
+    assert y.data_type == name
+    assert y.array.astype(np.int64).tolist() == x.array.astype(np.int64).tolist()
+    assert len(np.unique(x.array.astype(np.int64))) > 5
+
+
+def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
+    path = saved(identity(TensorProto.STRING, ("n",)), tmp_path / "m.onnx")
+    (y,) = run(path, dims={"n": 20}).outputs
+    assert y.data_type == "STRING"
+    assert len(set(y.array)) > 1
+    assert y.summary() is None
+    for given in (np.array(["a", "größer"]), np.array(["a", "größer"], object), ["a", "größer"]):
+        assert run(path, {"x": given}).outputs[0].array.tolist() == ["a", "größer"]
+    empty = run(path, dims={"n": 0}).outputs[0].array
+    assert empty.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "least", "greatest"),
+    [
+        ("int64", 0, 1),
+        ("int32", 0, 1),
+        ("uint16", 0, 1),
+        ("uint8", 0, 255),
+        ("int8", -128, 127),
+        ("int4", -8, 7),
+        ("uint2", 0, 3),
+        ("bool", 0, 1),
+    ],
+)
+def test_random_integers_are_good_as_indices_or_samples(
+    data_type: str, least: int, greatest: int
+) -> None:
+    found = random(Port("x", f"tensor({data_type})", ()), (10_000,), 7).astype(np.int64)
+    assert (found.min(), found.max()) == (least, greatest)
+
+
+@pytest.mark.parametrize("data_type", ["float", "bfloat16", "float8e8m0", "float4e2m1", "double"])
+def test_random_numbers_are_finite_and_differ(data_type: str) -> None:
+    found = random(Port("x", f"tensor({data_type})", ()), (1000,), 7).astype(np.float64)
+    assert np.isfinite(found).all()
+    assert len(np.unique(found)) > 5
+    assert 0.1 < np.abs(found).mean() < 10
+
+
+def test_indices_made_up_run_a_gather(tmp_path: Path) -> None:
+    table = numpy_helper.from_array(np.arange(8, dtype=np.float32).reshape(2, 4), "w")
+    nodes = [node("Gather", ["w", "i"], ["y"])]
+    inputs = [value("i", TensorProto.INT64, ["batch", 64])]
+    model = model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)], [table])
+    (y,) = run(saved(model, tmp_path / "m.onnx")).outputs
+    assert y.array.shape == (1, 64, 4)
+
+
+# Dimensions
+
+
+@pytest.fixture
+def open_model(tmp_path: Path) -> Path:
+    float_ = TensorProto.FLOAT
+    inputs = [value("x", float_, ["batch", 3, None]), value("z", float_, ["batch", "length"])]
+    nodes = [node("Identity", ["x"], ["x2"]), node("Identity", ["z"], ["z2"])]
+    outputs = [value("x2", float_, None), value("z2", float_, None)]
+    return saved(model_of(nodes, inputs, outputs), tmp_path / "open.onnx")
+
+
+def shapes(outcome: Outcome) -> list[tuple[int, ...]]:
+    return [it.array.shape for it in outcome.inputs]
+
+
+def test_open_dimensions_are_assumed_and_told(open_model: Path) -> None:
+    outcome = run(open_model)
+    assert shapes(outcome) == [(1, 3, 1), (1, 1)]
+    assert outcome.assumed == {"batch": 1, "x[2]": 1, "length": 1}
+
+
+def test_dimensions_may_be_given_by_name_and_by_axis(open_model: Path) -> None:
+    outcome = run(open_model, dims={"batch": 2, "x[2]": 5})
+    assert shapes(outcome) == [(2, 3, 5), (2, 1)]
+    assert outcome.assumed == {"length": 1}
+    assert shapes(run(open_model, dims={"batch": 0})) == [(0, 3, 1), (0, 1)]
+
+
+def test_given_inputs_say_the_sizes_of_random_ones(open_model: Path) -> None:
+    outcome = run(open_model, {"z": np.zeros((4, 7), np.float32)})
+    assert shapes(outcome) == [(4, 3, 1), (4, 7)]
+    assert outcome.assumed == {"x[2]": 1}
+    assert outcome.random == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("given", "dims", "message"),
+    [
+        ({}, {"n": 1}, "name of a dimension .* 'batch', 'length', 'x\\[2\\]', found 'n'"),
+        ({}, {"batch": -1}, "dimension 'batch': expected a size of 0 or more, found -1"),
+        ({"y": 0}, {}, "name of an input of the model, which has 'x', 'z', found 'y'"),
+        ({"z": np.zeros((4, 7))}, {}, "input 'z': expected FLOAT .*float32.*, found float64; con"),
+        ({"z": np.zeros(4, np.float32)}, {}, "input 'z': expected shape batchxlength, found 4"),
+        ({"z": np.float32(1)}, {}, "found a scalar"),
+        ({"x": np.zeros((1, 2, 1), np.float32)}, {}, "expected shape batchx3x\\?, found 1x2x1"),
+        ({"z": np.zeros((4, 7), np.float32)}, {"batch": 5}, "expected 4, which .* found 5"),
+        ({"z": np.array([["a"]])}, {}, "found <U1"),
+        ({"z": np.zeros((4, 7), "V4")}, {}, "found \\|V4"),
+        ({}, {"length": 1 << 60}, "input 'z': expected a shape that fits memory"),
+        ({}, {"length": 1 << 70}, "input 'z': expected a shape that fits memory"),
+    ],
+)
+def test_inputs_and_dimensions_that_do_not_fit_are_told(
+    open_model: Path, given: dict[str, Any], dims: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        run(open_model, given, dims=dims)
+    assert str(caught.value).startswith(f"{open_model}: ")
+
+
+def test_raw_bytes_are_taken_for_types_that_npy_files_lack(tmp_path: Path) -> None:
+    path = saved(identity(TensorProto.BFLOAT16), tmp_path / "m.onnx")
+    x = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+    np.save(tmp_path / "x.npy", x)
+    loaded = np.load(tmp_path / "x.npy")
+    assert loaded.dtype.kind == "V"
+    assert run(path, {"x": loaded}).outputs[0].array.tobytes() == x.tobytes()
+    with pytest.raises(ValueError, match="expected BFLOAT16"):
+        run(path, {"x": np.zeros((2, 3), "V4")})
+    with pytest.raises(ValueError, match="expected BFLOAT16"):
+        run(path, {"x": np.zeros((2, 3), np.int16)})
+
+
+def test_arrays_of_the_other_byte_order_are_taken(tmp_path: Path) -> None:
+    path = saved(identity(TensorProto.FLOAT), tmp_path / "m.onnx")
+    x = np.arange(6, dtype=">f4").reshape(2, 3)
+    assert run(path, {"x": x}).outputs[0].array.tolist() == x.tolist()
+
+
+# Sequences, maps, optionals
+
+
+def test_a_sequence_must_be_given(tmp_path: Path) -> None:
+    inputs = [helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)]
+    nodes = [node("SequenceLength", ["x"], ["y"]), node("SequenceAt", ["x", "i"], ["z"])]
+    outputs = [value("y", TensorProto.INT64, []), value("z", TensorProto.FLOAT, None)]
+    last = numpy_helper.from_array(np.array(-1), "i")
+    path = saved(model_of(nodes, inputs, outputs, [last]), tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"seq\(tensor\(float\)\); give it: --input x=FILE.npy"):
+        run(path)
+    outcome = run(path, {"x": [np.zeros(2, np.float32), np.ones(3, np.float32)]})
+    assert [(it.name, it.data_type) for it in outcome.inputs] == [
+        ("x[0]", "FLOAT"),
+        ("x[1]", "FLOAT"),
+    ]
+    assert arrays(outcome)["y"] == 2
+    assert arrays(outcome)["z"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("with_foreign_output", [False, True])
+def test_outputs_in_sequences_and_maps_have_names(
+    tmp_path: Path, with_foreign_output: bool
+) -> None:
+    labels = [3, 5]
+    pairs = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    )
+    nodes = [
+        node("SplitToSequence", ["x"], ["parts"], axis=0),
+        node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=labels),
+    ]
+    outputs = [
+        helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None),
+        helper.make_value_info("maps", helper.make_sequence_type_proto(pairs)),
+    ]
+    if with_foreign_output:
+        nodes.append(node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16))
+        outputs.append(value("b", TensorProto.BFLOAT16, None))
+    model = model_of(nodes, [value("x", TensorProto.FLOAT, [2, 2])], outputs)
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    found = arrays(run(saved(model, tmp_path / "m.onnx"), {"x": x}))
+    assert {name: array.tolist() for name, array in found.items() if name != "b"} == {
+        "parts[0]": [[1, 2]],
+        "parts[1]": [[3, 4]],
+        "maps[0].keys": labels,
+        "maps[0].values": [1, 2],
+        "maps[1].keys": labels,
+        "maps[1].values": [3, 4],
+    }
+    assert ("b" in found) == with_foreign_output
+    if with_foreign_output:
+        assert found["b"].dtype == ml_dtypes.bfloat16
+
+
+def test_what_onnxruntime_cannot_be_given_together_is_told(tmp_path: Path) -> None:
+    nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["b"], ["c"])]
+    inputs = [value("x", TensorProto.STRING, [2]), value("b", TensorProto.BFLOAT16, [1])]
+    outputs = [value("y", TensorProto.STRING, [2]), value("c", TensorProto.BFLOAT16, [1])]
+    path = saved(model_of(nodes, inputs, outputs), tmp_path / "m.onnx")
+    with pytest.raises(RunError, match=r"expected inputs that are tensors of numbers.*'x'"):
+        run(path)
+
+
+# Cost
+
+
+def test_times_are_told_for_each_run(path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    outcome = run(path, repeat=3, progress=lambda *it: calls.append(it))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert len(outcome.run_seconds) == 3
+    assert outcome.median_seconds == sorted(outcome.run_seconds)[1]
+    assert 0 < outcome.session_seconds < 60
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+def test_memory_is_told_in_parts(tmp_path: Path) -> None:
+    mib = 1 << 20
+    weight = numpy_helper.from_array(np.ones((48 << 18,), np.float32), "w")
+    nodes = [node("Add", ["x", "w"], ["s"]), node("ReduceMax", ["s"], ["y"], keepdims=0)]
+    inputs = [value("x", TensorProto.FLOAT, ["n"])]
+    model = model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)], [weight])
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    code = """
+import sys
+from onnxarchive.runtime.run import run
+memory = run(sys.argv[1], repeat=2).memory
+print(memory.anonymous, memory.mapped, memory.resident)
+"""
+    printed = run_python(code, tmp_path / "m.onnxa")
+    anonymous, mapped, resident = map(int, printed.split())
+    assert 48 * mib <= anonymous < 120 * mib  # the sum
+    assert 48 * mib <= mapped < 80 * mib  # the weight
+    assert resident > anonymous + mapped
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+def test_memory_of_session_and_runs_is_counted_and_of_inputs_not() -> None:
+    code = """
+import numpy as np
+from onnxarchive.runtime.run import _Watch
+watch = _Watch()
+with watch:
+    session = np.ones(64 << 20, np.uint8)
+inputs = np.ones(64 << 20, np.uint8)
+with watch:
+    outputs = np.ones(64 << 20, np.uint8)
+print(watch.memory().anonymous >> 20)
+"""
+    assert 120 < int(run_python(code)) < 150
+
+
+def test_memory_that_the_system_does_not_tell_is_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_STATUS", "/no/such/file")
+    memory = run(path).memory
+    assert (memory.anonymous, memory.mapped) == (None, None)
+    assert memory.resident is None or memory.resident > 1 << 20
+
+
+# What goes wrong
+
+
+def test_providers_may_be_named_briefly(path: Path) -> None:
+    for name in ("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider"):
+        assert run(path, providers=[name]).providers == (CPU,)
+    with pytest.raises(ValueError, match=r"which has .*CPUExecutionProvider, found 'tpu'"):
+        run(path, providers=["tpu"])
+
+
+def test_a_provider_that_a_session_comes_without_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ["CUDAExecutionProvider", CPU]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: known)
+    make = run_module.Model._make
+    monkeypatch.setattr(run_module.Model, "_make", lambda self, names: make(self, [CPU]))
+    with pytest.raises(RunError, match=r"expected a session with CUDAExecutionProvider, found"):
+        run(path, providers=["cuda", "cpu"])
+
+
+def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path) -> None:
+    model = identity(TensorProto.FLOAT)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    for path in (tmp_path / "m.onnxa", saved(model, tmp_path / "m.onnx")):
+        with pytest.raises(
+            RunError, match=r"ONNX Runtime does not load the model: .*NoSuchOp"
+        ) as it:
+            run(path)
+        assert str(it.value).startswith(f"{path}: ")
+        assert "\n" not in str(it.value)
+
+
+def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+    nodes = [node("Reshape", ["x", "i"], ["y"])]
+    inputs = [value("x", TensorProto.FLOAT, [5]), value("i", TensorProto.INT64, [1])]
+    path = saved(
+        model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)]), tmp_path / "m.onnx"
+    )
+    with pytest.raises(RunError, match=r"ONNX Runtime does not run the model: .*Reshape") as caught:
+        run(path, {"i": np.array([7])})
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_several_lines_and_of_none_become_one() -> None:
+    assert run_module._line(RuntimeError("one\n  two\n")) == "one two"
+    assert run_module._line(MemoryError()) == "MemoryError"
+
+
+def test_files_that_are_no_models_are_told(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("This is not a model, but a text.\n")
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="text: expected an archive or a ser"):
+        run(tmp_path / "text")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(onnxarchive.ArchiveFormatError) as caught:
+        run(path)
+    assert caught.value.rule == "ZIP-2"
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="a directory"):
+        run(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        run(tmp_path / "missing")
+
+
+def test_no_run_and_no_seed_below_the_least(path: Path) -> None:
+    with pytest.raises(ValueError, match="found repeat 0"):
+        run(path, repeat=0)
+    with pytest.raises(ValueError, match="expected a seed of 0 or more, found -1"):
+        run(path, seed=-1)
+
+
+def test_without_onnxruntime_it_says_what_to_install(path: Path, tmp_path: Path) -> None:
+    saved(runnable_model(), tmp_path / "m.onnx")
+    code = """
+import sys
+sys.modules["onnxruntime"] = None
+from onnxarchive.runtime.run import run
+for path in sys.argv[1:]:
+    try:
+        run(path)
+    except ImportError as error:
+        print("pip install 'onnxarchive[ort]'" in str(error))
+"""
+    assert run_python(code, path, tmp_path / "m.onnx") == "True\nTrue\n"
+
+
+# Summaries
+
+
+def test_summaries_leave_out_nan_and_keep_infinity() -> None:
+    summary = Value("y", "FLOAT", np.array([1, math.nan, 3, math.inf], np.float32)).summary()
+    assert summary is not None
+    assert (summary.minimum, summary.maximum, summary.mean, summary.nans) == (
+        1,
+        math.inf,
+        math.inf,
+        1,
+    )
+    for array in (np.array([math.nan]), np.zeros((0, 2), np.float32), np.zeros(0, np.int64)):
+        summary = Value("y", "FLOAT", array).summary()
+        assert summary is not None
+        assert (summary.minimum, summary.maximum, summary.mean) == (None, None, None)
+        assert summary.nans == array.size
+
+
+def test_summaries_of_integers_are_exact() -> None:
+    array = np.array([-(1 << 63), (1 << 63) - 1])
+    summary = Value("y", "INT64", array).summary()
+    assert summary is not None
+    assert (summary.minimum, summary.maximum) == (-(1 << 63), (1 << 63) - 1)
+
+
+def test_summaries_are_those_of_all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "_PIECE", 3)
+    summary = Value("y", "FLOAT", np.arange(10, dtype=np.float32)).summary()
+    assert summary is not None
+    assert (summary.minimum, summary.maximum, summary.mean) == (0, 9, 4.5)
+
+
+# Comparisons
+
+
+def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> Difference:
+    """How two models that give these arrays compare."""
+    first = saved(constant(np.asarray(one)), tmp_path / "one.onnx")
+    second = saved(constant(np.asarray(two)), tmp_path / "two.onnx")
+    (found,) = compare(run(first), second, **tolerances).differences
+    return found
+
+
+def test_an_archive_and_its_source_are_the_same(path: Path, tmp_path: Path) -> None:
+    outcome = run(path, seed=5)
+    comparison = compare(outcome, saved(runnable_model(), tmp_path / "m.onnx"))
+    assert comparison.is_same
+    assert comparison.other is not None
+    assert comparison.differences == (Difference("y", None, 0, 32, 0.0, 0.0),)
+
+
+def test_another_weight_is_seen(path: Path, tmp_path: Path) -> None:
+    outcome = run(path)
+    with onnxarchive.open(path) as archive:
+        flip_byte(path, archive.entries["layer_0_weight"].data_offset + 2)
+    comparison = compare(outcome, path)
+    assert not comparison.is_same
+    (found,) = comparison.differences
+    assert 0 < found.differing <= 2
+    assert found.greatest_absolute is not None
+    assert found.greatest_absolute > 0
+
+
+NP: Any = np  # whose scalar types make arrays of lists, which their stubs do not know
+F = NP.float32
+
+
+def BF16(numbers: list[float]) -> Any:  # noqa: N802
+    return np.array(numbers, ml_dtypes.bfloat16)
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "differing", "absolute", "relative"),
+    [
+        (F([1, 2]), F([1, 2]), 0, 0, 0),
+        (F([1, 2]), F([1, 4]), 1, 2, 0.5),
+        (F([3, -1]), F([0, 1]), 2, 3, INF),
+        (F([NAN, 1]), F([NAN, 1]), 0, 0, 0),
+        (F([NAN, 1]), F([2, 1]), 1, INF, INF),
+        (F([2, 1]), F([NAN, 1]), 1, INF, INF),
+        (F([INF, -INF]), F([INF, INF]), 1, INF, INF),
+        (F([0.0]), F([-0.0]), 1, 0, 0),
+        (F([]), F([]), 0, 0, 0),
+        (NP.float16([1, 2]), NP.float16([1, 2.5]), 1, 0.5, 0.2),
+        (NP.float64([1]), NP.float64([1 + 2**-52]), 1, 2**-52, pytest.approx(2**-52)),
+        (NP.int64([-(2**63)]), NP.int64([2**63 - 1]), 1, float(2**64 - 1), 2.0),
+        (NP.uint8([1, 255]), NP.uint8([2, 1]), 2, 254, 254),
+        (NP.int8([-128]), NP.int8([127]), 1, 255, 255 / 127),
+        (NP.bool_([True, False]), NP.bool_([True, True]), 1, 1, 1),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object), 1, None, None),
+        (BF16([1, 2, NAN]), BF16([1, 3, NAN]), 1, 1, 1 / 3),
+    ],
+)  # fmt: skip
+def test_differences_are_counted_and_measured(
+    tmp_path: Path, one: Any, two: Any, differing: int, absolute: Any, relative: Any
+) -> None:
+    found = difference(tmp_path, one, two)
+    assert found.problem is None
+    assert (found.differing, found.elements) == (differing, one.size)
+    assert (found.greatest_absolute, found.greatest_relative) == (absolute, relative)
+    assert found.is_same == (differing == 0)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "tolerances", "is_same"),
+    [
+        (F([1.5]), F([1]), {"absolute": 0.5}, True),
+        (F([1.5]), F([1]), {"absolute": 0.49}, False),
+        (F([150]), F([100]), {"relative": 0.5}, True),
+        (F([151]), F([100]), {"relative": 0.5}, False),
+        (F([151]), F([100]), {"absolute": 1.0, "relative": 0.5}, True),
+        (F([-0.0]), F([0.0]), {"absolute": 1e-30}, True),
+        (F([NAN]), F([NAN]), {"absolute": 1.0}, True),
+        (F([NAN]), F([1]), {"absolute": 1e30}, False),
+        (F([1]), F([INF]), {"relative": 1e30}, False),
+        (F([INF]), F([INF]), {"relative": 0.1}, True),
+        (NP.int64([105]), NP.int64([100]), {"relative": 0.05}, True),
+    ],
+)
+def test_tolerances_allow_what_they_say(
+    tmp_path: Path, one: Any, two: Any, tolerances: dict[str, float], is_same: bool
+) -> None:
+    assert difference(tmp_path, one, two, **tolerances).is_same == is_same
+
+
+def test_differences_are_those_of_all_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxarchive.runtime.compare._PIECE", 3)
+    one = np.zeros(10, F)
+    two = np.ones(10, F)
+    two[[4, 9]] = [0, 5]
+    found = difference(tmp_path, one, two)
+    assert (found.differing, found.greatest_absolute) == (9, 5)
+
+
+def test_outputs_of_other_names_types_and_shapes_are_told(tmp_path: Path) -> None:
+    assert difference(tmp_path, F([1]), F([[1]])).problem == (
+        "expected the same shape, found [1] and [1, 1]"
+    )
+    assert difference(tmp_path, F([1]), NP.int64([1])).problem == (
+        "expected the same data type, found FLOAT and INT64"
+    )
+    one = saved(constant(F([1])), tmp_path / "one.onnx")
+    two = saved(constant(F([1]), "other"), tmp_path / "two.onnx")
+    comparison = compare(run(one), two)
+    assert [(it.name, it.problem) for it in comparison.differences] == [
+        ("y", "expected an output of both models, found it in the first only"),
+        ("other", "expected an output of both models, found it in the other only"),
+    ]
+    assert not comparison.is_same
+
+
+def test_other_inputs_are_told_and_nothing_is_run(tmp_path: Path) -> None:
+    one = saved(identity(TensorProto.FLOAT, ("n", 3)), tmp_path / "one.onnx")
+    typed = saved(identity(TensorProto.DOUBLE, ("n", 3)), tmp_path / "typed.onnx")
+    shaped = saved(identity(TensorProto.FLOAT, (7, 3)), tmp_path / "shaped.onnx")
+    named = identity(TensorProto.FLOAT, ("n", 3))
+    named.graph.input[0].name = named.graph.node[0].input[0] = "z"
+    expected = {
+        typed: {"x": "expected the same type of input, found tensor(float) and tensor(double)"},
+        shaped: {"x": "the other model does not take it: input 'x': expected shape 7x3, found 1x3"},
+        saved(named, tmp_path / "named.onnx"): {
+            "x": "expected an input of both models, found it in the first only",
+            "z": "expected an input of both models, found it in the other only",
+        },
+    }
+    for other, problems in expected.items():
+        comparison = compare(run(one), other)
+        assert comparison.other is None
+        assert {it.name: it.problem for it in comparison.differences} == problems
+    assert compare(run(one, dims={"n": 7}), shaped).is_same
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, NAN])
+def test_wrong_tolerances_are_told(path: Path, tolerance: float) -> None:
+    with pytest.raises(ValueError, match="expected a tolerance of 0 or more"):
+        compare(run(path), path, absolute=tolerance)

@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.client import HTTPResponse, IncompleteRead
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from chromium import chromium
+from models import (
+    MEASURE_MEMORY,
+    break_local_header,
+    flip_byte,
+    full_model,
+    open_below,
+    run_python,
+    runnable_model,
+)
+
+import onnxarchive
+from onnxarchive.errors import ArchiveError
+from onnxarchive.runtime import netron
+
+HAS_NETRON = importlib.util.find_spec("netron") is not None
+NO_NETRON = "netron, which pip installs, is the page that is served"
+needs_netron = pytest.mark.skipif(not HAS_NETRON, reason=NO_NETRON)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / 'a "model" <b> für Größen.onnxa'
+    onnxarchive.save(runnable_model(), path, assets={"secret.txt": b"secret"})
+    return path
+
+
+@pytest.fixture
+def server(path: Path) -> Iterator[netron.Server]:
+    with netron.serve(path) as server:
+        yield server
+
+
+def get(url: str) -> HTTPResponse:
+    response: HTTPResponse = urllib.request.urlopen(url, timeout=30)
+    return response
+
+
+def read(url: str) -> bytes:
+    with get(url) as response:
+        return response.read()
+
+
+def status_of(url: str) -> int:
+    try:
+        with get(url) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+# What the server gives
+
+
+@needs_netron
+def test_the_model_is_given_as_the_archive_has_it(server: netron.Server, path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        assert read(server.url + "data/model.onnx") == archive.read("__MODEL_PROTO")
+
+
+@needs_netron
+def test_external_data_is_given_by_the_name_that_the_model_has_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True)
+    with onnxarchive.open(path) as archive, netron.serve(path) as server:
+        assert len(archive.sites) > 10
+        for key in archive.sites:
+            with get(f"{server.url}data/{key}?cb=17") as response:
+                assert response.read() == archive.read(key)
+                assert response.headers["Content-Length"] == str(archive.entries[key].nbytes)
+                assert response.headers["Content-Type"] == "application/octet-stream"
+
+
+@needs_netron
+def test_the_page_names_the_archive_and_asks_for_its_model(server: netron.Server) -> None:
+    page = read(server.url).decode()
+    assert '<meta name="file" content="/data/model.onnx">' in page
+    name = "a &quot;model&quot; &lt;b&gt; für Größen.onnxa"
+    assert f'<meta name="name" content="{name}">' in page
+    assert read(server.url + "index.html") == page.encode()
+
+
+@needs_netron
+def test_all_that_the_page_is_made_of_is_given(server: netron.Server) -> None:
+    for name, kind in {
+        "index.js": "text/javascript",
+        "view.js": "text/javascript",
+        "onnx.js": "text/javascript",
+        "grapher.css": "text/css",
+        "favicon.ico": "image/x-icon",
+        "onnx-metadata.json": "application/json",
+    }.items():
+        with get(server.url + name) as response:
+            assert response.headers["Content-Type"] == kind
+            assert len(response.read()) > 100
+
+
+@needs_netron
+def test_the_page_can_reach_nothing_but_the_server_and_reports_nothing(
+    server: netron.Server,
+) -> None:
+    with get(server.url) as response:
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'self';" in policy
+        assert "connect-src 'self';" in policy
+        assert response.headers["Referrer-Policy"] == "no-referrer"
+        assert response.headers["Cache-Control"] == "no-store"
+        page = response.read().decode()
+        assert '<meta name="version" content="0.0.0">' in page
+        assert '<meta name="date"' not in page
+        # Consent to nothing, for this page and not for another Netron on this machine.
+        secret = server.url.rstrip("/").rpartition("/")[2]
+        assert response.headers["Set-Cookie"].startswith(f"consent=0; Path=/{secret}/;")
+
+
+@needs_netron
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data/",
+        "data/missing",
+        "data/__MODEL_PROTO",
+        "data/assets/secret.txt",
+        "data/../index.html",
+        "data/%2e%2e/index.html",
+        "../../../../../../etc/passwd",
+        "%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "server.py",
+        "__pycache__",
+        ".",
+        "/index.html",
+    ],
+)
+def test_nothing_else_is_given(server: netron.Server, name: str) -> None:
+    assert status_of(server.url + name) == 404
+
+
+@needs_netron
+def test_nothing_is_given_to_those_who_do_not_know_the_address(server: netron.Server) -> None:
+    root, secret, _ = server.url.rsplit("/", 2)
+    assert len(secret) >= 20
+    for address in ("", "index.html", "data/model.onnx", f"{secret[:-1]}/", f"{secret[:-1]}x/"):
+        assert status_of(f"{root}/{address}") == 404
+    assert status_of(server.url) == 200
+
+
+@needs_netron
+def test_two_servers_have_different_secrets_and_ports(path: Path) -> None:
+    with netron.serve(path) as one, netron.serve(path) as other:
+        assert one.url.split("/")[2] != other.url.split("/")[2]
+        assert one.url.split("/")[3] != other.url.split("/")[3]
+
+
+@needs_netron
+def test_a_weight_whose_bytes_have_changed_is_not_given(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries["layer_0_weight"]
+    flip_byte(path, entry.data_offset + 5)
+    faults: list[ArchiveError] = []
+    with netron.serve(path, on_fault=faults.append) as server:
+        with pytest.raises(IncompleteRead):
+            read(server.url + "data/layer_0_weight")
+        assert status_of(server.url + "data/model.onnx") == 200
+    (fault,) = faults
+    assert fault.rule == "ZIP-15"
+    assert str(fault).startswith(f"{path}: entry 'layer_0_weight': ")
+
+
+@needs_netron
+def test_a_weight_whose_local_header_is_wrong_is_not_given(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        break_local_header(path, archive.entries["layer_0_weight"])
+    faults: list[ArchiveError] = []
+    with netron.serve(path, on_fault=faults.append) as server:
+        assert status_of(server.url + "data/layer_0_weight") == 500
+    assert [str(fault).startswith(f"{path}: ") for fault in faults] == [True]
+
+
+@needs_netron
+def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with onnxarchive.open(path) as archive:
+        nbytes = archive.entries["layer_0_weight"].nbytes
+    faults: list[ArchiveError] = []
+    with netron.serve(path, on_fault=faults.append) as server:
+        monkeypatch.setattr(netron, "_TOO_LARGE", nbytes + 1)
+        assert status_of(server.url + "data/layer_0_weight") == 200
+        monkeypatch.setattr(netron, "_TOO_LARGE", nbytes)
+        assert status_of(server.url + "data/layer_0_weight") == 500
+    (fault,) = faults
+    assert isinstance(fault, onnxarchive.UnsupportedFeatureError)
+    assert f"expected less than {nbytes} bytes, the most that a browser takes" in str(fault)
+
+
+@needs_netron
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
+def test_a_large_weight_is_given_without_holding_it_in_memory(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(256 << 20), tmp_path / "m.onnxa")
+    code = f"""
+{MEASURE_MEMORY}
+import urllib.request
+from onnxarchive.runtime import netron
+total = 0
+def ask():
+    global total
+    with urllib.request.urlopen(server.url + "data/layer_0_weight") as response:
+        while piece := response.read(1 << 20):
+            total += len(piece)
+            sample()
+with netron.serve(sys.argv[1]) as server:
+    print(growth(ask) >> 20, total >> 20)
+"""
+    grown, total = map(int, run_python(code, tmp_path / "m.onnxa").split())
+    assert total == 256
+    assert grown < 64
+
+
+@needs_netron
+def test_many_weights_are_given_at_once(path: Path, server: netron.Server) -> None:
+    with onnxarchive.open(path) as archive:
+        expected = bytes(archive.read("layer_0_weight"))
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(read(server.url + "data/layer_0_weight")))
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 16
+
+
+@needs_netron
+def test_a_browser_that_goes_away_ends_nothing(server: netron.Server) -> None:
+    with get(server.url + "data/layer_0_weight") as response:
+        response.read(1)
+    assert status_of(server.url) == 200
+
+
+# How it begins and ends
+
+
+@needs_netron
+def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
+    before = sorted(path.parent.iterdir())
+    threads = threading.active_count()
+    with netron.serve(path) as server:
+        assert server.version
+        assert server.path == str(path)
+        read(server.url + "data/layer_0_weight")
+        address = server.url.split("/")[2]
+    deadline = time.monotonic() + 30
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == threads
+    assert sorted(path.parent.iterdir()) == before
+    if os.path.exists("/proc/self/fd"):
+        assert open_below(path.parent) == []
+    with netron.serve(path, port=int(address.split(":")[1])) as server:
+        assert server.url.split("/")[2] == address
+
+
+@needs_netron
+def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None:
+    port = int(server.url.split("/")[2].split(":")[1])
+    with pytest.raises(OSError, match="in use") as caught:
+        netron.serve(path, port=port)
+    assert caught.value.filename == f"127.0.0.1:{port}"
+    if os.path.exists("/proc/self/fd"):
+        assert len(open_below(path.parent)) == len([server])
+
+
+@needs_netron
+def test_wrong_addresses_and_files_are_told(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a port from 0 to 65535, found 65536"):
+        netron.serve(path, port=65536)
+    with pytest.raises(OSError, match=r"Cannot assign|not valid in its context") as caught:
+        netron.serve(path, host="192.0.2.1")
+    assert caught.value.filename == "192.0.2.1:0"
+    with pytest.raises(FileNotFoundError):
+        netron.serve(tmp_path / "missing.onnxa")
+    (tmp_path / "text").write_text("not an archive")
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="text: "):
+        netron.serve(tmp_path / "text")
+
+
+@needs_netron
+def test_a_host_may_be_a_name_or_of_the_new_protocol(path: Path) -> None:
+    with netron.serve(path, host="localhost") as server:
+        assert server.url.startswith("http://localhost:")
+        assert status_of(server.url) == 200
+    try:
+        server = netron.serve(path, host="::1")
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with server:
+        assert server.url.startswith("http://[::1]:")
+        assert status_of(server.url) == 200
+
+
+def test_without_netron_it_says_what_to_install(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'onnxarchive[view]'")) as caught:
+        netron.serve(path)
+    assert caught.value.name == "netron"
+
+
+def test_another_kind_of_netron_is_told(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "netron"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "index.html").write_text("<html></html>")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(onnxarchive.UnsupportedFeatureError, match="expected Netron's page"):
+        netron.serve(path)
+
+
+# In a browser
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Headless Chromium, which can reach this machine alone."""
+    if not HAS_NETRON:
+        pytest.skip(NO_NETRON)
+    yield from chromium(tmp_path / "profile")
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    return pytest.fail(f"{what} did not appear")
+
+
+def select(browser: Any, css: str) -> list[Any]:
+    return list(browser.find_elements("css selector", css))
+
+
+def show_node(browser: Any, op_type: str) -> None:
+    """Clicks a node of the graph."""
+    texts = wait_for(
+        lambda: [it for it in select(browser, ".node text") if it.text == op_type],
+        f"a node {op_type}",
+    )
+    texts[0].click()
+    wait_for(lambda: "INPUTS" in sidebar(browser), "the properties of the node")
+
+
+def sidebar(browser: Any) -> str:
+    return "\n".join(it.text for it in select(browser, ".sidebar"))
+
+
+def shown_values(browser: Any, weight: str) -> str:
+    """Expands a weight in the sidebar and then its tensor, and gives what is written there."""
+    value = wait_for(
+        lambda: [
+            it
+            for it in select(browser, ".sidebar .sidebar-item-value")
+            if re.search(rf"^name: {re.escape(weight)}$", it.text, re.MULTILINE)
+        ],
+        f"the weight {weight}",
+    )[0]
+    expanders = value.find_elements("css selector", ".sidebar-item-value-expander")
+    expanders[0].click()
+    for index in (0, 1):  # the weight's properties may come with the tensor closed or open
+        buttons = value.find_elements("css selector", ".sidebar-item-value-button")
+        if not value.find_elements("css selector", "pre") and buttons:
+            buttons[min(index, len(buttons) - 1)].click()
+    texts = wait_for(
+        lambda: [it.text for it in value.find_elements("css selector", "pre") if len(it.text) > 3],
+        f"the values of {weight}",
+    )
+    return str(texts[0])
+
+
+def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
+    browser: Any, path: Path
+) -> None:
+    weight = onnx.numpy_helper.to_array(runnable_model().graph.initializer[0])
+    with netron.serve(path) as server:
+        browser.get(server.url)
+        show_node(browser, "MatMul")
+        labels = {it.text for it in select(browser, "#canvas text, svg text")}
+        assert {"MatMul", "Add", "x", "y"} <= labels
+        assert browser.title == path.name
+        text = shown_values(browser, "layer.0/weight")
+        numbers = np.array(re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", text), np.float32)
+        np.testing.assert_array_equal(numbers[:16], weight[0])
+        np.testing.assert_array_equal(numbers[: weight.size], weight.reshape(-1)[: numbers.size])
+        addresses = browser.execute_script(
+            "return performance.getEntriesByType('resource').map(it => it.name)"
+        )
+        assert f"{server.url}data/layer_0_weight" in {it.split("?")[0] for it in addresses}
+        assert all(it.startswith(server.url) for it in addresses)
+        assert [it["message"] for it in browser.get_log("browser")] == []
+
+
+def test_a_browser_shows_no_values_of_a_weight_that_has_changed(browser: Any, path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        flip_byte(path, archive.entries["layer_0_weight"].data_offset + 5)
+    faults: list[ArchiveError] = []
+    with netron.serve(path, on_fault=faults.append) as server:
+        browser.get(server.url)
+        show_node(browser, "MatMul")
+        assert shown_values(browser, "layer.0/weight") == "Tensor data is empty."
+    assert [fault.rule for fault in faults] == ["ZIP-15"]
