@@ -9,12 +9,17 @@ README.md, beside this file, says what the reader prints.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import io
 import json
 import os
+import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 SUITE = Path(__file__).resolve().parent
+RECIPES = SUITE.parent / "tools"
+# Beside large vectors that are complete: what they were made from.
+MADE_FROM = "made-from"
 ENTRY_FIELDS = ("name", "header_offset", "data_offset", "nbytes", "crc32")
 TENSOR_FIELDS = ("key", "name", "data_type", "dims", "sha256")
 
@@ -48,7 +56,82 @@ class ReaderError(Exception):
     """There is no such command, or it cannot be run."""
 
 
+class RecipeError(Exception):
+    """The large vectors cannot be made."""
+
+
+class Processes:
+    """Runs commands, each with what it starts, and can end all that are running."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_over = False
+
+    def run(self, words: Sequence[str], timeout: float) -> tuple[int, bytes, bytes]:
+        """Runs one command; gives its exit status and what it printed.
+
+        Raises:
+            OSError: It does not start.
+            subprocess.TimeoutExpired: It took too long, and was ended.
+        """
+        with self._lock:
+            if self._is_over:
+                raise ReaderError("interrupted")
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        try:
+            with process:
+                try:
+                    output, errors = process.communicate(timeout=timeout)
+                except BaseException:
+                    _end(process)
+                    raise
+            return process.returncode, output, errors
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def end(self) -> None:
+        """Ends those that are running, and lets no other begin."""
+        with self._lock:
+            self._is_over = True
+            for process in self._running:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    except OSError:  # it has ended by itself
+        pass
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the suite and gives the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # readers print anything
+    try:
+        return run_suite(argv)
+    except RecipeError as error:
+        print(f"the large vectors cannot be made: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def run_suite(argv: Sequence[str] | None) -> int:
     """Runs the suite; gives 0 when everything passed, 1 when something failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,9 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--built", type=Path, metavar="DIR", help="where large vectors are kept (a temporary one)"
     )
     arguments = parser.parse_args(argv)
-    command = shlex.split(arguments.reader)
+    try:
+        command = words_of(arguments.reader)
+    except ValueError as error:
+        parser.error(f"--reader: expected words as a shell has them, found {error}")
     if not any("{archive}" in word for word in command):
         parser.error("--reader: expected {archive} where the path goes, found none")
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        parser.error(f"--json: expected a file in a directory that is there, {arguments.json}")
     vectors: list[dict[str, Any]] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
     chosen = [
         vector
@@ -84,9 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with folder_of_large(arguments.built) as built:
             if any(vector.get("large") for vector in chosen):
                 make_large(vectors, built)
-            task = partial(run, command, arguments.timeout, built)
-            with ThreadPoolExecutor(max(1, arguments.jobs)) as executor:
-                results = list(executor.map(task, chosen))
+            results = run_all(command, chosen, built, arguments.timeout, arguments.jobs)
     except ReaderError as error:
         parser.error(str(error))
     for result in results:
@@ -99,7 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if arguments.json is not None:
         text = json.dumps([asdict(result) for result in results], indent=1)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        try:
+            arguments.json.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            parser.error(f"--json: {error}")
     return 1 if counts["failed"] else 0
 
 
@@ -113,8 +202,27 @@ def folder_of_large(kept: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
+def words_of(command: str) -> list[str]:
+    """The words of a command as a shell of this system has them.
+
+    Raises:
+        ValueError: A quotation does not end.
+    """
+    if os.name != "nt":
+        return shlex.split(command)
+    # There a backslash is one, and quotation marks stay where they are.
+    return [
+        word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'" else word
+        for word in shlex.split(command, posix=False)
+    ]
+
+
 def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
-    """Makes the large vectors, unless they are there."""
+    """Makes the large vectors, unless those of the same recipes are there.
+
+    Raises:
+        RecipeError: They cannot be made.
+    """
     wanted = [
         vector[field]
         for vector in vectors
@@ -122,40 +230,100 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
         for field in ("file", "expected")
         if field in vector
     ]
-    if not all((built / file).exists() for file in wanted):
-        print("making the large vectors, which takes a minute", file=sys.stderr)
-        recipe = SUITE.parent / "tools" / "vectors.py"
-        subprocess.run([sys.executable, recipe, "--large", built], check=True)
+    marker, made_from = built / MADE_FROM, digest_of_recipes()
+    is_marked = marker.is_file() and marker.read_bytes() == made_from.encode()
+    if is_marked and all((built / file).exists() for file in wanted):
+        return
+    print("making the large vectors, which takes a minute", file=sys.stderr)
+    try:
+        marker.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, RECIPES / "vectors.py", "--large", built],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="backslashreplace").strip().splitlines()
+            raise RecipeError("; ".join([f"exit status {done.returncode}", *said[-1:]]))
+        marker.write_text(made_from, encoding="ascii")
+    except OSError as error:
+        raise RecipeError(str(error)) from error
 
 
-def run(command: Sequence[str], timeout: float, built: Path, vector: dict[str, Any]) -> Result:
+def digest_of_recipes() -> str:
+    """The SHA-256 of the manifest and of all that vectors are made by."""
+    digest = hashlib.sha256()
+    for path in (SUITE / "manifest.json", *sorted(RECIPES.glob("vector*.py"))):
+        data = path.read_bytes()
+        digest.update(b"%d %s %d\n" % (len(path.name), path.name.encode(), len(data)))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def run_all(
+    command: Sequence[str],
+    chosen: Sequence[dict[str, Any]],
+    built: Path,
+    timeout: float,
+    jobs: int,
+) -> list[Result]:
+    """Gives vectors to the reader, some at once, and ends what is running if it is interrupted."""
+    processes = Processes()
+    task = partial(run, processes, command, timeout, built)
+    with ThreadPoolExecutor(max(1, jobs)) as executor:
+        try:
+            return list(executor.map(task, chosen))
+        except BaseException:
+            processes.end()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run(
+    processes: Processes,
+    command: Sequence[str],
+    timeout: float,
+    built: Path,
+    vector: dict[str, Any],
+) -> Result:
     """Gives one vector to the reader and compares what it prints."""
     with at_path(vector, built) as path:
         if path is None:
             return Result(vector["name"], "passed over", "this system cannot make such a file")
         words = [word.replace("{archive}", str(path)) for word in command]
         try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
-            )
+            status, output, errors = processes.run(words, timeout)
         except subprocess.TimeoutExpired:
             return Result(vector["name"], "failed", f"took more than {timeout:g} seconds")
         except OSError as error:
             raise ReaderError(f"the reader does not start: {error}") from error
-    said = done.stderr.decode(errors="replace").strip()
-    said = f"; standard error: {said[-2000:]}" if said else ""
-    if done.returncode != 0:
-        return Result(vector["name"], "failed", f"exit status {done.returncode}{said}")
+    if status != 0:
+        outcome, reason = "failed", f"exit status {status}"
+    else:
+        try:
+            outcome, reason = judge(vector, output, built)
+        except RecursionError:
+            outcome, reason = "failed", "expected one JSON object, found one nested too deep"
+    said = errors.decode(errors="backslashreplace").strip()
+    if outcome == "failed" and said:
+        reason += f"; standard error: {said[-2000:]}"
+    return Result(vector["name"], outcome, reason)
+
+
+def judge(vector: dict[str, Any], output: bytes, built: Path) -> tuple[str, str]:
+    """The outcome of what a reader printed, and the reason where it is not passed."""
     try:
-        printed = json.loads(done.stdout)
-    except ValueError as error:
-        return Result(vector["name"], "failed", f"expected one JSON object, {error}{said}")
+        printed = json.loads(output.decode("utf-8"))
+    except ValueError as error:  # no UTF-8, no JSON, or a number of too many digits
+        return "failed", f"expected one JSON object, {error}"
     if not isinstance(printed, dict):
-        return Result(vector["name"], "failed", f"expected one JSON object, found another{said}")
+        return "failed", "expected one JSON object, found another"
     if printed.get("accepted") is None and vector.get("large"):
-        return Result(vector["name"], "passed over", str(printed.get("message")))
+        return "passed over", str(printed.get("message"))
     reason = difference(vector, printed, built)
-    return Result(vector["name"], "failed" if reason else "passed", reason + said if reason else "")
+    return ("failed", reason) if reason else ("passed", "")
 
 
 @contextmanager
@@ -221,16 +389,31 @@ def expectation(vector: dict[str, Any], built: Path) -> dict[str, Any]:
 
 
 def ordered(given: dict[str, Any], fields: Sequence[str]) -> list[Any]:
-    """The values of an entry or tensor; numbers may have been printed as strings."""
+    """The values of an entry or tensor, as they are compared.
+
+    Raises:
+        ValueError: A number is none, or dims are no list.
+    """
     values = []
     for field in fields:
         value = given[field]
         if field == "dims":
-            value = [int(dim) for dim in value]
+            if not isinstance(value, list):
+                raise ValueError(f"expected dims in a list, found {value!r}")
+            value = [number(dim) for dim in value]
         elif field not in ("name", "key", "sha256"):
-            value = int(value)
+            value = number(value)
         values.append(value)
     return values
+
+
+def number(value: Any) -> int:
+    """A number that was printed as such, or as a string of decimal digits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch("[0-9]+", value):
+        return int(value)
+    raise ValueError(f"expected a number, found {value!r}")
 
 
 def first_difference(expected: list[Any], found: list[Any]) -> str:

@@ -8,15 +8,17 @@ whoever looks at a view.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, naming
+from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, naming, shown
 from onnxarchive.files import MappedFile
 from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+_MAX_SHOWN_OWNERS = 8  # of a name, in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,13 @@ def read_contents(
     if bounds is None:
         return Contents((), (), None, {})
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
-    keys.check_names([entry.name for entry in listed.entries], report)
+    names = [item.name if item.is_utf8 else None for item in listed.listed]
+    keys.check_names(names, report, are_all=listed.is_whole)
     model = _read_model(file, listed.entries, report, max_model_nbytes)
     sites: Mapping[str, Site] = {}
     if model is not None:
-        sizes = {entry.name: entry.nbytes for entry in listed.entries if keys.is_key(entry.name)}
-        sites = proto.check_references(model, sizes, report)
+        sizes = {item.name: item.nbytes for item in listed.listed if keys.is_key(item.name)}
+        sites = proto.check_references(model, sizes, report, are_all=listed.is_whole)
     return Contents(listed.entries, listed.records, model, sites)
 
 
@@ -80,11 +84,12 @@ def _read_model(
     entry = next((entry for entry in entries if entry.name == MODEL_PROTO), None)
     if entry is None:
         return None
-    if entry.nbytes > max_model_nbytes:
+    if entry.nbytes > min(max_model_nbytes, MAX_MODEL_NBYTES):
+        expected = f"at most {MAX_MODEL_NBYTES} bytes"
+        if entry.nbytes <= MAX_MODEL_NBYTES:
+            expected = f"at most the {max_model_nbytes} bytes that the caller allows"
         report.broken(
-            "MODEL-2",
-            f"expected at most {max_model_nbytes} bytes, found {entry.nbytes}",
-            entry=entry.name,
+            "MODEL-2", f"expected {expected}, found {entry.nbytes} bytes", entry=entry.name
         )
         return None
     data = file.read(entry.data_offset, entry.nbytes)
@@ -109,6 +114,54 @@ def check_local_header(
     """Compares an entry's local header with its directory record."""
     header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     directory.check_local_header(header, entry, record, report)
+
+
+def check_data(
+    file: MappedFile,
+    entries: Iterable[Entry],
+    sites: Mapping[str, Site],
+    report: Report,
+    progress: Progress | None,
+) -> None:
+    """Reads every entry once, in pieces, for the rules that need bytes.
+
+    Args:
+        file: The archive.
+        entries: Its entries.
+        sites: The tensor of each key.
+        report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
+        progress: Called with the bytes done and the bytes in all.
+    """
+    entries = tuple(entries)
+    counter = Counter(progress, sum(entry.nbytes for entry in entries))
+    for entry in entries:
+        pieces = _summed(file, entry, report)
+        site = sites.get(entry.name)
+        checksum = None
+        if site is not None:
+            checksum = tensors.checksum(site.tensor)
+            if tensors.array_type(site.tensor) is not None:
+                pieces = tensors.checked(site, pieces, report, entry=entry.name)
+        sha1 = hashlib.sha1(usedforsecurity=False)
+        for piece in counter(pieces):
+            if checksum is not None:
+                sha1.update(piece)
+        if checksum not in (None, sha1.hexdigest()):
+            report.broken(
+                "DATA-6",
+                f"{site}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+                entry=entry.name,
+            )
+
+
+def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
+    """The bytes of an entry in pieces; its CRC-32 is compared behind the last."""
+    crc32 = nbytes = 0
+    for piece in file.pieces(entry.data_offset, entry.nbytes):
+        crc32 = writer.crc32(piece, crc32)
+        nbytes += len(piece)
+        yield memoryview(piece)
+    check_crc32(entry, nbytes, crc32, report)
 
 
 class Archive:
@@ -180,7 +233,7 @@ class Archive:
         """
         entry = self._entries.get(name)
         if entry is None:
-            raise self._not_found(f"expected the name of an entry, found {name!r}")
+            raise self._not_found(f"expected the name of an entry, found {shown(name)}")
         view = self.file.view()
         if name not in self._compared:
             with naming(self.path):
@@ -205,29 +258,30 @@ class Archive:
         """
         site = self.sites.get(key)
         if site is None:
-            raise self._not_found(f"expected the key of a tensor, found {key!r}")
+            raise self._not_found(f"expected the key of a tensor, found {shown(key)}")
         data_type = dtypes.BY_NUMBER[site.tensor.data_type]
         return dtypes.as_array(self.read(key), data_type, site.tensor.dims)
 
     def verify(self, progress: Progress | None = None) -> None:
-        """Reads every entry and compares its local header and CRC-32 with the directory.
+        """Reads every entry and holds it against the rules that need its local header and bytes.
+
+        These are what opening has not seen: local header and CRC-32 are those of the directory,
+        a SHA-1 that the tensor states is that of its bytes, unused bits are zero, and booleans 0
+        or 1. An archive that opens and passes breaks no rule.
 
         Args:
             progress: Called with the bytes done and the bytes in all, after every few MiB.
 
         Raises:
-            ChecksumError: Bytes of an entry have changed.
-            ArchiveFormatError: A local header does not match the directory.
+            ChecksumError: Bytes of an entry have changed (ZIP-15, DATA-6).
+            ArchiveFormatError: A local header does not match the directory, or bytes are none that
+                the tensor may have (TENSOR-4, TENSOR-5).
         """
-        counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
         with naming(self.path):
             for name, entry in self._entries.items():
                 check_local_header(self.file, entry, self._records[name], Report())
-                crc32 = nbytes = 0
-                for piece in counter(self.file.pieces(entry.data_offset, entry.nbytes)):
-                    crc32 = writer.crc32(piece, crc32)
-                    nbytes += len(piece)
-                check_crc32(entry, nbytes, crc32, Report())
+                self._compared.add(name)
+            check_data(self.file, self._entries.values(), self.sites, Report(), progress)
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""
@@ -312,7 +366,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             except ValueError as error:
                 raise ArchiveFormatError(
                     f"{site}: expected a data type and a shape that an array can have, found data "
-                    f"type {tensor.data_type} and dims {list(tensor.dims[: dtypes.MAX_RANK + 1])}"
+                    f"type {tensor.data_type} and dims {shown(tensor.dims)}"
                 ) from error
 
     def __iter__(self) -> Iterator[str]:
@@ -335,12 +389,17 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def _why_not(self, name: str) -> str:
         if name not in self._ambiguous:
-            return f"expected the name of an initializer, found {name!r}"
+            return f"expected the name of an initializer, found {shown(name)}"
+        sites = self._ambiguous[name]
         owners = ", ".join(
             f"tensor({self._keys[site.path]!r})" if site.path in self._keys else f"model.{site}"
-            for site in self._ambiguous[name]
+            for site in islice(sites, _MAX_SHOWN_OWNERS)
         )
-        return f"expected the name of one initializer, found several of {name!r}: take {owners}"
+        more = f" or one of {len(sites)} in all" if len(sites) > _MAX_SHOWN_OWNERS else ""
+        return (
+            f"expected the name of one initializer, found several of {shown(name)}: take "
+            f"{owners}{more}"
+        )
 
 
 class Assets(Mapping[str, memoryview]):
@@ -353,7 +412,7 @@ class Assets(Mapping[str, memoryview]):
     def __getitem__(self, path: str) -> memoryview:
         name = ASSET_PREFIX + path
         if name not in self._archive.entries:
-            raise self._archive._not_found(f"expected the path of an asset, found {path!r}")
+            raise self._archive._not_found(f"expected the path of an asset, found {shown(path)}")
         return self._archive.read(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 # Rules about a CRC-32 and about a SHA-1.
@@ -24,7 +24,6 @@ MENDED_RULES = frozenset(
         "DATA-3",
         "KEY-1",
         "MODEL-1",
-        "NAME-1",
         "ZIP-12",
         "ZIP-13",
         "ZIP-14",
@@ -43,7 +42,10 @@ __all__ = [
     "UnsupportedFeatureError",
     "describe",
     "naming",
+    "shown",
 ]
+
+_MAX_SHOWN = 100  # characters of a value in a message
 
 
 class ArchiveError(Exception):
@@ -113,6 +115,37 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
+def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
+    """`value` as messages show it: its `repr`, or about the first 100 characters of that.
+
+    What a file holds may be of any size. Of numbers at most as many are looked at as are shown.
+
+    Args:
+        value: A name, a location, some bytes, or the numbers of a list.
+        in_ascii: Whether letters that are not ASCII are shown by their number.
+    """
+    if not isinstance(value, str | bytes):
+        return _shown_numbers(value)
+    form = ascii if in_ascii else repr
+    count = min(len(value), _MAX_SHOWN)
+    while len(form(value[:count])) > 2 * _MAX_SHOWN:  # letters that no one can see take up to ten
+        count //= 2
+    if count == len(value):
+        return form(value)
+    unit = "characters" if isinstance(value, str) else "bytes"
+    return f"{form(value[:count])}... ({len(value)} {unit})"
+
+
+def _shown_numbers(numbers: Iterable[int]) -> str:
+    text = ""
+    for number in numbers:
+        if len(text) > _MAX_SHOWN:
+            text += ", ..."
+            break
+        text += f", {number}" if text else f"{number}"
+    return f"[{text}]"
+
+
 class Report:
     """What becomes of a broken rule. This one raises it: a reader stops at the first."""
 
@@ -129,5 +162,5 @@ class Report:
             ArchiveFormatError: Any other rule.
         """
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
-        subject = "" if entry is None else f"entry {entry!r}: "
+        subject = "" if entry is None else f"entry {shown(entry)}: "
         raise kind(subject + message, rule=rule, entry=entry)

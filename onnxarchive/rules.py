@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 from onnxarchive.archive import (
     MAX_MODEL_NBYTES,
-    Contents,
-    check_crc32,
+    check_data,
     check_local_header,
     read_contents,
 )
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files import MappedFile
-from onnxarchive.model import tensors
-from onnxarchive.zipformat import writer
-from onnxarchive.zipformat.writer import Counter, Progress
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.zipformat.writer import Progress
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+MAX_FINDINGS = 1000  # of one rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +82,40 @@ class Finding:
         return rules()[self.rule].severity
 
     def __str__(self) -> str:
-        subject = "" if self.entry is None else f"entry {self.entry!r}: "
+        subject = "" if self.entry is None else f"entry {shown(self.entry)}: "
         return f"{self.rule}: {subject}{self.message}"
 
 
 class _Findings(Report):
-    """Keeps broken rules instead of raising them."""
+    """Keeps broken rules instead of raising them, of each rule a limited number."""
 
     def __init__(self) -> None:
-        self.list: list[Finding] = []
+        self._kept: list[Finding] = []
+        self._counts: Counter[str] = Counter()
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        self.list.append(Finding(rule, entry, message))
+        finding = Finding(rule, entry, message)
+        # The model's CRC-32 is compared before it is parsed, and with those of the other entries.
+        if (rule, entry) == ("ZIP-15", MODEL_PROTO) and finding in self._kept:
+            return
+        self._counts[rule] += 1
+        if self._counts[rule] <= MAX_FINDINGS:
+            self._kept.append(finding)
+
+    @property
+    def list(self) -> list[Finding]:
+        """What was found, and for each rule that was broken more often, how often."""
+        more = (
+            Finding(
+                rule,
+                None,
+                f"expected at most {MAX_FINDINGS} findings of one rule, found "
+                f"{count - MAX_FINDINGS} more",
+            )
+            for rule, count in self._counts.items()
+            if count > MAX_FINDINGS
+        )
+        return [*self._kept, *more]
 
 
 def check(
@@ -113,7 +136,9 @@ def check(
 
     Returns:
         Every broken rule, in the order in which a reader comes upon them; nothing for a sound
-        archive.
+        archive. Of each rule there are at most 1,000 findings (`MAX_FINDINGS`); where it is broken
+        more often, one more at the end says how many are left out. Names and values of the file
+        are cut to about 100 characters in messages.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -128,34 +153,5 @@ def check(
         for entry, record in zip(contents.entries, contents.records, strict=True):
             check_local_header(file, entry, record, findings)
         if full:
-            _check_data(file, contents, findings, progress)
+            check_data(file, contents.entries, contents.sites, findings, progress)
     return findings.list
-
-
-def _check_data(
-    file: MappedFile, contents: Contents, report: Report, progress: Progress | None
-) -> None:
-    """Reads every entry once, for ZIP-15, DATA-6, TENSOR-4 and TENSOR-5."""
-    counter = Counter(progress, sum(entry.nbytes for entry in contents.entries))
-    for entry in contents.entries:
-        site = contents.sites.get(entry.name)
-        pieces: Iterator[memoryview] = map(memoryview, file.pieces(entry.data_offset, entry.nbytes))
-        checksum = None
-        if site is not None:
-            checksum = tensors.checksum(site.tensor)
-            if tensors.stored_type(site.tensor) is not None:
-                pieces = tensors.checked(site, pieces, report, entry=entry.name)
-        sha1 = hashlib.sha1(usedforsecurity=False)
-        crc32 = nbytes = 0
-        for piece in counter(pieces):
-            crc32 = writer.crc32(piece, crc32)
-            nbytes += len(piece)
-            if checksum is not None:
-                sha1.update(piece)
-        check_crc32(entry, nbytes, crc32, report)
-        if checksum not in (None, sha1.hexdigest()):
-            report.broken(
-                "DATA-6",
-                f"expected the checksum {checksum}, found {sha1.hexdigest()}",
-                entry=entry.name,
-            )

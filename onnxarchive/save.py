@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import mmap
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, spool
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
@@ -277,12 +278,14 @@ def given_data(data: Data) -> Data:
 
 def _asset_name(path: str) -> str:
     name = ASSET_PREFIX + path
-    if not keys.is_asset_name(name):
+    if keys.is_asset_name(name):
+        return name
+    if keys.is_asset_name(unicodedata.normalize("NFC", name)):
         raise ValueError(
-            "expected the path of an asset relative and plain, without '..', backslash, colon and "
-            f"control characters, found {path!r}"
+            f"expected the path of an asset in {keys.ASSET_FORM}, found "
+            f"{shown(path, in_ascii=True)}; give unicodedata.normalize('NFC', path)"
         )
-    return name
+    raise ValueError(f"expected the path of an asset as {keys.PLAIN_PATH}, found {shown(path)}")
 
 
 def plan_archive(

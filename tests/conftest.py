@@ -18,16 +18,20 @@ COUNTS = (
     "mutated files",
     "readers compared",
     "archives read by other tools",
+    "accepted that should be refused",
 )
+# What a run is to have none of is counted also where it made a test fail.
+ALSO_OF_FAILED = COUNTS[-1:]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what was counted by the tests that passed."""
+    """Prints what was counted by the tests that passed, and what made others fail."""
     counts: Counter[str] = Counter()
-    for report in terminalreporter.getreports("passed"):
-        for name, value in report.user_properties:
-            if name in COUNTS and isinstance(value, int):
-                counts[name] += value
+    for outcome, names in (("passed", COUNTS), ("failed", ALSO_OF_FAILED)):
+        for report in terminalreporter.getreports(outcome):
+            for name, value in report.user_properties:
+                if name in names and isinstance(value, int):
+                    counts[name] += value
     if counts:
         terminalreporter.section("counts")
         for name in COUNTS:

@@ -20,6 +20,9 @@ from onnxarchive.zipformat.layout import Placement
 
 LARGE = (1 << 32) + 5  # bytes, all zero
 LARGE_CRC32 = 0xB1C2A1A3
+# Those of the external attributes that may change: a regular file or one of no type, its
+# permissions, and what MS-DOS calls read-only, hidden, system and archive.
+EXTERNAL_BITS = 0x8FFF0027
 
 
 @dataclass(frozen=True)
@@ -123,20 +126,21 @@ def free_bits(archive: Pieces) -> set[tuple[int, int]]:
     """
     start, tail = archive.parts[-1]
     end = len(tail) - 22
-    version_made_by = []
+    free = []  # offset, bits
     count, _, directory_offset = struct.unpack_from("<HII", tail, end + 10)
     if directory_offset == 0xFFFFFFFF:
         record = end - 20 - 56
-        version_made_by.append(record + 12)
+        free.append((record + 12, 0xFFFF))  # version made by
         count, _, directory_offset = struct.unpack_from("<3Q", tail, record + 32)
     position = directory_offset - start
-    attributes = []
     for _ in range(count):
         assert tail[position : position + 4] == b"PK\x01\x02"
-        version_made_by.append(position + 4)
-        attributes.append(position + 38)
+        free.append((position + 4, 0x00FF))  # version made by
+        free.append((position + 38, EXTERNAL_BITS))
         position += 46 + sum(struct.unpack_from("<3H", tail, position + 28))
-    free = {(start + at, bit) for at in version_made_by for bit in range(16)}
-    # Without bit 31 a regular file is one of no type. Bits 3 and 4 make it something else.
-    free |= {(start + at, bit) for at in attributes for bit in {*range(28), 31} - {3, 4}}
-    return {(offset + bit // 8, bit % 8) for offset, bit in free}
+    return {
+        (start + at + bit // 8, bit % 8)
+        for at, bits in free
+        for bit in range(32)
+        if bits >> bit & 1
+    }

@@ -227,3 +227,17 @@ def test_a_model_of_onnx_ir_is_saved_with_the_archive_s_assets(
 def test_onnx_s_own_functions_come_without_them(archive: Path, tmp_path: Path) -> None:
     onnx.save(onnx.load(archive), tmp_path / "out.onnxa")
     assert _assets(tmp_path / "out.onnxa") == {}
+
+
+def test_an_asset_whose_path_is_not_composed_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = "e\u0301/labels.txt"
+    with pytest.raises(ValueError, match=r"found 'e\\u0301/.*unicodedata.normalize\('NFC', path\)"):
+        onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={path: b""})
+    normalized = unicodedata.normalize("NFC", path)
+    onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={normalized: b""})
+    assert onnxarchive.check(tmp_path / "m.onnxa") == []
+
+
+def test_an_asset_of_a_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="semicolon.*found 'a;1'"):
+        onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={"a;1": b""})

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +31,11 @@ SUITE = ROOT / "conformance"
 RUNNER = SUITE / "run.py"
 VECTORS: list[dict[str, Any]] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
 STAGES = ("open", "header", "data")
+
+# Rules about the frame of the file; all others are about an entry.
+RULES_WITHOUT_ENTRY = {"FILE-1", *(f"ZIP-{it}" for it in range(1, 6))} | {
+    f"ZIP64-{it}" for it in range(1, 4)
+}
 
 SMALL = [vector for vector in VECTORS if "file" in vector and not vector.get("large")]
 LARGE = [vector for vector in VECTORS if vector.get("large")]
@@ -91,29 +101,60 @@ def read_everything(archive: Archive) -> None:
         archive.read(name)
 
 
-def refused_at(path: Path) -> tuple[str, str | None]:
-    """The stage at which opening and reading refuse a file, and the rule."""
+def refused_at(path: Path) -> tuple[str, ArchiveError | None]:
+    """The first of opening, reading and verifying that refuses a file, by stage, and the error."""
+    stage = "open"
     try:
-        archive = onnxarchive.open(path)
-    except ArchiveError as error:
-        return "open", error.rule
-    with archive:
-        try:
+        with onnxarchive.open(path) as archive:
+            stage = "header"
             read_everything(archive)
-        except ArchiveError as error:
-            return "header", error.rule
-    return "data", None
+            stage = "data"
+            archive.verify()
+    except ArchiveError as error:
+        return stage, error
+    return "none", None
 
 
-def assert_refused(vector: dict[str, Any], path: Path, *, full: bool) -> None:
-    stage, rule = refused_at(path)
-    findings = onnxarchive.check(path, full=full)
+def assert_tells(vector: dict[str, Any], rule: str, entry: str | None, message: str) -> None:
+    """An error or a finding says what was expected, what was found, and of which entry."""
+    assert "expected" in message, message
+    assert "found" in message, message
+    has_entry = rule not in RULES_WITHOUT_ENTRY and vector["name"] != "no-entries"
+    assert not has_entry or entry is not None, f"{rule}: {message}"
+
+
+def assert_refused(
+    vector: dict[str, Any],
+    path: Path,
+    record_property: Callable[[str, object], None],
+    *,
+    full: bool = True,
+) -> None:
+    """Requires that a vector is refused, when and by what it should be.
+
+    Args:
+        full: Whether also the full check is tried, which reads every byte.
+    """
+    stage, error = refused_at(path)
+    checks = {False: onnxarchive.check(path, full=False)}
+    if full:
+        checks[True] = onnxarchive.check(path, full=True)
+    is_accepted = error is None or (full and not checks[True])
+    record_property("accepted that should be refused", int(is_accepted))
+    assert error is not None
     assert stage == vector["stage"]
-    if stage != "data":
-        assert rule in vector["rules"]
-    found = {finding.rule for finding in findings}
-    assert found & set(vector["rules"])
-    assert all(finding.rule in rules() and finding.message for finding in findings)
+    assert error.rule in vector["rules"]
+    assert error.rule is not None
+    assert_tells(vector, error.rule, error.entry, error.message)
+    for is_full, findings in checks.items():
+        assert all(finding.rule in rules() and finding.message for finding in findings)
+        named = [finding for finding in findings if finding.rule in vector["rules"]]
+        if stage == "data" and not is_full:
+            assert findings == []
+        else:
+            assert named != []
+        for finding in named:
+            assert_tells(vector, finding.rule, finding.entry, finding.message)
 
 
 def assert_accepted(expected: dict[str, Any], path: Path) -> None:
@@ -145,30 +186,46 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
 
 
 @pytest.mark.parametrize("vector", SMALL, ids=[vector["name"] for vector in SMALL])
-def test_library_gives_the_verdict_of_the_manifest(vector: dict[str, Any]) -> None:
+def test_library_gives_the_verdict_of_the_manifest(
+    vector: dict[str, Any], record_property: Callable[[str, object], None]
+) -> None:
     path = SUITE / vector["file"]
     if vector["accepted"]:
         assert onnxarchive.check(path, full=True) == []
         assert_accepted(vector, path)
     else:
-        assert_refused(vector, path, full=True)
+        assert_refused(vector, path, record_property)
 
 
-def test_library_gives_the_verdict_of_the_manifest_on_large_vectors(large: Path) -> None:
+def test_library_gives_the_verdict_of_the_manifest_on_large_vectors(
+    large: Path, record_property: Callable[[str, object], None]
+) -> None:
     for vector in LARGE:
         path = large / vector["file"]
         if vector["accepted"]:
             assert onnxarchive.check(path) == [], vector["name"]
             assert_accepted(json.loads((large / f"{vector['name']}.json").read_bytes()), path)
         else:
-            assert_refused(vector, path, full=False)
+            assert vector["stage"] != "data"
+            assert_refused(vector, path, record_property, full=False)
+
+
+def runner() -> ModuleType:
+    """run.py as a module."""
+    spec = importlib.util.spec_from_file_location("conformance_run", RUNNER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # which dataclasses look for
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
 def large() -> Iterator[Path]:
     """The folder of the large vectors."""
     with tempfile.TemporaryDirectory() as folder:
-        recipe.write_large(Path(folder))
+        runner().make_large(VECTORS, Path(folder))
         yield Path(folder)
 
 
@@ -209,6 +266,7 @@ def test_independent_reader_passes_the_suite(
     built = request.getfixturevalue("large") if part == "large" else tmp_path
     done = run_suite(command, "--built", str(built), SIZES[part])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "making" not in done.stderr  # those of the fixture were taken
     count, passed = re.findall(
         r"^(\d+) vectors: (\d+) passed, 0 failed, 0 passed over", done.stdout
     )[0]
@@ -216,6 +274,7 @@ def test_independent_reader_passes_the_suite(
         int(count) == int(passed) == (len(LARGE) if part == "large" else len(VECTORS) - len(LARGE))
     )
     record_property("vectors given to independent readers", int(passed))
+    record_property("accepted that should be refused", int(count) - int(passed))
 
 
 def scripted(tmp_path: Path, program: str) -> str:
@@ -232,15 +291,26 @@ def scripted(tmp_path: Path, program: str) -> str:
         ("print(json.dumps({'accepted': None, 'message': 'no'}))", "expected to be"),
         ("print('no JSON')", "expected one JSON object"),
         ("print('[]')", "expected one JSON object"),
+        ("print('[' * 100_000)", "nested too deep"),
+        ("print('{\"accepted\": ' + '[' * 900 + ']' * 900 + '}')", "to be"),
+        ('print(\'{"accepted": NaN, "rule": 1e400}\')', "expected to be"),
+        ("print('9' * 5000)", "expected one JSON object"),
+        ("sys.stdout.buffer.write('{\"accepted\": false}'.encode('utf-16'))", "expected one JSON"),
+        ('sys.stdout.buffer.write(b\'{"accepted": "\\xff"}\')', "expected one JSON object"),
+        ('print(\'{"accepted": true, "message": "\\\\ud800 \\\\u00e9"}\')', r"\ud800 \xe9"),
         ("sys.exit('broken')", "exit status 1; standard error: broken"),
         ("time.sleep(60)", "took more than"),
     ],
 )
-def test_runner_fails_a_reader_that_is_wrong(program: str, reason: str, tmp_path: Path) -> None:
+def test_runner_fails_a_reader_that_is_wrong(
+    program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     arguments = ["--only", "comment-is", "--timeout", "3"]
     done = run_suite(scripted(tmp_path, program), *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert reason.lower() in done.stdout.lower()
+    assert done.stderr == ""
     assert re.search(r"vectors: 0 passed, [1-9]\d* failed", done.stdout)
 
 
@@ -254,6 +324,17 @@ def test_runner_fails_a_reader_that_is_wrong(program: str, reason: str, tmp_path
         ("printed['tensors'].append(printed['tensors'][0])", "tensors: expected"),
         ("del printed['tensors'][0]['name']", "expected entries and tensors in the form"),
         ("printed['entries'] = 1", "expected entries and tensors in the form"),
+        ("printed['tensors'][0]['key'] = []", "expected entries and tensors in the form"),
+        ("printed['entries'][0]['crc32'] = '9' * 5000", "expected entries and tensors in the form"),
+        *(
+            (f"printed{place} = {value}", "expected a number")
+            for place in ("['entries'][0]['data_offset']", "['tensors'][0]['dims'][0]")
+            for value in (
+                *("64.5", "64.0", "True", "None", "1e400", "'64 '", "'+64'", "'6_4'", "'64\\n'"),
+                *("''", "'0x40'", "'\u0666\u0664'", "[64]"),
+            )
+        ),
+        ("printed['tensors'][0]['dims'] = '23'", "expected dims in a list"),
     ],
 )
 def test_runner_compares_what_an_accepting_reader_found(
@@ -263,11 +344,28 @@ def test_runner_compares_what_an_accepting_reader_found(
     printed = {"accepted": True, "entries": plain["entries"], "tensors": plain["tensors"]}
     right = f"printed = {printed!r}\n"
     program = "print(json.dumps(printed))\n"
-    done = run_suite(scripted(tmp_path, right + program), "--only", "file-link")
-    assert done.returncode == 0, done.stdout
     done = run_suite(scripted(tmp_path, right + change + "\n" + program), "--only", "file-link")
     assert done.returncode == 1
     assert difference in done.stdout
+
+
+def test_runner_takes_numbers_also_as_strings_of_digits(tmp_path: Path) -> None:
+    plain = next(vector for vector in VECTORS if vector["name"] == "plain")
+    entries = [
+        {key: str(it) if isinstance(it, int) else it for key, it in entry.items()}
+        for entry in plain["entries"]
+    ]
+    tensors = [
+        {**it, "dims": [f"0{dim}" for dim in it["dims"]], "data_type": str(it["data_type"])}
+        for it in plain["tensors"]
+    ]
+    for printed in (
+        {"accepted": True, "entries": plain["entries"], "tensors": plain["tensors"]},
+        {"accepted": True, "entries": entries, "tensors": tensors},
+    ):
+        program = f"print(json.dumps({printed!r}))"
+        done = run_suite(scripted(tmp_path, program), "--only", "file-link")
+        assert done.returncode == 0, done.stdout
 
 
 def test_runner_writes_the_results_down(tmp_path: Path) -> None:
@@ -286,6 +384,8 @@ def test_runner_writes_the_results_down(tmp_path: Path) -> None:
         (["--reader", "cat"], "expected {archive}"),
         (["--reader", "cat {archive}", "--only", "no such vector"], "no vector"),
         (["--reader", os.path.join("no", "such", "command") + " {archive}"], "does not start"),
+        (["--reader", "cat '{archive}"], "--reader: expected words as a shell has them"),
+        (["--reader", "cat {archive}", "--json", os.path.join("no", "such", "file")], "--json: "),
     ],
 )
 def test_runner_called_wrongly_says_so(arguments: list[str], message: str) -> None:
@@ -298,3 +398,154 @@ def test_runner_called_wrongly_says_so(arguments: list[str], message: str) -> No
     )
     assert done.returncode == 2
     assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_command_is_cut_into_words_as_the_system_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words_of = runner().words_of
+    assert words_of("a 'b c' d\\ e {archive}") == ["a", "b c", "d e", "{archive}"]
+    monkeypatch.setattr(os, "name", "nt")
+    words = words_of(r'"C:\a b\reader.exe" C:\new --check {archive} "{archive}"')
+    assert words == [r"C:\a b\reader.exe", r"C:\new", "--check", "{archive}", "{archive}"]
+
+
+# The runner and the large vectors
+
+
+@pytest.fixture
+def fake_recipe(tmp_path: Path) -> Path:
+    """A suite of one large vector, with its runner and recipe, which says how often it was run."""
+    folder = tmp_path / "suite"
+    for name in ("conformance", "tools"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(RUNNER, folder / "conformance" / "run.py")
+    vector = {"name": "big", "about": "", "file": "big.onnxa", "accepted": False, "large": True}
+    text = json.dumps({"version": 1, "vectors": [{**vector, "rules": ["ZIP-1"], "stage": "open"}]})
+    (folder / "conformance" / "manifest.json").write_text(text)
+    write_recipe(folder, "(folder / 'big.onnxa').write_text('1')")
+    return folder
+
+
+def write_recipe(suite: Path, then: str) -> None:
+    (suite / "tools" / "vectors.py").write_text(
+        "import pathlib, sys\nfolder = pathlib.Path(sys.argv[2])\n"
+        f"folder.mkdir(exist_ok=True)\n{then}\n"
+    )
+
+
+def run_fake(suite: Path, built: Path) -> subprocess.CompletedProcess[str]:
+    program = "print(json.dumps({'accepted': None, 'message': open(path).read()}))"
+    return subprocess.run(
+        [
+            *(sys.executable, suite / "conformance" / "run.py", "--built", built),
+            *("--reader", scripted(suite, program)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_large_vectors_are_kept_until_their_recipes_change(
+    fake_recipe: Path, tmp_path: Path
+) -> None:
+    built = tmp_path / "built"
+    assert "passed over: big: 1\n" in run_fake(fake_recipe, built).stdout
+    again = run_fake(fake_recipe, built)
+    assert (again.returncode, again.stderr) == (0, "")
+    write_recipe(fake_recipe, "(folder / 'big.onnxa').write_text('2')")
+    assert "passed over: big: 2\n" in run_fake(fake_recipe, built).stdout
+    (fake_recipe / "tools" / "vector_other.py").write_text("")
+    assert "making" in run_fake(fake_recipe, built).stderr
+    (built / "big.onnxa").unlink()
+    assert "making" in run_fake(fake_recipe, built).stderr
+    assert run_fake(fake_recipe, built).stderr == ""
+
+
+def test_large_vectors_that_were_not_made_to_the_end_are_not_kept(
+    fake_recipe: Path, tmp_path: Path
+) -> None:
+    built = tmp_path / "built"
+    assert run_fake(fake_recipe, built).returncode == 0
+    before = (fake_recipe / "tools" / "vectors.py").read_text()
+    write_recipe(
+        fake_recipe, "(folder / 'big.onnxa').write_text('3')\nraise OSError('disk é full')"
+    )
+    done = run_fake(fake_recipe, built)
+    assert done.returncode == 2
+    making, line = done.stderr.splitlines()
+    assert making.startswith("making")
+    assert line.startswith("the large vectors cannot be made: exit status 1; OSError: disk")
+    (fake_recipe / "tools" / "vectors.py").write_text(before)
+    assert "passed over: big: 1\n" in run_fake(fake_recipe, built).stdout
+
+
+def test_a_place_for_large_vectors_that_is_none_is_told_in_a_line(
+    fake_recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = run_fake(fake_recipe, tmp_path / "file")
+    assert done.returncode == 2
+    assert "the large vectors cannot be made: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# The runner, interrupted
+
+
+def is_running(process: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# A reader that starts another process, and both take long.
+SLEEPER = """
+import subprocess, os
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+log = open({log!r}, "a")
+log.write(f"{{os.getpid()}}\\n{{child.pid}}\\n")
+log.close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_interrupted_the_runner_ends_in_a_line_with_all_readers(tmp_path: Path) -> None:
+    log = tmp_path / "processes"
+    reader = scripted(tmp_path, SLEEPER.format(log=str(log)))
+    # Where tests run in the background, this signal may be ignored, which is inherited.
+    heeding = (
+        "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", heeding, str(RUNNER), "--reader", reader, "--no-large"]
+    with subprocess.Popen(
+        [*command, "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        wait_until(lambda: log.exists() and log.read_text().count("\n") == 4)
+        running.send_signal(signal.SIGINT)
+        output, errors = running.communicate(timeout=60)
+    assert (running.returncode, output, errors) == (130, "", "interrupted\n")
+    processes = [int(line) for line in log.read_text().split()]
+    assert len(processes) == 4
+    wait_until(lambda: not any(map(is_running, processes)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_reader_that_takes_too_long_ends_with_what_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "processes"
+    reader = scripted(tmp_path, SLEEPER.format(log=str(log)))
+    done = run_suite(reader, "--only", "file-link", "--timeout", "3")
+    assert "took more than 3 seconds" in done.stdout
+    wait_until(lambda: not any(is_running(int(line)) for line in log.read_text().split()))

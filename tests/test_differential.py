@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import shutil
+import struct
 import subprocess
 import zipfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import differential
 import onnx
 import pytest
 from differential import Accepted, compare, differences, make_archives, read_by_library
-from zip_readers import READERS, Extracted, Reader, ReaderError
+from zip_readers import READERS, Extracted, Reader, ReaderError, output_of
 
 import onnxarchive
 from onnxarchive.zipformat import layout
@@ -91,6 +93,40 @@ def test_the_archives_made_are_worth_a_look(tmp_path: Path) -> None:
     assert any(entry.nbytes == 0 and "/" in entry.name for entry in entries)
     assert not all(entry.name.isascii() for entry in entries)
     assert b"PK\5\6" in (tmp_path / "zips.onnxa").read_bytes()[:-22]
+
+
+# What the specification leaves free
+
+
+def test_the_free_fields_tried_are_all_of_their_bits(tmp_path: Path) -> None:
+    differential.write_free_fields(tmp_path / "free.onnxa")
+    with zipfile.ZipFile(tmp_path / "free.onnxa") as file:
+        infos = file.infolist()
+    assert {info.create_version for info in infos} == set(range(256))
+    assert {info.create_system for info in infos} == {3}
+    attributes = {info.external_attr for info in infos}
+    assert {bits & 0xFFFF for bits in attributes} == {it for it in range(0x28) if it & 0x18 == 0}
+    assert {bits >> 28 for bits in attributes} == {0, 8}
+    assert {1 << bit for bit in range(12)} | {0, 0o7777} <= {it >> 16 & 0xFFF for it in attributes}
+
+
+@pytest.fixture(scope="module")
+def zip64_end(tmp_path_factory: pytest.TempPathFactory) -> Accepted:
+    """An archive with a Zip64 end record, made by what nothing is made by."""
+    path = tmp_path_factory.mktemp("archives") / "zip64.onnxa"
+    differential.write_zip64_made_by(path, 0xFFFF)
+    assert path.read_bytes()[-98:][:14] == struct.pack("<4sQH", b"PK\6\6", 44, 0xFFFF)
+    with onnxarchive.open(path) as archive:
+        entries = [
+            Extracted(name, entry.nbytes, entry.crc32, sha256(archive.read(name)).hexdigest())
+            for name, entry in archive.entries.items()
+        ]
+    return Accepted(path, entries)
+
+
+def test_a_zip64_end_record_made_by_anything_is_listed(zip64_end: Accepted, reader: Reader) -> None:
+    found = reader.read(zip64_end.path, None)
+    assert list(differences(reader, zip64_end.entries, found)) == []
 
 
 # What readers find differently is told
@@ -196,30 +232,6 @@ def test_a_reader_shows_no_crc32_if_that_is_said_of_it(reader: Reader, tmp_path:
         assert found == {None}
 
 
-def test_a_reader_composes_names_if_that_is_said_of_it(reader: Reader, tmp_path: Path) -> None:
-    archive = saved(tmp_path / "model.onnxa", {"e\u0301": b"some data"})
-    names = [entry.name for entry in reader.read(archive.path, tmp_path)]
-    assert names == [
-        "assets/\u00e9" if reader.composes_names else "assets/e\u0301",
-        "__MODEL_PROTO",
-    ]
-
-
-@pytest.mark.parametrize("name", ["bsdtar", "bsdtar-pipe"])
-def test_two_forms_of_a_name_are_one_file_for_a_reader_that_composes(
-    name: str, tmp_path: Path
-) -> None:
-    reader = installed(name)
-    archive = saved(tmp_path / "model.onnxa", {"e\u0301": b"one", "\u00e9": b"two"})
-    (limit,) = reader.limits
-    assert limit.applies(archive.entries)
-    found = compare(reader, [archive], tmp_path)
-    assert (found.archives, found.differences) == (0, [])
-    assert found.skipped == [f"model.onnxa: {limit.reason}"]
-    unlimited = dataclasses.replace(reader, limits=())
-    assert compare(unlimited, [archive], tmp_path).differences != []
-
-
 @pytest.mark.parametrize(
     ("nbytes", "is_misread"), [(0xFFFFFFFE, False), (0xFFFFFFFF, True), (0x100000000, False)]
 )
@@ -257,6 +269,18 @@ def test_archives_are_cut_into_batches_by_number_and_by_size(
     found = list(differential.batches(archives))
     assert [len(batch) for batch in found] == [2, 1, 1, 2]
     assert [archive for batch in found for archive in batch] == archives
+
+
+def test_dashes_are_no_end_of_a_header_of_7z(tmp_path: Path) -> None:
+    # 7-Zip shows the path of the archive above a line of dashes, and behind it such attributes.
+    reader = installed("7z")
+    archive = saved(tmp_path / "----------", {"file": b"some data", "other": b"more"})
+    data = bytearray(archive.path.read_bytes())
+    (position,) = struct.unpack_from("<I", data, len(data) - 6)
+    struct.pack_into("<I", data, position + 38, 0o100000 << 16)
+    archive.path.write_bytes(data)
+    assert "\nAttributes =  ----------\n" in output_of("7z", "l", "-slt", archive.path)
+    assert reader.read(archive.path, tmp_path) == accepted(archive.path).entries
 
 
 # The command

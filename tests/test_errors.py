@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from onnxarchive.errors import (
     Report,
     TensorNotFoundError,
     naming,
+    shown,
 )
 from onnxarchive.rules import rules
 
@@ -56,3 +58,36 @@ def test_errors_survive_pickling_whole() -> None:
     error.path = "file"
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.rule, copy.entry, copy.path) == (str(error), "ZIP-1", "w", "file")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("w", "'w'"),
+        ("a'b\n", repr("a'b\n")),
+        (b"\xff", "b'\\xff'"),
+        ("x" * 100, repr("x" * 100)),
+        ("x" * 1_000_000, repr("x" * 100) + "... (1000000 characters)"),
+        (b"x" * 101, repr(b"x" * 100) + "... (101 bytes)"),
+        ("\U000e0001" * 100, repr("\U000e0001" * 12) + "... (100 characters)"),
+        ([], "[]"),
+        ((1, -2), "[1, -2]"),
+        ([7] * 1_000_000, "[" + "7, " * 34 + "...]"),
+        ([(1 << 63) - 1] * 64, "[" + "9223372036854775807, " * 5 + "...]"),
+    ],
+    ids=lambda it: str(it)[:20],
+)
+def test_a_value_of_a_file_is_shown_up_to_some_hundred_characters(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_letters_can_be_shown_by_their_numbers() -> None:
+    assert shown("e\u0301", in_ascii=True) == "'e\\u0301'"
+    assert shown("e\u0301") == repr("e\u0301")
+
+
+def test_a_long_entry_is_named_by_its_beginning() -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        Report().broken("ZIP-1", "expected this, found that", entry="x" * 60_000)
+    assert caught.value.entry == "x" * 60_000
+    assert len(str(caught.value)) < 200

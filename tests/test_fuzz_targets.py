@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +96,42 @@ def test_an_input_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture
         path.write_bytes(data)
         assert fuzz.main(["archive", "--reproduce", str(path)]) == 0
         assert capsys.readouterr().out == verdict
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = [tmp_path / "input", tmp_path / "temporary"]
+    before[0].write_bytes(fuzz.archives()[-1])
+    before[1].mkdir()
+    done = subprocess.run(
+        [sys.executable, fuzz.__file__, "archive", "--reproduce", before[0]],
+        env={**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(before[1]))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "accepted\n"), done.stderr
+    assert list(before[1].iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "vector", ["bool-2", "unused-bits-int4", "external-data-checksum", "crc", "plain"]
+)
+def test_what_the_data_of_tensors_breaks_is_found_anew(
+    vector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fuzz.VECTORS / f"{vector}.onnxa"
+    assert fuzz.is_archive(path) is (vector == "plain")
+    if vector not in ("crc", "plain"):
+        monkeypatch.setattr(fuzz, "_broken_by_data", lambda model, data: set())
+    elif vector == "plain":
+        monkeypatch.setattr(fuzz, "_broken_by_data", lambda model, data: {"TENSOR-5"})
+    else:
+        return
+    with pytest.raises(fuzz.DisagreementError):
+        fuzz.is_archive(path)
 
 
 def test_a_missing_fuzzer_is_said(

@@ -31,7 +31,8 @@ def _found(path: Path, *, full: bool = True) -> list[str]:
     findings = onnxarchive.check(path, full=full)
     for finding in findings:
         assert finding.rule in rules()
-        assert finding.message
+        assert "expected" in finding.message
+        assert "found" in finding.message
         assert finding.severity == "error"
     # Header and CRC-32 of the model are looked at on opening, too.
     refused = {
@@ -227,6 +228,8 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("ZIP-11", "link", _in_record("w", 38, "<I", 0o120777 << 16)),
     ("ZIP-11", "directory", _in_record("w", 38, "<I", 0o040755 << 16 | 0x10)),
     ("ZIP-11", "volume label", _in_record("w", 38, "<I", 0x08)),
+    ("ZIP-11", "made by NTFS", _in_record("w", 4, "<H", 0x0A2D)),
+    ("ZIP-11", "reparse point", _in_record("w", 38, "<I", 0x0400)),
     ("ZIP-11", "internal", _in_record("w", 36, "<H", 1)),
     ("ZIP-12", "comment", _add_to_record(32, b"cat")),
     ("ZIP-13", "unknown field", _add_to_record(30, b"\x75\x70\0\0")),
@@ -258,8 +261,8 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("ALIGN-2", "too large", _in_header("v", 35, "<H", 1 << 15)),
     ("ALIGN-3", "not zero", _in_header("w", 37, "<B", 1)),
     ("NAME-1", "not UTF-8", _in_both("w", 46, 30, "<B", 0xFF)),
-    ("NAME-1", "NUL", _in_both("w", 46, 30, "<B", 0)),
-    ("NAME-1", "slash", _in_both("w", 46, 30, "<B", ord("/"))),
+    ("KEY-1", "NUL", _in_both("w", 46, 30, "<B", 0)),
+    ("KEY-1", "slash", _in_both("w", 46, 30, "<B", ord("/"))),
     ("NAME-2", "same name", _in_both("w", 46, 30, "<B", ord("v"))),
     ("NAME-2", "same name in capitals", _in_both("w", 46, 30, "<B", ord("V"))),
     ("KEY-1", "reserved", _swap_names),
@@ -317,7 +320,13 @@ ARCHIVES: list[tuple[list[str], str, onnx.ModelProto | bytes, dict[str, bytes]]]
     ([], "checksum", _referring(checksum=hashlib.sha1(b"x" * 16).hexdigest()), {"w": b"x" * 16}),
     ([], "bools", _referring(BOOLS), {"w": b"\0\1" * 8}),
     ([], "odd", _referring(ODD), {"w": b"\xff" * 15 + b"\x0f"}),
-    (["NAME-1"], "name", model_of(), {"a.b": b""}),
+    (["KEY-1"], "name", model_of(), {"a.b": b""}),
+    (["KEY-1"], "no name", model_of(), {"": b""}),
+    (["KEY-1"], "folder", model_of(), {"a/b": b""}),
+    (["KEY-1"], "entry of a folder", model_of(), {"dir/": b""}),
+    (["KEY-1"], "parent", model_of(), {"..": b""}),
+    (["ASSET-1"], "version", model_of(), {"assets/a;1": b""}),
+    (["ASSET-1"], "not composed", model_of(), {"assets/e\u0301": b""}),
     (["DATA-2"], "unused", model_of(), {"a": b""}),
     (["KEY-1"], "reserved", model_of(), {"__OTHER": b""}),
     (["KEY-1"], "assets", model_of(), {"Assets": b""}),
@@ -331,9 +340,9 @@ ARCHIVES: list[tuple[list[str], str, onnx.ModelProto | bytes, dict[str, bytes]]]
     (["DATA-1", "DATA-2"], "location", model_of(external(raw_tensor("w"), "x")), {"w": bytes(16)}),
     (["DATA-1"], "path", model_of(external(raw_tensor("w"), "../w")), {}),
     (["DATA-3"], "shared", model_of(*[external(raw_tensor("w"), "w")] * 2), {"w": bytes(16)}),
-    (["DATA-4", "DATA-2"], "unknown pair", _referring(x=1), {"w": bytes(16)}),
+    (["DATA-4"], "unknown pair", _referring(x=1), {"w": bytes(16)}),
     (["DATA-5"], "offset", _referring(offset=1), {"w": bytes(16)}),
-    (["DATA-5", "DATA-2"], "no offset", _referring(offset="+0"), {"w": bytes(16)}),
+    (["DATA-5"], "no offset", _referring(offset="+0"), {"w": bytes(16)}),
     (["DATA-5"], "length", _referring(length=15), {"w": bytes(16)}),
     (["DATA-6"], "checksum", _referring(checksum="0" * 40), {"w": bytes(16)}),
     (
@@ -424,8 +433,8 @@ def _write_sparse(path: Path, name: bytes, nbytes: int, header: bytes | None = N
 def test_a_model_of_two_gib_breaks_a_rule_and_is_not_read(path: Path) -> None:
     _write_sparse(path, b"__MODEL_PROTO", 1 << 31)
     assert _found(path, full=False) == ["MODEL-2"]
-    with pytest.raises(ArchiveFormatError, match="MODEL-2"):
-        onnxarchive.open(path)
+    with pytest.raises(ArchiveFormatError, match=r"at most 2147483647 bytes.*\[MODEL-2\]"):
+        onnxarchive.open(path, max_model_nbytes=10)
 
 
 def test_a_model_of_more_bytes_than_the_caller_allows_is_refused_and_not_read(path: Path) -> None:
@@ -433,7 +442,8 @@ def test_a_model_of_more_bytes_than_the_caller_allows_is_refused_and_not_read(pa
         nbytes = archive.entries["__MODEL_PROTO"].nbytes
     onnxarchive.open(path, max_model_nbytes=nbytes).close()
     assert onnxarchive.check(path, max_model_nbytes=nbytes) == []
-    with pytest.raises(ArchiveFormatError, match=f"at most {nbytes - 1} bytes, found {nbytes}"):
+    message = f"at most the {nbytes - 1} bytes that the caller allows, found {nbytes} bytes"
+    with pytest.raises(ArchiveFormatError, match=message):
         onnxarchive.open(path, max_model_nbytes=nbytes - 1)
     (finding,) = onnxarchive.check(path, max_model_nbytes=nbytes - 1)
     assert finding.rule == "MODEL-2"
@@ -548,6 +558,30 @@ def test_data_is_read_under_full_alone(path: Path) -> None:
     assert f"{entry.crc32:#010x}" in finding.message
     with onnxarchive.open(path) as archive, pytest.raises(ChecksumError):
         archive.verify()
+
+
+@pytest.mark.parametrize(
+    ("expected", "model", "entries"),
+    [(it[0], it[2], it[3]) for it in ARCHIVES if {rules()[id].seen for id in it[0]} <= {"data"}],
+    ids=[
+        f"{'-'.join(it[0])} {it[1]}"
+        for it in ARCHIVES
+        if {rules()[id].seen for id in it[0]} <= {"data"}
+    ],
+)
+def test_verifying_refuses_what_a_full_check_finds(
+    path: Path, expected: list[str], model: onnx.ModelProto, entries: dict[str, bytes]
+) -> None:
+    _write(path, model, **entries)
+    with onnxarchive.open(path) as archive:
+        if not expected:
+            archive.verify()
+            return
+        with pytest.raises(ArchiveFormatError) as caught:
+            archive.verify()
+    assert ([caught.value.rule], caught.value.entry) == (expected, "w")
+    assert caught.value.path == str(path)
+    assert isinstance(caught.value, ChecksumError) == (expected == ["DATA-6"])
 
 
 def test_a_finding_can_be_printed_compared_and_put_in_a_set() -> None:
@@ -681,13 +715,64 @@ def test_any_damage_of_a_model_is_never_a_surprise(
                 archive.read(name)
 
 
-@pytest.mark.parametrize("key", ["location", "offset", "length", "checksum"])
-def test_external_data_that_is_no_text_breaks_a_rule(path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "rules_of_key"),
+    [
+        ("location", ["DATA-1", "DATA-2"]),
+        ("offset", ["DATA-5"]),
+        ("length", ["DATA-5"]),
+        ("checksum", ["DATA-6"]),
+        ("other", ["DATA-4"]),
+    ],
+)
+def test_external_data_that_is_no_text_breaks_the_rule_of_its_key(
+    path: Path, key: str, rules_of_key: list[str]
+) -> None:
     pairs = {"location": "w", key: "MARK"}
     model = model_of(external(raw_tensor("w"), **pairs))
     serialized = model.SerializeToString().replace(b"MARK", b"M\xffRK")
-    found = _found(_write(path, serialized, w=bytes(16)))
-    assert any(rule.startswith("DATA-") for rule in found)
+    assert _found(_write(path, serialized, w=bytes(16))) == rules_of_key
+
+
+# Many findings, and those that only follow from others
+
+
+def test_of_each_rule_a_thousand_findings_are_kept_and_the_others_counted(path: Path) -> None:
+    name = "n" * 10_000
+    tensors = [external(raw_tensor(name, dims=(index,)), "w") for index in range(2500)]
+    _write(path, model_of(*tensors), w=bytes(16))
+    findings = onnxarchive.check(path)
+    assert len(findings) == 2 * 1001
+    for rule, count in (("DATA-3", 2499), ("TENSOR-3", 2499)):
+        of_rule = [finding for finding in findings if finding.rule == rule]
+        assert all(finding.entry == "w" for finding in of_rule[:-1])
+        assert str(of_rule[-1]) == (
+            f"{rule}: expected at most 1000 findings of one rule, found {count - 1000} more"
+        )
+    assert max(len(str(finding)) for finding in findings) < 500
+
+
+def test_a_record_that_cannot_be_read_breaks_no_rule_of_what_refers_to_it(path: Path) -> None:
+    stray = b"\1\0"
+    for damage in (
+        _add_to_record(30, stray),
+        lambda it: it.put(it.records["w"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF),
+        lambda it: it.put(it.records["__MODEL_PROTO"] + 42, "<I", 0xFFFFFFFF),
+        lambda it: it.put(it.records["__MODEL_PROTO"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF),
+        lambda it: it.put(it.records["w"] + 42, "<I", 0xFFFFFFFF),
+    ):
+        onnxarchive.save(_model(), path, assets={"a/b": b"cat"})
+        it = _Bytes(path.read_bytes())
+        damage(it)
+        path.write_bytes(it.data)
+        assert set(_found(path)) - {"ZIP-7"} == {"ZIP-13"}
+
+
+def test_a_broken_crc32_of_the_model_is_one_finding(path: Path) -> None:
+    it = _Bytes(_write(path, model_of()).read_bytes())
+    _in_both("__MODEL_PROTO", 16, 14, "<I", 1)(it)
+    path.write_bytes(it.data)
+    assert _found(path) == ["ZIP-15"]
 
 
 # The table of rules

@@ -16,6 +16,7 @@ import hashlib
 import io
 import os
 import random
+import struct
 import sys
 import tempfile
 import zipfile
@@ -27,7 +28,7 @@ from typing import Final
 import numpy as np
 import onnx
 from onnx import TensorProto
-from zip_readers import READERS, Extracted, Reader, ReaderError, composed
+from zip_readers import READERS, Extracted, Reader, ReaderError
 
 import onnxarchive
 
@@ -41,6 +42,10 @@ COUNTS: Final = (0xFFFE, 0xFFFF)
 # The largest size without Zip64, the smallest with it, and the first that 32 bits do not count.
 LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
+# Permissions: each of the 12 bits alone, none, all, and some with the bits above those of users.
+PERMISSIONS: Final = (0, *(1 << bit for bit in range(12)), 0o7777, 0o4755, 0o2755, 0o1777, 0o644)
+# Times and dates: each of the 16 bits alone, none, all.
+TIMES: Final = (0, *(1 << bit for bit in range(16)), 0xFFFF)
 
 # Bits of an element. The types of less than a byte are packed.
 BIT_WIDTHS: Final[Mapping[int, int]] = {
@@ -69,7 +74,6 @@ NAMES: Final = (
     "quotes'\"`$HOME",
     "con",
     "dot.",
-    "decomposed e\u0301",
     "line\u2028separator",
     "right to left \u202e",
     "no character \uffff \U0010ffff",
@@ -136,6 +140,68 @@ def write_zips(path: Path) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FreeFields:
+    """What the headers of an entry say where a reader accepts anything.
+
+    Attributes:
+        made_by: The lower byte of "version made by".
+        external: The external attributes.
+        time: The modification time, in both headers.
+        date: The modification date, in both headers.
+    """
+
+    made_by: int = 45
+    external: int = 0o100644 << 16
+    time: int = 0
+    date: int = 33
+
+
+def free_fields() -> list[FreeFields]:
+    """What free fields may say: each of their bits, and combinations that mean something."""
+    ms_dos = [bits for bits in range(0x28) if bits & ~0x27 == 0]
+    return [
+        *(FreeFields(made_by=version) for version in range(256)),
+        *(
+            FreeFields(external=(type_ | permissions) << 16 | bits)
+            for type_ in (0, 0o100000)
+            for permissions in PERMISSIONS
+            for bits in ms_dos
+        ),
+        *(FreeFields(time=time) for time in TIMES),
+        *(FreeFields(date=date) for date in TIMES),
+        FreeFields(0xFF, 0o107777 << 16 | 0x27, 0xFFFF, 0xFFFF),
+        FreeFields(0, 0, 0, 0),
+    ]
+
+
+def write_free_fields(path: Path) -> None:
+    """Writes an archive of which each entry has other values in its free fields."""
+    fields = free_fields()
+    assets = {f"free/{index:04}": b"%d" % index for index in range(len(fields) - 1)}
+    onnxarchive.save(model_of([]), path, assets=assets)
+    data = bytearray(path.read_bytes())
+    position: int
+    (position,) = struct.unpack_from("<I", data, len(data) - 6)
+    for values in fields:
+        data[position + 4] = values.made_by
+        struct.pack_into("<I", data, position + 38, values.external)
+        (header_offset,) = struct.unpack_from("<I", data, position + 42)
+        for times in (position + 12, header_offset + 10):
+            struct.pack_into("<HH", data, times, values.time, values.date)
+        position += 46 + sum(struct.unpack_from("<3H", data, position + 28))
+    path.write_bytes(data)
+
+
+def write_zip64_made_by(path: Path, made_by: int) -> None:
+    """Writes an archive whose Zip64 end record says this for "version made by"."""
+    assets = {f"a{index}": b"x" for index in range(COUNTS[-1] - 1)}
+    onnxarchive.save(model_of([]), path, assets=assets)
+    with open(path, "r+b") as file:
+        file.seek(-98 + 12, os.SEEK_END)
+        file.write(struct.pack("<H", made_by))
+
+
 def write_many(path: Path, count: int) -> None:
     """Writes an archive of so many entries."""
     tensors = [
@@ -185,7 +251,8 @@ def make_archives(directory: Path, *, many: bool = False, large: bool = False) -
 
     Args:
         directory: Where to.
-        many: Whether also those with about as many entries as 16 bits count.
+        many: Whether also those with about as many entries as 16 bits count, with and without
+            Zip64.
         large: Whether also those with an entry of about 4 GiB; they are sparse files.
     """
     model_alone, zips = directory / "model_alone.onnxa", directory / "zips.onnxa"
@@ -193,13 +260,17 @@ def make_archives(directory: Path, *, many: bool = False, large: bool = False) -
     write_zips(zips)
     every_name = directory / "every_name.onnxa"
     onnxarchive.save(model_of([]), every_name, assets={name: name.encode() for name in NAMES})
-    made = [model_alone, zips, every_name]
+    made = [model_alone, zips, every_name, directory / "free_fields.onnxa"]
+    write_free_fields(made[-1])
     for seed in SEEDS:
         made.append(directory / f"random_{seed}.onnxa")
         write_random(made[-1], seed)
     for count in COUNTS if many else ():
         made.append(directory / f"entries_{count}.onnxa")
         write_many(made[-1], count)
+    if many:
+        made.append(directory / "zip64_made_by.onnxa")
+        write_zip64_made_by(made[-1], 0xFFFF)
     for nbytes in LARGE_SIZES if large else ():
         made.append(directory / f"bytes_{nbytes}.onnxa")
         write_large(made[-1], nbytes)
@@ -253,10 +324,7 @@ def differences(
     if len(expected) != len(found):
         yield f"expected {len(expected)} entries, found {len(found)}"
     for index, (there, seen) in enumerate(zip(expected, found, strict=False)):
-        name, seen_name = there.name, seen.name
-        if reader.composes_names:
-            name, seen_name = composed(name), composed(seen_name)
-        if name != seen_name:
+        if there.name != seen.name:
             yield f"entry {index}: expected the name {there.name!r}, found {seen.name!r}"
         if there.nbytes != seen.nbytes:
             yield f"{there.name!r}: expected {there.nbytes} bytes, found {seen.nbytes}"

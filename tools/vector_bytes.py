@@ -187,7 +187,6 @@ class Image:
         prefix: Bytes before the first entry.
         before_directory, after_directory, after_zip64, after_locator, after_end: Bytes where an
             archive has none.
-        directory_shift: Added to the offset that the end records state.
     """
 
     entries: list[Entry]

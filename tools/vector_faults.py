@@ -71,9 +71,7 @@ def nonconforming() -> Iterator[Vector]:
 def _bad_framing() -> Iterator[Vector]:
     whole = to_bytes(plain())
     end = len(whole) - 22
-    directory = (
-        len(to_bytes(replace(plain(), end={}))) - 22 - sum(len(it.record) for it in plain().place())
-    )
+    directory = end - sum(len(it.record) for it in plain().place())
 
     yield refused("empty", "A file of no bytes.", "ZIP-2", lambda: b"", "eocd-absent")
     yield refused(
@@ -113,7 +111,7 @@ def _bad_framing() -> Iterator[Vector]:
     yield refused(
         "comment-is-zip",
         "The comment is a whole zip.",
-        "ZIP-5 ZIP-1",
+        "ZIP-5",
         image_with(after_end=to_bytes(archive()), end={"comment_length": len(to_bytes(archive()))}),
         "zip-in-comment",
     )
@@ -131,7 +129,7 @@ def _bad_framing() -> Iterator[Vector]:
     yield refused(
         "stacked",
         "Two archives, one behind the other.",
-        "ZIP-5 ZIP-1",
+        "ZIP-5",
         lambda: whole * 2,
         "stacked",
     )
@@ -155,7 +153,7 @@ def _bad_framing() -> Iterator[Vector]:
     yield refused(
         "prefix",
         "Bytes before the first header, offsets as without them.",
-        "ZIP-5 ZIP-1",
+        "ZIP-5",
         lambda: b"#!/bin/sh\n".ljust(64) + whole,
         "prefix",
     )
@@ -245,7 +243,7 @@ def _bad_framing() -> Iterator[Vector]:
     yield refused(
         "directory-last-record-only",
         "The directory is said to begin with its last record.",
-        "ZIP-1 ZIP-6",
+        "ZIP-1 DATA-1",
         image_with(
             end={
                 "directory_size": last,
@@ -332,8 +330,8 @@ def _bad_zip64_ends() -> Iterator[Vector]:
     )
     yield refused(
         "zip64-locator-in-attributes",
-        "Free bits of the model's attributes and its header offset look like a Zip64 locator.",
-        "ZIP64-1",
+        "The model's attributes and its header offset look like a Zip64 locator.",
+        "ZIP-11",
         _looking_like_a_locator,
         "two-truths",
     )
@@ -429,11 +427,14 @@ def _bad_order() -> Iterator[Vector]:
         lambda: _with_record(Tensor("u"), header_offset=0xFFFF),
         "cd-no-lfh",
     )
-    for name, key in (("another-name", "u"), ("the-same-name", "w")):
+    for name, key, rules in (
+        ("another-name", "u", "ZIP-6"),
+        ("the-same-name", "w", "ZIP-6 NAME-2 DATA-3"),
+    ):
         yield refused(
             f"shared-header-{name}",
             "Two directory records of one local header.",
-            "ZIP-6 NAME-2 DATA-3",
+            rules,
             partial(_with_record, replace(W, key=key), header_offset=0),
             "same-lfh",
         )
@@ -506,13 +507,13 @@ def _quoted() -> Image:
 
 
 def _bad_headers() -> Iterator[Vector]:
-    other: tuple[tuple[str, object, str], ...] = (
+    other: tuple[tuple[str, object, str | None], ...] = (
         ("signature", b"PK\3\5", "cd-no-lfh"),
         ("version_needed", 20, "version-needed"),
         ("flags", 2, "flags-mismatch"),
         ("method", 8, "method-mismatch"),
-        ("time", 1, "time-mismatch"),
-        ("date", 0x22, "time-mismatch"),
+        ("time", 1, None),
+        ("date", 0x22, None),
         ("crc32", 0, "crc-mismatch"),
         ("compressed_size", 23, "size-mismatch"),
         ("uncompressed_size", 23, "size-mismatch"),
@@ -523,7 +524,7 @@ def _bad_headers() -> Iterator[Vector]:
             f"The local header states another {field.replace('_', ' ')}.",
             "ZIP-7",
             entry_with(0, local={field: value}),
-            attack if attack != "time-mismatch" else None,
+            attack,
         )
     yield refused(
         "local-name",
@@ -659,6 +660,10 @@ def _bad_records() -> Iterator[Vector]:
         ("volume-label", {"external_attributes": 0x81A40008}, "dir"),
         ("device", {"external_attributes": 0x21A40000}, "dir"),
         ("internal", {"internal_attributes": 1}, "dir"),
+        ("ntfs", {"version_made_by": 11 << 8 | 20, "external_attributes": 0x81A40400}, "symlink"),
+        ("reparse-point", {"external_attributes": 0x81A40400}, "symlink"),
+        ("amiga", {"version_made_by": 1 << 8 | 20, "external_attributes": 0x89A40000}, "dir"),
+        ("dos", {"version_made_by": 20}, "dir"),
     )
     for name, change, attack in attributes:
         yield refused(
@@ -737,7 +742,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
     yield refused(
         "record-extra-missing",
         "A saturated size, and no Zip64 field.",
-        "ZIP-13 ZIP-6",
+        "ZIP-13",
         entry_with(0, both={"compressed_size": 0xFFFFFFFF, "uncompressed_size": 0xFFFFFFFF}),
         "sentinel-no-extra",
     )
@@ -834,40 +839,41 @@ def _bad_names() -> Iterator[Vector]:
         return source
 
     keys: tuple[tuple[str, bytes, str, str], ...] = (
-        ("digit-first", b"0w", "KEY-1 NAME-1", "path-like"),
-        ("dash", b"w-0", "KEY-1 NAME-1", "path-like"),
-        ("256-bytes", b"k" * 256, "KEY-1 NAME-1", "path-like"),
-        ("reserved", b"__META", "KEY-1 NAME-1", "path-like"),
-        ("assets", b"assets", "KEY-1 NAME-1", "path-like"),
-        ("assets-in-capitals", b"ASSETS", "KEY-1 NAME-1", "path-like"),
-        ("letter-beyond-ascii", "é".encode(), "KEY-1 NAME-1", "control"),
-        ("newline", b"u\n", "KEY-1 NAME-1", "control"),
-        ("nul", b"u\0", "KEY-1 NAME-1", "control"),
-        ("nul-inside", b"u\0.exe", "KEY-1 NAME-1", "control"),
-        ("folder", b"a/w0", "KEY-1 NAME-1", "path-like"),
-        ("parent", b"..", "KEY-1 NAME-1", "path-like"),
-        ("above", b"../w0", "KEY-1 NAME-1", "path-like"),
-        ("absolute", b"/w0", "KEY-1 NAME-1", "path-like"),
-        ("backslash", b"a\\w0", "KEY-1 NAME-1", "path-like"),
-        ("drive", b"C:", "KEY-1 NAME-1", "path-like"),
-        ("dot", b".", "KEY-1 NAME-1", "path-like"),
-        ("empty", b"", "KEY-1 NAME-1", "path-like"),
-        ("directory-entry", b"u/", "KEY-1 NAME-1", "directory"),
-        ("model-in-capitals", b"__model_proto", "KEY-1 NAME-1 NAME-2", "fold-collision"),
+        ("digit-first", b"0w", "KEY-1", "path-like"),
+        ("dash", b"w-0", "KEY-1", "path-like"),
+        ("256-bytes", b"k" * 256, "KEY-1", "path-like"),
+        ("reserved", b"__META", "KEY-1", "path-like"),
+        ("assets", b"assets", "KEY-1", "path-like"),
+        ("assets-in-capitals", b"ASSETS", "KEY-1", "path-like"),
+        ("letter-beyond-ascii", "é".encode(), "KEY-1", "control"),
+        ("newline", b"u\n", "KEY-1", "control"),
+        ("nul", b"u\0", "KEY-1", "control"),
+        ("nul-inside", b"u\0.exe", "KEY-1", "control"),
+        ("folder", b"a/w0", "KEY-1", "path-like"),
+        ("parent", b"..", "KEY-1", "path-like"),
+        ("above", b"../w0", "KEY-1", "path-like"),
+        ("absolute", b"/w0", "KEY-1", "path-like"),
+        ("backslash", b"a\\w0", "KEY-1", "path-like"),
+        ("drive", b"C:", "KEY-1", "path-like"),
+        ("dot", b".", "KEY-1", "path-like"),
+        ("empty", b"", "KEY-1", "path-like"),
+        ("directory-entry", b"u/", "KEY-1", "directory"),
+        ("assets-folder-in-capitals", b"Assets/a", "KEY-1", "path-like"),
+        ("model-in-capitals", b"__model_proto", "KEY-1 NAME-2", "fold-collision"),
     )
     for name, entry_name, rules, attack in keys:
         yield refused(f"name-{name}", "A name that is no key.", rules, named(entry_name), attack)
     yield refused(
         "name-not-utf-8",
         "A name that is not UTF-8, flagged as UTF-8.",
-        "NAME-1 KEY-1",
+        "NAME-1",
         named(b"u\xff\xfe"),
         "utf8",
     )
     yield refused(
         "name-latin-1",
         "A name in Latin-1, not flagged.",
-        "NAME-1 KEY-1 ZIP-9",
+        "NAME-1 ZIP-9",
         named(b"gr\xf6\xdfe", both={"flags": 0}),
         "utf8",
     )
@@ -881,14 +887,14 @@ def _bad_names() -> Iterator[Vector]:
     yield refused(
         "name-surrogate",
         "The name of an asset with a surrogate in UTF-8.",
-        "NAME-1 ASSET-1",
+        "NAME-1",
         lambda: archive(assets=(Entry(b"assets/\xed\xa0\x80"),)),
         "utf8",
     )
     yield refused(
         "name-overlong",
         "The name of an asset with a slash in two bytes.",
-        "NAME-1 ASSET-1",
+        "NAME-1",
         lambda: archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
         "utf8",
     )
@@ -939,13 +945,14 @@ def _bad_names() -> Iterator[Vector]:
         ("c1", "assets/a\x85".encode(), "control"),
         ("component-256", b"assets/" + b"x" * 256, "path-like"),
         ("1025", b"assets/" + b"/".join([b"x" * 255] * 3 + [b"y" * 250]), "path-like"),
-        ("capitals", b"Assets/a", "path-like"),
+        ("version", b"assets/a;1", "path-like"),
+        ("not-composed", "assets/e\u0301".encode(), "utf8"),
     )
     for name, entry_name, attack in assets:
         yield refused(
             f"name-of-asset-{name}",
             "A name that is not that of an asset.",
-            "ASSET-1 NAME-1 KEY-1 ZIP-4",
+            "ASSET-1",
             partial(archive, W, assets=(Entry(entry_name, b"data"),)),
             attack,
         )
@@ -955,9 +962,7 @@ def _bad_models() -> Iterator[Vector]:
     yield refused(
         "no-model", "There is no model.", "MODEL-1", lambda: Image([LABELS]), "model-missing"
     )
-    yield refused(
-        "no-entries", "An empty zip.", "MODEL-1 ZIP-1", lambda: EMPTY_ZIP, "model-missing"
-    )
+    yield refused("no-entries", "An empty zip.", "MODEL-1", lambda: EMPTY_ZIP, "model-missing")
     yield refused(
         "model-first",
         "The model comes before a tensor.",
@@ -1009,7 +1014,7 @@ def _bad_models() -> Iterator[Vector]:
     for name, words, proto, attack in protos:
         yield refused(
             f"model-{name}",
-            f"The model is {words}." if name != "inside" else f"The model has {words}.",
+            f"In the place of a model: {words}.",
             "MODEL-3",
             partial(of_proto, proto, W),
             attack,
@@ -1088,7 +1093,7 @@ def _bad_external_data() -> Iterator[Vector]:
             "ref-elsewhere",
         )
     at = ("location", "w")
-    pairs: tuple[tuple[str, tuple[tuple[str, str], ...], str, str], ...] = (
+    pairs: tuple[tuple[str, tuple[tuple[str, str | bytes], ...], str, str], ...] = (
         ("none", (), "DATA-4 DATA-2", "ext-keys"),
         ("no-location", (("offset", "0"),), "DATA-4 DATA-2", "ext-keys"),
         ("location-twice", (at, at), "DATA-4", "ext-keys"),
@@ -1111,6 +1116,9 @@ def _bad_external_data() -> Iterator[Vector]:
         ("length-other-digits", (at, ("length", "\u0662\u0664")), "DATA-5", "ext-numbers"),
         ("length-2-64", (at, ("length", str(2**64 + 24))), "DATA-5", "ext-numbers"),
         ("checksum", (at, ("checksum", "0" * 40)), "DATA-6", "ext-keys"),
+        ("location-not-utf-8", (("location", b"\xff"),), "DATA-1 DATA-2", "dangling"),
+        ("length-not-utf-8", (at, ("length", b"\xff")), "DATA-5", "ext-numbers"),
+        ("checksum-not-utf-8", (at, ("checksum", b"\xff")), "DATA-6", "ext-keys"),
         ("checksum-empty", (at, ("checksum", "")), "DATA-6", "ext-keys"),
         (
             "checksum-in-capitals",

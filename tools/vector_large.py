@@ -266,18 +266,18 @@ def _bad_zip64() -> Iterator[Vector]:
         "version-needed",
         both={"version_needed": 10},
     )
-    for name, values in (
-        ("missing", ()),
-        ("lying", (8, 8)),
-        ("one-of-two", (size,)),
-        ("too-long", (size, size, 0)),
+    for name, values, rule in (
+        ("missing", (), "ZIP-14"),
+        ("lying", (8, 8), "ZIP64-5"),
+        ("one-of-two", (size,), "ZIP64-5"),
+        ("too-long", (size, size, 0), "ZIP64-5"),
     ):
         field = zip64_field(*values)
         padding = -(30 + 3 + len(field) + 6) % 64
         yield big(
             f"sparse-local-field-{name}",
             "The Zip64 field of the local header does not hold both sizes.",
-            "ZIP64-5 ZIP-14 ZIP-6",
+            rule,
             "extra-length",
             local_extra=field + alignment_extra(64, padding),
         )

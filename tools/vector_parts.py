@@ -50,14 +50,15 @@ class Tensor:
     dims: tuple[int, ...] = (8,)
     data: bytes | Zeros = b"\1\2\3\4\5\6\7\10"
     name: str | None = None
-    pairs: tuple[tuple[str, str], ...] | None = None
+    pairs: tuple[tuple[str, str | bytes], ...] | None = None
     more: bytes = b""
     is_external: bool = True
 
     @property
     def proto(self) -> bytes:
         """The serialized TensorProto."""
-        pairs = (("location", self.key),) if self.pairs is None else self.pairs
+        named = (("location", self.key),)
+        pairs = named if self.pairs is None else self.pairs
         return (
             numbers(1, self.dims)
             + number(2, self.data_type)

@@ -17,7 +17,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +84,6 @@ class Reader:
         read_all: Reads archives in turn.
         package: The npm package that it is, or None.
         hides_crc32: Why it shows no CRC-32, or None where it shows them.
-        composes_names: Whether it gives names in Unicode's composed form (NFC), whatever they are.
         limits: Which archives it cannot read.
     """
 
@@ -94,7 +92,6 @@ class Reader:
     read_all: ReadAll
     package: str | None = None
     hides_crc32: str | None = None
-    composes_names: bool = False
     limits: tuple[Limit, ...] = ()
 
     def missing(self) -> str | None:
@@ -210,7 +207,8 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
     require("Warning" not in tested, "no warning", tested)
     if directory is not None:
         output_of("7z", "x", f"-o{directory}", path)
-    details = output_of("7z", "l", "-slt", path).split("----------\n")[1]
+    # A line of dashes, once: those of an entry without type and permissions are no such line.
+    _, details = output_of("7z", "l", "-slt", path).split("\n----------\n", 1)
     listing: Listing = []
     for block in details.strip().split("\n\n"):
         fields = dict(line.split(" = ", 1) for line in block.split("\n") if " = " in line)
@@ -253,16 +251,12 @@ def file_sha256(path: Path) -> str:
         ReaderError: It is none.
     """
     require(stat.S_ISREG(path.lstat().st_mode), f"{path.name!r} as a regular file", str(path))
+    path.chmod(0o600)  # an archive may say that nobody reads it
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def composed(name: str) -> str:
-    """A name in Unicode's composed form."""
-    return unicodedata.normalize("NFC", name)
 
 
 def files_in(directory: Path) -> list[str]:
@@ -354,10 +348,6 @@ _LISTED_AS_TAR: Final = (
     "bsdtar lists an archive as if it were a tar, which has no CRC-32; it compares those of a zip "
     "with the data as it extracts"
 )
-_TWO_FORMS_OF_A_NAME: Final = Limit(
-    "bsdtar composes names (NFC), and so takes two forms of one name for the same file",
-    lambda entries: len({composed(entry.name) for entry in entries}) < len(entries),
-)
 _SATURATED_SIZE: Final = Limit(
     "unzip takes a size of exactly 0xFFFFFFFF bytes for one that it has yet to find, and the Zip64 "
     "field of the next entry for that",
@@ -371,14 +361,7 @@ READERS: Final[Mapping[str, Reader]] = {
         Reader("unzip", "unzip", extracting(by_unzip), limits=(_SATURATED_SIZE,)),
         Reader("7z", "7z", extracting(by_7z)),
         *(
-            Reader(
-                name,
-                "bsdtar",
-                extracting(read),
-                hides_crc32=_LISTED_AS_TAR,
-                composes_names=True,
-                limits=(_TWO_FORMS_OF_A_NAME,),
-            )
+            Reader(name, "bsdtar", extracting(read), hides_crc32=_LISTED_AS_TAR)
             for name, read in (("bsdtar", by_bsdtar), ("bsdtar-pipe", by_bsdtar_from_a_pipe))
         ),
         Reader("java-file", "java", printing("java", DIRECTORY / "ListZip.java", "file")),

@@ -7,28 +7,35 @@ file there has its key as its name. Names are compared under ASCII down-casing.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
-from onnxarchive.errors import Report
+from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"
 ASSET_PREFIX = "assets/"
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
+# What the path of an asset is (rule ASSET-1), for messages.
+PLAIN_PATH = (
+    "a relative path whose parts have at most 255 bytes and are not '.' or '..', without control "
+    "characters, backslash, colon and semicolon"
+)
+ASSET_FORM = "Normalization Form C of Unicode"
 
 _RESERVED_PREFIX = "__"
 _ASSETS = "assets"  # the folder of the assets, once unzipped
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\:]")
+_NOT_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 # What Windows takes for a device, with any extension and in any case.
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII | re.IGNORECASE)
 
 
 def fold(name: str) -> str:
     """`name` under ASCII down-casing, as names are compared (rule NAME-2)."""
-    return name.translate(_DOWN_CASE)
+    return name.lower() if name.isascii() else name.translate(_DOWN_CASE)
 
 
 _DOWN_CASE = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
@@ -54,7 +61,8 @@ def is_asset_name(name: str) -> bool:
     return (
         name.startswith(ASSET_PREFIX)
         and size <= MAX_ASSET_NAME_SIZE
-        and _CONTROL.search(path) is None
+        and unicodedata.is_normalized("NFC", name)
+        and _NOT_IN_ASSET.search(path) is None
         and all(
             component not in ("", ".", "..") and len(component.encode()) <= MAX_ASSET_COMPONENT_SIZE
             for component in path.split("/")
@@ -101,54 +109,73 @@ def _derive(name: str) -> str:
     return key[:MAX_KEY_SIZE]
 
 
-def check_names(names: Sequence[str], report: Report) -> None:
+def check_names(names: Sequence[str | None], report: Report, *, are_all: bool = True) -> None:
     """Checks the names of an archive's entries.
 
     Args:
-        names: The names, in directory order.
-        report: Takes each broken rule (MODEL-1, NAME-1, NAME-2, KEY-1, ASSET-1).
+        names: The names, in directory order; None for one that is not UTF-8.
+        report: Takes each broken rule (MODEL-1, NAME-2, KEY-1, ASSET-1).
+        are_all: Whether the last of them is known to be that of the last entry.
     """
-    if not names or names[-1] != MODEL_PROTO:
+    if are_all and (not names or names[-1] != MODEL_PROTO):
+        last = names[-1] if names else None
+        found = (
+            "no entry" if not names else "a name that is not UTF-8" if last is None else shown(last)
+        )
         report.broken(
-            "MODEL-1",
-            f"expected {MODEL_PROTO} as the last entry, found "
-            f"{repr(names[-1]) if names else 'no entry'}",
+            "MODEL-1", f"expected {MODEL_PROTO} as the last entry, found {found}", entry=last
         )
     seen: dict[str, str] = {}
+    assets: list[tuple[str, str]] = []
     for name in names:
-        _check_name(name, report)
+        if name is None:
+            continue
         folded = fold(name)
+        if name.startswith(ASSET_PREFIX):
+            if _is_named_as_asset(name, report):
+                # In this order a folder stands directly before all that is in it.
+                assets.append((folded.replace("/", "\0"), name))
+        elif name != MODEL_PROTO and not is_key(name):
+            report.broken(
+                "KEY-1",
+                f"expected a key ([A-Za-z_][A-Za-z0-9_]*) of at most {MAX_KEY_SIZE} bytes that "
+                f"begins with less than two underscores and is not {_ASSETS}, or {MODEL_PROTO}, or "
+                f"a name in {ASSET_PREFIX}, found {shown(name)}",
+                entry=name,
+            )
         if folded in seen:
             report.broken(
                 "NAME-2",
-                f"expected no other entry of this name, found {seen[folded]!r} before it",
+                f"expected no other entry of this name, found {shown(seen[folded])} before it",
                 entry=name,
             )
         seen[folded] = name
-    for folded, name in seen.items():
-        for end in (index for index, letter in enumerate(folded) if letter == "/"):
-            if folded[:end] in seen:
-                report.broken(
-                    "NAME-2",
-                    f"expected no entry named as its folder, found {seen[folded[:end]]!r}",
-                    entry=name,
-                )
+    _check_folders(assets, report)
 
 
-def _check_name(name: str, report: Report) -> None:
-    if name == MODEL_PROTO or is_key(name) or is_asset_name(name):
-        return
-    if name.startswith(ASSET_PREFIX):
-        report.broken("ASSET-1", "expected a plain relative path after assets/", entry=name)
-    elif _KEY.fullmatch(name) is not None:
-        report.broken(
-            "KEY-1",
-            f"expected a key of at most {MAX_KEY_SIZE} bytes that is not reserved",
-            entry=name,
-        )
+def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
+    """Looks for assets that are folders of others. Keys have no folders and are none."""
+    folder: tuple[str, str] | None = None
+    for path, name in sorted(assets):
+        if folder is not None and path.startswith(folder[0] + "\0"):
+            report.broken(
+                "NAME-2",
+                f"expected no entry named as its folder, found {shown(folder[1])}",
+                entry=name,
+            )
+        else:
+            folder = path, name
+
+
+def _is_named_as_asset(name: str, report: Report) -> bool:
+    if is_asset_name(name):
+        return True
+    is_short = len(name) <= MAX_ASSET_NAME_SIZE
+    if is_short and is_asset_name(unicodedata.normalize("NFC", name)):
+        found = shown(name, in_ascii=True)
+        expected = f"a name in {ASSET_FORM}"
     else:
-        report.broken(
-            "NAME-1",
-            f"expected {MODEL_PROTO}, a key ([A-Za-z_][A-Za-z0-9_]*) or a name in {ASSET_PREFIX}",
-            entry=name,
-        )
+        found = shown(name)
+        expected = f"{ASSET_PREFIX} and {PLAIN_PATH}"
+    report.broken("ASSET-1", f"expected {expected}, found {found}", entry=name)
+    return False

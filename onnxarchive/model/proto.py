@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError
+from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError, shown
 from onnxarchive.model import dtypes, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Site
@@ -90,7 +90,11 @@ def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
         )
         return None
     if graphs > 1:
-        report.broken("MODEL-3", f"expected one graph, found {graphs}, which protobuf would merge")
+        report.broken(
+            "MODEL-3",
+            f"expected one graph, found {graphs}, which protobuf would merge",
+            entry=MODEL_PROTO,
+        )
         return None
     return model if _check_required(model, report) else None
 
@@ -101,79 +105,105 @@ def _check_required(model: onnx.ModelProto, report: Report) -> bool:
         report.broken(
             "MODEL-3",
             f"expected a model with ir_version and graph, found no {' and no '.join(missing)}",
+            entry=MODEL_PROTO,
         )
     return not missing
 
 
 def check_references(
-    model: onnx.ModelProto, sizes: Mapping[str, int], report: Report
+    model: onnx.ModelProto,
+    sizes: Mapping[str, int | None],
+    report: Report,
+    *,
+    are_all: bool = True,
 ) -> dict[str, Site]:
     """Holds the external tensors of a model against the entries of its archive.
 
     Args:
         model: The model.
-        sizes: The size in bytes of the entry of each key.
-        report: Takes each broken rule (DATA-1 to DATA-7, TENSOR-1 to TENSOR-3).
+        sizes: The size in bytes of the entry of each key; None where it cannot be told.
+        report: Takes each broken rule (DATA-1 to DATA-5, DATA-7, TENSOR-1 to TENSOR-3).
+        are_all: Whether there are no keys but those of `sizes`.
 
     Returns:
         The tensor of each key, where one could be told.
     """
     sites: dict[str, Site] = {}
+    named: set[str] = set()
     for site in tensors.walk(model):
         tensor = site.tensor
-        if tensor.data_location != tensors.EXTERNAL:
-            if tensor.external_data:
-                report.broken(
-                    "DATA-7", f"{site}: expected data_location EXTERNAL beside external_data"
-                )
-            continue
-        reference = tensors.external_data(site, report)
-        if reference is None:
-            continue
-        key = reference.location
-        broken = partial(report.broken, entry=key)
-        if key not in sizes:
-            report.broken("DATA-1", f"{site}: expected the key of an entry, found location {key!r}")
-            continue
-        if key in sites:
-            broken("DATA-3", f"expected one tensor to name it, found {sites[key]} and {site}")
-            continue
-        sites[key] = site
-        if reference.offset or reference.length not in (None, sizes[key]):
-            broken(
-                "DATA-5",
-                f"{site}: expected offset 0 and length {sizes[key]}, found {reference.offset} and "
-                f"{reference.length}",
+        if tensor.data_location == tensors.EXTERNAL:
+            if len(tensor.external_data) > 1:
+                named.update(tensors.locations(tensor))
+            _check_reference(site, sizes, sites, report, are_all)
+        elif tensor.external_data:
+            report.broken(
+                "DATA-7",
+                f"{site}: expected data_location EXTERNAL beside external_data, found another",
+                entry=MODEL_PROTO,
             )
-        _check_tensor(site, key, sizes[key], report)
     for key in sizes:
-        if key not in sites:
+        if key not in sites and key not in named:
             report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
     return sites
 
 
-def _check_tensor(site: Site, key: str, nbytes: int, report: Report) -> None:
+def _check_reference(
+    site: Site,
+    sizes: Mapping[str, int | None],
+    sites: dict[str, Site],
+    report: Report,
+    are_all: bool,
+) -> None:
+    reference = tensors.external_data(site, report, keys=sizes)
+    key = None if reference is None else reference.location
+    nbytes = None
+    if key is not None and key in sizes:
+        nbytes = sizes[key]
+        if key in sites:
+            report.broken(
+                "DATA-3",
+                f"expected one tensor to name it, found {sites[key].where} and {site}",
+                entry=key,
+            )
+        else:
+            sites[key] = site
+    elif key is not None:
+        if are_all:
+            report.broken(
+                "DATA-1",
+                f"{site}: expected the key of an entry, found location {shown(key)}",
+                entry=MODEL_PROTO,
+            )
+        key = None
+    broken = partial(report.broken, entry=MODEL_PROTO if key is None else key)
+    if reference is not None:
+        if reference.offset:
+            broken("DATA-5", f"{site}: expected offset 0, found {reference.offset}")
+        if nbytes is not None and reference.length not in (None, nbytes):
+            broken("DATA-5", f"{site}: expected length {nbytes}, found {reference.length}")
+    _check_tensor(site, nbytes, broken)
+
+
+def _check_tensor(site: Site, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
+    """Checks an external tensor whose entry has `nbytes` bytes, if that can be told."""
     tensor = site.tensor
-    broken = partial(report.broken, entry=key)
     held = tensors.held_fields(tensor)
-    if held or tensor.HasField("segment"):
-        broken(
-            "DATA-7", f"{site}: expected no data beside external_data, found {held or 'segment'}"
-        )
+    if tensor.HasField("segment"):
+        held.append("segment")
+    if held:
+        broken("DATA-7", f"{site}: expected no data beside external_data, found {', '.join(held)}")
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         broken(
             "TENSOR-1",
             f"{site}: expected a data type of fixed width, found number {tensor.data_type}",
         )
-    elif not tensors.are_dims(tensor.dims, data_type):
-        broken(
-            "TENSOR-2",
-            f"{site}: expected the shape of an array, found {list(tensor.dims[:65])}",
-        )
-    elif data_type.nbytes(tensor.dims) != nbytes:
+    if not tensors.are_dims(tensor.dims, data_type):
+        broken("TENSOR-2", f"{site}: expected the shape of an array, found {shown(tensor.dims)}")
+    elif data_type is not None and nbytes is not None and data_type.nbytes(tensor.dims) != nbytes:
         broken(
             "TENSOR-3",
             f"{site}: expected {data_type.nbytes(tensor.dims)} bytes for {data_type.name} of shape "
-            f"{list(tensor.dims)}, found an entry of {nbytes}",
+            f"{shown(tensor.dims)}, found an entry of {nbytes}",
         )

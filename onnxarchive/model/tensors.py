@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import dtypes, schema
 from onnxarchive.model.dtypes import DataType
+from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.wire import varint
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ LOCATION = "location"
 OFFSET = "offset"
 LENGTH = "length"
 CHECKSUM = "checksum"
+_MAX_SHOWN_PAIRS = 8  # in a message
 EXTERNAL_DATA_KEYS = frozenset({LOCATION, OFFSET, LENGTH, CHECKSUM})
 # int() takes blanks, underscores and the digits of other scripts as well.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -98,11 +100,15 @@ class Site:
             field.startswith("sparse_") or field == "attribute_proto" for field in fields
         )
 
-    def __str__(self) -> str:
-        where = ".".join(
+    @property
+    def where(self) -> str:
+        """The way to it, as text."""
+        return ".".join(
             field if index is None else f"{field}[{index}]" for field, index in self.path
         )
-        return f"tensor {self.name!r} ({where})"
+
+    def __str__(self) -> str:
+        return f"tensor {shown(self.name)} ({self.where})"
 
 
 def text(value: str | bytes) -> str:
@@ -184,7 +190,7 @@ def raw_data(site: Site) -> memoryview:
     if data.nbytes != expected:
         raise ArchiveFormatError(
             f"{site}: expected {expected} bytes for {data_type.name} of shape "
-            f"{list(tensor.dims)}, found {data.nbytes}"
+            f"{shown(tensor.dims)}, found {data.nbytes}"
         )
     return data
 
@@ -219,8 +225,15 @@ def stored_type(tensor: onnx.TensorProto) -> DataType | None:
     None for strings, for types that ONNX does not define, for segments of a tensor and for shapes
     that no array has.
     """
+    if tensor.HasField("segment") or tensor.string_data:
+        return None
+    return array_type(tensor)
+
+
+def array_type(tensor: onnx.TensorProto) -> DataType | None:
+    """The data type of a tensor if it has a fixed width and the shape is that of an array."""
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
-    if data_type is None or tensor.HasField("segment") or tensor.string_data:
+    if data_type is None:
         return None
     return data_type if are_dims(tensor.dims, data_type) else None
 
@@ -236,24 +249,30 @@ def external_type(site: Site) -> DataType:
     if data_type is None:
         raise ArchiveFormatError(
             f"{site}: expected external data of a fixed-width type and a possible shape, found "
-            f"data type {tensor.data_type} and dims {list(tensor.dims[: dtypes.MAX_RANK + 1])}"
+            f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
         )
     return data_type
 
 
-def are_dims(dims: Any, data_type: DataType) -> bool:
-    """Whether an array can have this shape and type (rule TENSOR-2)."""
+def are_dims(dims: Any, data_type: DataType | None) -> bool:
+    """Whether an array can have this shape and type (rule TENSOR-2).
+
+    Where the type cannot be told, it may be one whose elements have a byte.
+    """
+    itemsize = 1 if data_type is None else data_type.dtype.itemsize
     nonzero = [dim for dim in dims if dim]
     return (
         len(dims) <= dtypes.MAX_RANK
         and all(dim > 0 for dim in nonzero)
-        and data_type.dtype.itemsize * math.prod(nonzero) <= dtypes.MAX_NBYTES
+        and itemsize * math.prod(nonzero) <= dtypes.MAX_NBYTES
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalData:
     """Where the bytes of a tensor lie, as its `external_data` field says.
+
+    Strings that are not UTF-8 have surrogates (PEP 383) and so are equal to none that is UTF-8.
 
     Attributes:
         location: Path of the file, or key of the entry.
@@ -269,64 +288,83 @@ class ExternalData:
 
 
 def external_data(
-    site: Site, report: Report, *, also_allowed: frozenset[str] = frozenset()
+    site: Site,
+    report: Report,
+    *,
+    also_allowed: frozenset[str] = frozenset(),
+    keys: Container[str] | None = None,
 ) -> ExternalData | None:
     """Reads a tensor's `external_data` field strictly.
 
     Args:
         site: The tensor.
-        report: Takes each broken rule (DATA-4, DATA-5, DATA-6).
-        also_allowed: Keys that are passed over besides the known ones.
+        report: Takes each broken rule (DATA-4, DATA-5).
+        also_allowed: Keys of pairs that are passed over besides the known ones.
+        keys: The keys of the archive that the model is of: what is reported names the entry that
+            is the location, or that of the model where there is none. None where it is not of one.
 
     Returns:
-        What the field says; None where it does not make sense.
+        What the field says, without numbers that are none, and of equal pairs the first; None
+        where it has no location.
     """
+    tensor = site.tensor
+    location = _value_of(tensor, LOCATION)
+    entry = None
+    if keys is not None:
+        entry = location if location is not None and location in keys else MODEL_PROTO
+    broken = partial(report.broken, entry=entry)
     pairs: dict[str, str] = {}
-    known = EXTERNAL_DATA_KEYS | also_allowed
-    for pair in site.tensor.external_data:
-        if not (isinstance(pair.key, str) and isinstance(pair.value, str)):
-            report.broken(
-                "DATA-4",
-                f"{site}: expected external_data in UTF-8, found {pair.key!r}: {pair.value!r}",
-            )
-            return None
-        if pair.key not in known or pair.key in pairs:
-            report.broken(
-                "DATA-4",
-                f"{site}: expected each of {sorted(known)} at most once in external_data, found "
-                f"{pair.key!r}{' again' if pair.key in known else ''}",
-            )
-            return None
-        pairs[pair.key] = pair.value
-    if LOCATION not in pairs:
-        report.broken("DATA-4", f"{site}: expected a location in external_data, found none")
-        return None
+    unfit: list[str] = []  # enough of them for a message
+    for pair in tensor.external_data:
+        key = pair.key
+        is_known = key in EXTERNAL_DATA_KEYS or key in also_allowed
+        if is_known and key not in pairs:
+            pairs[key] = _decoded(pair.value)
+        elif len(unfit) < _MAX_SHOWN_PAIRS:
+            unfit.append(f"{shown(key)}{' again' * is_known}")
+    if unfit:
+        broken(
+            "DATA-4",
+            f"{site}: expected each of {sorted(EXTERNAL_DATA_KEYS | also_allowed)} at most "
+            f"once in external_data, found {', '.join(unfit)}",
+        )
+    if location is None:
+        broken("DATA-4", f"{site}: expected a location in external_data, found none")
     numbers: dict[str, int | None] = dict.fromkeys((OFFSET, LENGTH))
     for key in numbers:
-        if key in pairs:
-            if _NUMBER.fullmatch(pairs[key]) is None:
-                report.broken(
-                    "DATA-5", f"{site}: expected {key} in decimal digits, found {pairs[key]!r}"
-                )
-                return None
+        if key not in pairs:
+            continue
+        if _NUMBER.fullmatch(pairs[key]) is None:
+            broken("DATA-5", f"{site}: expected {key} in decimal digits, found {shown(pairs[key])}")
+        else:
             numbers[key] = int(pairs[key])
-    return ExternalData(pairs[LOCATION], numbers[OFFSET], numbers[LENGTH], pairs.get(CHECKSUM))
+    if location is None:
+        return None
+    return ExternalData(location, numbers[OFFSET], numbers[LENGTH], pairs.get(CHECKSUM))
 
 
 def location(tensor: onnx.TensorProto) -> str | None:
     """The location of an external tensor; None where it is not external or has none."""
-    return _external_value(tensor, LOCATION)
+    return _value_of(tensor, LOCATION) if tensor.data_location == EXTERNAL else None
 
 
 def checksum(tensor: onnx.TensorProto) -> str | None:
     """The SHA-1 that an external tensor's data shall have; None where it does not say."""
-    return _external_value(tensor, CHECKSUM)
+    return _value_of(tensor, CHECKSUM) if tensor.data_location == EXTERNAL else None
 
 
-def _external_value(tensor: onnx.TensorProto, key: str) -> str | None:
-    if tensor.data_location != EXTERNAL:
-        return None
-    return next((pair.value for pair in tensor.external_data if pair.key == key), None)
+def locations(tensor: onnx.TensorProto) -> Iterator[str]:
+    """Every location of an external tensor, which has one if it breaks no rule."""
+    return (_decoded(pair.value) for pair in tensor.external_data if pair.key == LOCATION)
+
+
+def _value_of(tensor: onnx.TensorProto, key: str) -> str | None:
+    return next((_decoded(pair.value) for pair in tensor.external_data if pair.key == key), None)
+
+
+def _decoded(value: str | bytes) -> str:
+    """A string of a proto, with surrogates for what is not UTF-8: two are equal if bytes are."""
+    return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
 def checked(
@@ -336,24 +374,26 @@ def checked(
 
     Args:
         site: The tensor.
-        data: Its bytes in pieces, as many as its shape and type need.
+        data: Its bytes in pieces. Where they are more or less than its shape and type need, no
+            bit of the last one is known to be unused.
         report: Takes each broken rule (TENSOR-4, TENSOR-5).
         entry: The key of its entry.
     """
     data_type = dtypes.BY_NUMBER[site.tensor.data_type]
-    largest = last = 0
+    largest = last = nbytes = 0
     for piece in data:
         if data_type is dtypes.BOOL:
             largest = max(largest, int(np.frombuffer(piece, np.uint8).max(initial=0)))
         if piece:
             last = piece[-1]
+            nbytes += len(piece)
         yield piece
     if largest > 1:
         report.broken(
             "TENSOR-5", f"{site}: expected bytes of 0 and 1, found {largest}", entry=entry
         )
     tail_bits = data_type.tail_bits(site.tensor.dims)
-    if last >> (dtypes.BITS_PER_BYTE - tail_bits):
+    if nbytes == data_type.nbytes(site.tensor.dims) and last >> (dtypes.BITS_PER_BYTE - tail_bits):
         report.broken(
             "TENSOR-4",
             f"{site}: expected zero in the {tail_bits} high bits of the last byte, which no "

@@ -16,7 +16,14 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxarchive.archive import Archive
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError, Report, naming
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    Report,
+    naming,
+    shown,
+)
 from onnxarchive.files import MappedFile
 from onnxarchive.model import keys, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -163,8 +170,8 @@ class _Opening:
             if other.startswith(ASSET_PREFIX):
                 if not keys.is_asset_name(other):
                     raise ArchiveFormatError(
-                        f"expected assets with plain paths, without control characters, backslash "
-                        f"and colon, found {other!r}"
+                        f"expected assets as {keys.PLAIN_PATH}, in {keys.ASSET_FORM}, found "
+                        f"{shown(other, in_ascii=True)}"
                     )
                 asset = _listed(place, other)
                 assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)

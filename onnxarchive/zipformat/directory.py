@@ -10,11 +10,11 @@ where the next header begins, less the entry's size. No local header is read to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from onnxarchive.errors import Report
+from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import (
@@ -32,6 +32,7 @@ LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # from a Zip64 locator to
 # What `locate` needs to see of the end of a file, in bytes; less where the file is smaller.
 TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE
 
+_MAX_SHOWN_FIELDS = 8  # in a message
 _VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
 
 
@@ -101,12 +102,6 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
             return None
         end_offset -= Zip64EndRecord.SIZE + Zip64Locator.SIZE
     else:
-        if Zip64Locator.unpack(tail, len(tail) - LOCATOR_DISTANCE) is not None:
-            report.broken(
-                "ZIP64-1",
-                f"expected no Zip64 locator at offset {file_size - LOCATOR_DISTANCE} beside an end "
-                "record that is not saturated, found its signature, which some readers follow",
-            )
         _require_equal_counts(end.disk_count, end.count, report)
         bounds = Bounds(end.directory_offset, end.directory_size, end.count)
     if end.disk or end.directory_disk:
@@ -162,7 +157,7 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP64-1",
             f"expected no Zip64 end record, since the end record can state {record.count} "
-            f"entries in {record.directory_size} bytes at offset {record.directory_offset}",
+            f"entries in {record.directory_size} bytes at offset {record.directory_offset}, found one",
         )
     return Bounds(record.directory_offset, record.directory_size, record.count)
 
@@ -205,10 +200,32 @@ class Directory:
     Attributes:
         entries: The entries in directory order. Names may still occur twice.
         records: The directory record of each of them.
+        listed: Name and size of every record, in directory order, also of those that give no entry.
+        is_whole: Whether every record that the end records count is among `listed`, and no other.
     """
 
     entries: tuple[Entry, ...]
     records: tuple[DirectoryRecord, ...]
+    listed: tuple[Listed, ...] = ()
+    is_whole: bool = True
+
+
+class Listed(NamedTuple):
+    """What a directory record says, its values taken from where they stand, Zip64 field or not.
+
+    Attributes:
+        name: The entry's name; what is not UTF-8 in it is escaped.
+        is_utf8: Whether the name is UTF-8 (NAME-1).
+        nbytes: Size of its data in bytes; None where it cannot be told.
+        header_offset: Where its local header begins; None where it cannot be told.
+        record: The record.
+    """
+
+    name: str
+    is_utf8: bool
+    nbytes: int | None
+    header_offset: int | None
+    record: DirectoryRecord
 
 
 def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
@@ -223,7 +240,7 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     Returns:
         The entries whose records make sense; all of them where nothing was reported.
     """
-    listed = list(_list(data, bounds, report))
+    listed, is_whole = _list(data, bounds, report)
     entries: list[Entry] = []
     directory_records: list[DirectoryRecord] = []
     if not listed:
@@ -231,45 +248,39 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
             report.broken(
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
             )
-        return Directory((), ())
-    if listed[0].header_offset != 0:
+        return Directory((), (), (), is_whole)
+    if listed[0].header_offset not in (0, None):
         report.broken(
             "ZIP-1",
             f"expected the first local header at offset 0, found {listed[0].header_offset}",
             entry=listed[0].name,
         )
-    ends = [following.header_offset for following in listed[1:]] + [bounds.offset]
+    ends = [following.header_offset for following in listed[1:]]
+    ends.append(bounds.offset if is_whole else None)
     end_of_last = 0
     for item, end in zip(listed, ends, strict=True):
-        data_offset = end - item.nbytes
-        if item.header_offset < end_of_last:
+        name, _, nbytes, header_offset, record = item
+        if nbytes is None or header_offset is None or end is None:
+            continue  # why that is has been reported
+        entry = Entry(name, header_offset, end - nbytes, nbytes, record.crc32)
+        if header_offset < end_of_last:
             # Nothing is read twice, whatever the directory says.
             report.broken(
                 "ZIP-6",
                 f"expected its local header at offset {end_of_last} or behind, where the entries "
-                f"before it end, found {item.header_offset}",
-                entry=item.name,
+                f"before it end, found {header_offset}",
+                entry=name,
             )
-        elif _require_header_space(item, data_offset, bounds, report):
+        elif _require_header_space(entry, record, bounds, report):
             end_of_last = end
-            entries.append(
-                Entry(item.name, item.header_offset, data_offset, item.nbytes, item.record.crc32)
-            )
-            directory_records.append(item.record)
-    return Directory(tuple(entries), tuple(directory_records))
+            entries.append(entry)
+            directory_records.append(record)
+    return Directory(tuple(entries), tuple(directory_records), tuple(listed), is_whole)
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """A directory record with its values taken from where they stand, Zip64 field or not."""
-
-    name: str
-    nbytes: int
-    header_offset: int
-    record: DirectoryRecord
-
-
-def _list(data: bytes, bounds: Bounds, report: Report) -> Iterator[_Listed]:
+def _list(data: bytes, bounds: Bounds, report: Report) -> tuple[list[Listed], bool]:
+    """The records, and whether they are those that are counted (ZIP-4)."""
+    listed: list[Listed] = []
     position = 0
     for index in range(bounds.count):
         record = DirectoryRecord.unpack(data, position)
@@ -279,27 +290,33 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> Iterator[_Listed]:
                 f"expected directory record {index + 1} of {bounds.count} at offset "
                 f"{bounds.offset + position}, found none",
             )
-            return
+            return listed, False
         position += record.packed_size
-        name = record.name.decode(errors="backslashreplace")
+        name, is_utf8 = _decode(record.name, report)
         _require_plain_record(record, name, report)
-        values = _zip64_values(record, name, report)
-        if values is not None:
-            yield _Listed(name, *values, record)
+        listed.append(Listed(name, is_utf8, *_values(record, name, report), record))
     if position != bounds.size:
         report.broken(
             "ZIP-4",
             f"expected the {bounds.count} directory records to fill {bounds.size} bytes, found "
             f"{position} bytes of them",
         )
+    return listed, position == bounds.size
+
+
+def _decode(encoded: bytes, report: Report) -> tuple[str, bool]:
+    try:
+        return encoded.decode(), True
+    except UnicodeDecodeError:
+        name = encoded.decode(errors="backslashreplace")
+        report.broken(
+            "NAME-1", f"expected a name in UTF-8, found the bytes {shown(encoded)}", entry=name
+        )
+        return name, False
 
 
 def _require_plain_record(record: DirectoryRecord, name: str, report: Report) -> None:
     broken = partial(report.broken, entry=name)
-    try:
-        record.name.decode()
-    except UnicodeDecodeError:
-        broken("NAME-1", f"expected a name in UTF-8, found the bytes {record.name!r}")
     expected_flags = 0 if record.name.isascii() else records.FLAG_UTF8
     if record.flags != expected_flags:
         broken("ZIP-9", f"expected flags {expected_flags:#06x}, found {_flag_names(record.flags)}")
@@ -314,12 +331,24 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
     if record.version_needed not in _VERSIONS_NEEDED:
         broken("ZIP-10", f"expected version needed 10, 20 or 45, found {record.version_needed}")
     unix_type = record.external_attributes >> records.UNIX_MODE_SHIFT & records.UNIX_TYPE_MASK
-    dos_type = record.external_attributes & (records.DOS_DIRECTORY | records.DOS_VOLUME_LABEL)
-    if unix_type not in (0, records.UNIX_REGULAR) or dos_type or record.internal_attributes:
+    dos_attributes = record.external_attributes & records.DOS_ATTRIBUTES_MASK
+    if record.version_made_by & records.MADE_BY_SYSTEM_MASK != records.MADE_BY_UNIX:
         broken(
             "ZIP-11",
-            f"expected the attributes of a regular file, found {record.external_attributes:#010x} "
-            f"and internal {record.internal_attributes:#06x}",
+            f"expected version made by {records.MADE_BY_UNIX:#06x} (Unix) with any lower byte, "
+            f"found {record.version_made_by:#06x}",
+        )
+    if (
+        unix_type not in (0, records.UNIX_REGULAR)
+        or dos_attributes & ~records.DOS_FILE_ATTRIBUTES
+        or record.internal_attributes
+    ):
+        broken(
+            "ZIP-11",
+            f"expected the attributes of a regular file (type 0x8 or 0x0 in the upper 4 bits, of "
+            f"the lower 16 bits none but {records.DOS_FILE_ATTRIBUTES:#06x}) and internal 0x0000, "
+            f"found {record.external_attributes:#010x} and internal "
+            f"{record.internal_attributes:#06x}",
         )
     if record.comment:
         broken("ZIP-12", f"expected no comment, found {len(record.comment)} bytes")
@@ -336,22 +365,28 @@ def _flag_names(flags: int) -> str:
     return f"{flags:#06x}"
 
 
-def _zip64_values(record: DirectoryRecord, name: str, report: Report) -> tuple[int, int] | None:
-    """Size and header offset of an entry, or None where they cannot be told."""
+def _values(record: DirectoryRecord, name: str, report: Report) -> tuple[int | None, int | None]:
+    """Size and header offset of an entry, each None where it cannot be told."""
     broken = partial(report.broken, entry=name)
+    size_fits = layout.fits_32(record.uncompressed_size)
+    offset_fits = layout.fits_32(record.header_offset)
+    if not record.extra and size_fits and offset_fits:
+        return record.uncompressed_size, record.header_offset
+    plain = (
+        record.uncompressed_size if size_fits else None,
+        record.header_offset if offset_fits else None,
+    )
     try:
         fields = list(records.unpack_extra(record.extra))
     except ValueError as error:
         broken("ZIP-13", f"expected whole extra fields, found {error}")
-        return None
+        return plain
     identifiers = [identifier for identifier, _ in fields]
     if records.ZIP64_EXTRA in identifiers and record.version_needed < records.VERSION_ZIP64:
         broken(
             "ZIP-10",
             f"expected version needed 45 beside a Zip64 field, found {record.version_needed}",
         )
-    size_fits = layout.fits_32(record.uncompressed_size)
-    offset_fits = layout.fits_32(record.header_offset)
     expected_identifiers = [] if size_fits and offset_fits else [records.ZIP64_EXTRA]
     if identifiers != expected_identifiers:
         broken(
@@ -372,7 +407,7 @@ def _zip64_values(record: DirectoryRecord, name: str, report: Report) -> tuple[i
                 f"expected {expected_count} values in the Zip64 field, found {len(zip64)} bytes",
             )
         if not (size_fits and offset_fits):
-            return None
+            return plain
         values = ()
     nbytes, compressed_size = (record.uncompressed_size,) * 2 if size_fits else values[:2]
     header_offset = record.header_offset if offset_fits else values[-1]
@@ -384,30 +419,33 @@ def _zip64_values(record: DirectoryRecord, name: str, report: Report) -> tuple[i
 
 
 def _hexadecimal(identifiers: list[int]) -> str:
-    return "[" + ", ".join(f"{identifier:#06x}" for identifier in identifiers) + "]"
+    texts = [f"{identifier:#06x}" for identifier in identifiers[:_MAX_SHOWN_FIELDS]]
+    return "[" + ", ".join(texts + ["..."] * (len(identifiers) > _MAX_SHOWN_FIELDS)) + "]"
 
 
-def _require_header_space(item: _Listed, data_offset: int, bounds: Bounds, report: Report) -> bool:
+def _require_header_space(
+    entry: Entry, record: DirectoryRecord, bounds: Bounds, report: Report
+) -> bool:
     """Whether the local header has room between its offset and the data, and no more than that."""
-    least = Placement(item.record.name, item.nbytes, 0, 0).unpadded_offset
-    space = data_offset - item.header_offset
-    is_inside = data_offset + item.nbytes <= bounds.offset
+    least = Placement(record.name, entry.nbytes, 0, 0).unpadded_offset
+    space = entry.data_offset - entry.header_offset
+    is_inside = entry.data_offset + entry.nbytes <= bounds.offset
     if not (is_inside and least <= space < least + layout.MAX_ALIGNMENT):
         report.broken(
             "ZIP-6",
             f"expected {least} to {least + layout.MAX_ALIGNMENT - 1} "
-            f"bytes of local header at offset {item.header_offset} before {item.nbytes} bytes "
+            f"bytes of local header at offset {entry.header_offset} before {entry.nbytes} bytes "
             f"of data, found {space}: entries overlap or leave a gap, or the directory is not "
             f"in their order",
-            entry=item.name,
+            entry=entry.name,
         )
         return False
-    if data_offset % layout.MIN_ALIGNMENT:
+    if entry.data_offset % layout.MIN_ALIGNMENT:
         report.broken(
             "ALIGN-1",
             f"expected its data at a multiple of {layout.MIN_ALIGNMENT}, "
-            f"found offset {data_offset}",
-            entry=item.name,
+            f"found offset {entry.data_offset}",
+            entry=entry.name,
         )
     return True
 
@@ -426,7 +464,10 @@ def check_local_header(
     broken = partial(report.broken, entry=entry.name)
     local = LocalHeader.unpack(header)
     if local is None or LocalHeader.SIZE + len(local.name) + len(local.extra) != len(header):
-        broken("ZIP-7", f"expected a local header of {len(header)} bytes, found none or another")
+        broken(
+            "ZIP-7",
+            f"expected a local header of {len(header)} bytes, found {_what_is(header, local)}",
+        )
         return
     for field in (
         "version_needed",
@@ -441,10 +482,11 @@ def check_local_header(
     ):
         expected, found = getattr(record, field), getattr(local, field)
         if expected != found:
+            form = shown if field == "name" else str
             broken(
                 "ZIP-7",
-                f"expected {field.replace('_', ' ')} {expected!r} as in the directory, "
-                f"found {found!r}",
+                f"expected {field.replace('_', ' ')} {form(expected)} as in the directory, "
+                f"found {form(found)}",
             )
     try:
         fields = list(records.unpack_extra(local.extra))
@@ -461,9 +503,25 @@ def check_local_header(
             f"{_hexadecimal(identifiers)}",
         )
         return
-    if zip64_values and records.unpack_zip64_values(fields[0][1]) != zip64_values:
-        broken("ZIP64-5", f"expected the sizes {zip64_values} in the Zip64 field, found others")
+    if zip64_values:
+        content = fields[0][1]
+        found_values = records.unpack_zip64_values(content)
+        if found_values != zip64_values:
+            found = f"{len(content)} bytes" if found_values is None else shown(found_values)
+            broken(
+                "ZIP64-5",
+                f"expected the sizes {shown(zip64_values)} in the Zip64 field, found {found}",
+            )
     _check_alignment(fields[-1][1], entry, record, report)
+
+
+def _what_is(header: bytes, local: LocalHeader | None) -> str:
+    if local is not None:
+        return f"one of {LocalHeader.SIZE + len(local.name) + len(local.extra)} bytes"
+    signature = header[: len(LocalHeader.SIGNATURE)]
+    if signature != LocalHeader.SIGNATURE:
+        return f"bytes that begin with {signature!r}"
+    return "one that is longer"
 
 
 def _check_alignment(content: bytes, entry: Entry, record: DirectoryRecord, report: Report) -> None:

@@ -38,14 +38,17 @@ VERSION_FOLDER = 20
 VERSION_ZIP64 = 45
 VERSION_ZIP64_ENCRYPTED = 62  # has another Zip64 end record, with an encrypted directory (7.3.4)
 VERSION_LZMA = 63
-MADE_BY_UNIX = 3 << 8  # 4.4.2
+MADE_BY_UNIX = 3 << 8  # 4.4.2: the upper byte is the system, the lower one the version
+MADE_BY_SYSTEM_MASK = 0xFF << 8
 
-# 4.4.15: a Unix host keeps st_mode in the upper half, the lower byte is that of MS-DOS.
+# 4.4.15: a Unix host keeps st_mode in the upper half, the lower one is that of MS-DOS.
 UNIX_MODE_SHIFT = 16
 UNIX_TYPE_MASK = 0o170000
 UNIX_REGULAR = 0o100000
 UNIX_DIRECTORY = 0o040000
 UNIX_FIFO = 0o010000
+DOS_ATTRIBUTES_MASK = 0xFFFF
+DOS_FILE_ATTRIBUTES = 0x01 | 0x02 | 0x04 | 0x20  # read-only, hidden, system, archive
 DOS_VOLUME_LABEL = 0x08
 DOS_DIRECTORY = 0x10
 REGULAR_FILE_ATTRIBUTES = (UNIX_REGULAR | 0o644) << UNIX_MODE_SHIFT

@@ -219,6 +219,10 @@ def test_relative_plain_paths_are_asset_names(path: str) -> None:
         "C:",
         "C:/a",
         "a:b",
+        "a;1",
+        ";",
+        "e\u0301",  # not composed
+        "a/\u212b",  # the sign of Angstrom is composed to a letter
         "a\0",
         "a\nb",
         "a\x1fb",
@@ -252,6 +256,9 @@ class _Collected(Report):
         self.broken_rules: list[tuple[str, str | None]] = []
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        assert "expected" in message
+        assert "found" in message
+        assert len(message) < 600
         self.broken_rules.append((rule, entry))
 
 
@@ -261,16 +268,24 @@ class _Collected(Report):
         ([MODEL_PROTO], []),
         (["a", "b", "assets/a", "assets/b/c", "assets/b/d", MODEL_PROTO], []),
         ([], [("MODEL-1", None)]),
-        (["a"], [("MODEL-1", None)]),
-        ([MODEL_PROTO, "a"], [("MODEL-1", None)]),
-        (["__Model_Proto"], [("MODEL-1", None), ("KEY-1", "__Model_Proto")]),
+        (["a"], [("MODEL-1", "a")]),
+        ([MODEL_PROTO, "a"], [("MODEL-1", "a")]),
+        (["__Model_Proto"], [("MODEL-1", "__Model_Proto"), ("KEY-1", "__Model_Proto")]),
         (["__OTHER", MODEL_PROTO], [("KEY-1", "__OTHER")]),
         (["Assets", MODEL_PROTO], [("KEY-1", "Assets")]),
         (["x" * 256, MODEL_PROTO], [("KEY-1", "x" * 256)]),
-        (["a.b", MODEL_PROTO], [("NAME-1", "a.b")]),
-        (["", MODEL_PROTO], [("NAME-1", "")]),
-        (["a\n", MODEL_PROTO], [("NAME-1", "a\n")]),
-        (["a/b", MODEL_PROTO], [("NAME-1", "a/b")]),
+        (["a.b", MODEL_PROTO], [("KEY-1", "a.b")]),
+        (["", MODEL_PROTO], [("KEY-1", "")]),
+        (["a\n", MODEL_PROTO], [("KEY-1", "a\n")]),
+        (["a/b", MODEL_PROTO], [("KEY-1", "a/b")]),
+        (["..", MODEL_PROTO], [("KEY-1", "..")]),
+        (["dir/", MODEL_PROTO], [("KEY-1", "dir/")]),
+        (["Assets/a", MODEL_PROTO], [("KEY-1", "Assets/a")]),
+        (["größe", MODEL_PROTO], [("KEY-1", "größe")]),
+        (["assets/e\u0301", MODEL_PROTO], [("ASSET-1", "assets/e\u0301")]),
+        (["assets/a;1", MODEL_PROTO], [("ASSET-1", "assets/a;1")]),
+        ([None, MODEL_PROTO], []),  # NAME-1 has been reported
+        (["a", None], [("MODEL-1", None)]),
         (["assets/", MODEL_PROTO], [("ASSET-1", "assets/")]),
         (["assets/../a", MODEL_PROTO], [("ASSET-1", "assets/../a")]),
         (["a", "a", MODEL_PROTO], [("NAME-2", "a")]),
@@ -282,11 +297,17 @@ class _Collected(Report):
         (["assets/a/b", "assets/a", MODEL_PROTO], [("NAME-2", "assets/a/b")]),
         (["assets/A", "assets/a/b/c", MODEL_PROTO], [("NAME-2", "assets/a/b/c")]),
         (["assets/a", "assets/ab", "assets/a.b", MODEL_PROTO], []),
+        (
+            ["assets/a/b", "assets/a-", "assets/a/b/c", "assets/a", MODEL_PROTO],
+            [("NAME-2", "assets/a/b"), ("NAME-2", "assets/a/b/c")],  # of one folder each
+        ),
+        (["assets/a/../b", "assets/a", MODEL_PROTO], [("ASSET-1", "assets/a/../b")]),
+        (["a.b", "A.b", MODEL_PROTO], [("KEY-1", "a.b"), ("KEY-1", "A.b"), ("NAME-2", "A.b")]),
     ],
     ids=str,
 )
 def test_names_of_entries_are_checked(
-    names: list[str], broken: list[tuple[str, str | None]]
+    names: list[str | None], broken: list[tuple[str, str | None]]
 ) -> None:
     collected = _Collected()
     check_names(names, collected)
@@ -295,3 +316,25 @@ def test_names_of_entries_are_checked(
         with pytest.raises(ArchiveFormatError) as caught:
             check_names(names, Report())
         assert (caught.value.rule, caught.value.entry) == broken[0]
+
+
+def test_a_last_name_that_may_not_be_the_last_is_not_judged() -> None:
+    check_names(["a"], Report(), are_all=False)
+    check_names([], Report(), are_all=False)
+
+
+def test_an_asset_that_is_not_composed_is_said_in_letters_that_differ() -> None:
+    with pytest.raises(ArchiveFormatError, match=r"Form C.*found 'assets/e\\u0301'"):
+        check_names(["assets/e\u0301", MODEL_PROTO], Report())
+
+
+def test_folders_in_folders_are_checked_in_no_time() -> None:
+    long = ["assets" + "/a" * count for count in range(1, 500)]
+    # far longer than allowed: refused, and compared with nothing
+    longer = ["assets" + "/a" * 32_000 + f"/{number}" for number in range(200)]
+    collected = _Collected()
+    began = time.perf_counter()
+    check_names([*long, *longer, MODEL_PROTO], collected)
+    assert time.perf_counter() - began < 2
+    rules = [rule for rule, _ in collected.broken_rules]
+    assert (rules.count("NAME-2"), rules.count("ASSET-1")) == (498, 200)

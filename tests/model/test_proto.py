@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx
 import pytest
@@ -59,7 +59,14 @@ def test_a_model_has_ir_version_and_graph(model: onnx.ModelProto, missing: str) 
     assert caught.value.rule == "MODEL-3"
     collected = _Collected()
     assert proto.parse(model.SerializeToString(), collected) is None
-    assert collected.rules == ["MODEL-3"]
+    assert (collected.rules, collected.entries) == (["MODEL-3"], ["__MODEL_PROTO"])
+
+
+def test_two_graphs_are_refused_and_the_entry_is_named() -> None:
+    data = model_of().SerializeToString()
+    collected = _Collected()
+    assert proto.parse(data + data, collected) is None
+    assert (collected.rules, collected.entries) == (["MODEL-3"], ["__MODEL_PROTO"])
 
 
 def test_an_empty_graph_is_a_graph() -> None:
@@ -122,10 +129,11 @@ def test_the_limit_is_that_of_protobuf() -> None:
 # References
 
 
-def _references(model: onnx.ModelProto, sizes: dict[str, int]) -> list[str]:
+def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list[str]:
     collected = _Collected()
     proto.check_references(model, sizes, collected)
-    assert all("expected" in message for message in collected.messages)
+    assert all("expected" in message and "found" in message for message in collected.messages)
+    assert None not in collected.entries
     return collected.rules
 
 
@@ -165,8 +173,8 @@ def _nothing(_: TensorProto) -> None:
     [
         (_change(lambda it: it.external_data[0].ClearField("value")), ["DATA-1", "DATA-2"]),
         (_change(lambda it: it.ClearField("external_data")), ["DATA-4", "DATA-2"]),
-        (_change(_nothing, other="1"), ["DATA-4", "DATA-2"]),
-        (_change(_nothing, offset="00"), ["DATA-5", "DATA-2"]),
+        (_change(_nothing, other="1"), ["DATA-4"]),
+        (_change(_nothing, offset="00"), ["DATA-5"]),
         (_change(_nothing, offset="1"), ["DATA-5"]),
         (_change(_nothing, offset="64"), ["DATA-5"]),
         (_change(_nothing, length="15"), ["DATA-5"]),
@@ -243,6 +251,104 @@ def test_every_broken_rule_is_reported_and_not_only_the_first() -> None:
     )
     rules = _references(model, {"b": 16, "c": 16, "d": 16})
     assert rules == ["DATA-1", "DATA-5", "TENSOR-3", "DATA-2"]
+
+
+def _pair(key: str, value: bytes) -> bytes:
+    """A pair of external_data, as it is serialized, whose value need not be UTF-8."""
+    content = onnx.StringStringEntryProto(key=key).SerializeToString()
+    content += bytes([0x12, len(value)]) + value
+    return bytes([13 << 3 | 2, len(content)]) + content
+
+
+def test_a_tensor_is_judged_as_far_as_possible_whatever_is_wrong_with_it() -> None:
+    tensor = external(raw_tensor("w"), "w", foo="1", offset="4")
+    tensor.dims[:] = [-1]
+    tensor.data_type = 99
+    tensor.raw_data = b"x"
+    model = model_of(tensor)
+    everything = ["DATA-4", "DATA-5", "DATA-7", "TENSOR-1", "TENSOR-2"]
+    assert _references(model, {"w": 16}) == everything
+    # and beside a location that is none
+    assert _references(model, {}) == [everything[0], "DATA-1", *everything[1:]]
+    # and where another tensor has it
+    model = model_of(external(raw_tensor("v"), "w"), tensor)
+    assert _references(model, {"w": 16}) == [everything[0], "DATA-3", *everything[1:]]
+
+
+def test_a_tensor_of_no_type_has_dims_that_are_judged() -> None:
+    tensor = external(raw_tensor("w"), "w")
+    tensor.data_type = 99
+    assert _references(model_of(tensor), {"w": 16}) == ["TENSOR-1"]
+    tensor.dims[:] = [1 << 62, 1 << 62]
+    assert _references(model_of(tensor), {"w": 16}) == ["TENSOR-1", "TENSOR-2"]
+
+
+def test_a_key_of_unknown_size_is_a_key() -> None:
+    tensor = external(raw_tensor("w"), "w", length=3)
+    assert _references(model_of(tensor), {"w": None}) == []
+    tensor.external_data.add(key="offset", value="1")
+    assert _references(model_of(tensor), {"w": None}) == ["DATA-5"]
+
+
+def test_a_key_among_those_that_are_not_known_is_not_missed() -> None:
+    model = model_of(external(raw_tensor("w"), "w"))
+    assert proto.check_references(model, {}, Report(), are_all=False) == {}
+
+
+def test_two_locations_of_a_tensor_are_both_named() -> None:
+    tensor = external(raw_tensor("w"), "w")
+    tensor.external_data.add(key="location", value="v")
+    assert _references(model_of(tensor), {"w": 16, "v": 16}) == ["DATA-4"]
+
+
+@pytest.mark.parametrize(
+    ("key", "rules"),
+    [
+        ("location", ["DATA-1", "DATA-2"]),
+        ("offset", ["DATA-5"]),
+        ("length", ["DATA-5"]),
+        ("checksum", []),
+        ("other", ["DATA-4"]),
+    ],
+)
+def test_a_pair_that_is_not_utf8_breaks_the_rule_of_its_key(key: str, rules: list[str]) -> None:
+    tensor = raw_tensor("w")
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    if key != "location":
+        tensor.external_data.add(key="location", value="w")
+    tensor.MergeFromString(_pair(key, b"w\xff"))
+    assert _references(model_of(tensor), {"w": 16}) == rules
+
+
+def test_every_finding_names_the_entry_of_the_key_or_of_the_model() -> None:
+    model = model_of(
+        external(raw_tensor("a"), "nowhere", offset="1", other="x"),
+        external(raw_tensor("b"), "b", length="x", other="x"),
+        raw_tensor("c"),
+    )
+    model.graph.initializer[2].external_data.add(key="location", value="b")
+    collected = _Collected()
+    proto.check_references(model, {"b": 16}, collected)
+    assert list(zip(collected.rules, collected.entries, strict=True)) == [
+        ("DATA-4", "__MODEL_PROTO"),
+        ("DATA-1", "__MODEL_PROTO"),
+        ("DATA-5", "__MODEL_PROTO"),
+        ("DATA-4", "b"),
+        ("DATA-5", "b"),
+        ("DATA-7", "__MODEL_PROTO"),
+    ]
+
+
+def test_what_a_model_says_is_not_printed_as_a_whole() -> None:
+    long = "x" * 1_000_000
+    shared = external(raw_tensor(long), "w", **{long: long, "offset": long})
+    shared.dims[:] = [(1 << 63) - 1] * 60
+    model = model_of(shared, shared, external(raw_tensor(long), long))
+    collected = _Collected()
+    proto.check_references(model, {"w": 16}, collected)
+    assert {"DATA-1", "DATA-3", "DATA-4", "DATA-5", "TENSOR-2"} <= set(collected.rules)
+    assert max(map(len, collected.messages)) < 600
 
 
 def test_tensors_that_the_model_holds_are_not_looked_at() -> None:

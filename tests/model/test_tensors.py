@@ -26,7 +26,7 @@ from models import (
 )
 from onnx import TensorProto
 
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import tensors
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.tensors import ExternalData, Site
@@ -38,11 +38,16 @@ class Collected(Report):
 
     def __init__(self) -> None:
         self.rules: list[str] = []
+        self.messages: list[str] = []
+        self.entries: list[str | None] = []
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         assert rule in rules()
-        assert message
+        assert "expected" in message
+        assert "found" in message
         self.rules.append(rule)
+        self.messages.append(message)
+        self.entries.append(entry)
 
 
 def _site(tensor: TensorProto) -> Site:
@@ -411,7 +416,7 @@ def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) 
     assert caught.value.rule == "DATA-5"
     assert field in str(caught.value)
     collected = Collected()
-    assert tensors.external_data(site, collected) is None
+    assert tensors.external_data(site, collected) == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-5"]
 
 
@@ -443,8 +448,28 @@ def test_missing_repeated_and_unknown_keys_are_refused(pairs: list[tuple[str, st
         tensors.external_data(site, Report())
     assert caught.value.rule == "DATA-4"
     collected = Collected()
-    assert tensors.external_data(site, collected) is None
-    assert collected.rules == ["DATA-4"]
+    found = tensors.external_data(site, collected)
+    assert set(collected.rules) == {"DATA-4"}
+    location = next((value for key, value in pairs if key == "location"), None)
+    assert (None if found is None else found.location) == location
+
+
+def test_bad_pairs_hide_nothing_behind_them() -> None:
+    tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
+    for key, value in (("x", "1"), ("location", "key"), ("offset", "?"), ("location", "other")):
+        tensor.external_data.add(key=key, value=value)
+    tensor.external_data.extend(tensor.external_data[0] for _ in range(10_000))
+    collected = Collected()
+    found = tensors.external_data(_site(tensor), collected, keys={"key"})
+    assert found == ExternalData("key", None, None, None)
+    assert collected.rules == ["DATA-4", "DATA-5"]
+    assert collected.entries == ["key", "key"]
+    assert "found 'x', 'location' again, 'x'" in collected.messages[0]
+    assert len(collected.messages[0]) < 500
+    assert list(tensors.locations(tensor)) == ["key", "other"]
+    del tensor.external_data[:]
+    assert tensors.external_data(_site(tensor), collected, keys={"key"}) is None
+    assert collected.entries[-1] == "__MODEL_PROTO"
 
 
 def test_a_key_may_be_allowed_besides_and_then_once() -> None:
@@ -458,22 +483,35 @@ def test_a_key_may_be_allowed_besides_and_then_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair",
+    ("pair", "rules"),
     [
-        b"\x0a\x01\xff\x12\x010",  # the key is not UTF-8
-        b"\x0a\x06offset\x12\x01\xff",
-        b"\x0a\x06length\x12\x01\xff",
-        b"\x0a\x08checksum\x12\x01\xff",
+        (b"\x0a\x01\xff\x12\x010", ["DATA-4"]),  # the key is not UTF-8
+        (b"\x0a\x06offset\x12\x01\xff", ["DATA-5"]),
+        (b"\x0a\x06length\x12\x01\xff", ["DATA-5"]),
+        (b"\x0a\x08checksum\x12\x01\xff", []),  # the bytes show that it is another
     ],
     ids=repr,
 )
-def test_external_data_that_is_no_text_is_refused(pair: bytes) -> None:
+def test_external_data_that_is_no_text_is_judged_by_its_bytes(
+    pair: bytes, rules: list[str]
+) -> None:
     # protobuf gives bytes in the place of a string that is not UTF-8
     tensor = external(raw_tensor("w"), "key")
     tensor.external_data.add().MergeFromString(pair)
     collected = Collected()
-    assert tensors.external_data(_site(tensor), collected) is None
-    assert collected.rules == ["DATA-4"]
+    found = tensors.external_data(_site(tensor), collected)
+    assert found is not None
+    assert found.location == "key"
+    assert collected.rules == rules
+
+
+def test_a_location_that_is_no_text_is_that_of_no_text() -> None:
+    tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add().MergeFromString(b"\x0a\x08location\x12\x02k\xff")
+    found = tensors.external_data(_site(tensor), Report())
+    assert found is not None
+    assert found.location == tensors.location(tensor) == "k\udcff"
+    assert found.location.encode(errors="surrogateescape") == b"k\xff"
 
 
 def test_a_name_that_is_no_text_can_be_said() -> None:
@@ -564,4 +602,4 @@ def test_a_broken_value_names_tensor_and_entry() -> None:
 
 @given(names)
 def test_a_site_can_be_said_whatever_its_name(name: str) -> None:
-    assert repr(name) in str(_site(raw_tensor(name)))
+    assert shown(name) in str(_site(raw_tensor(name)))

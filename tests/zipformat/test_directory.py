@@ -168,12 +168,13 @@ def test_what_the_changes_begin_with_breaks_no_rule(base: Callable[[], Image]) -
 
 FREE: dict[str, Change] = {
     "date and time": in_both(1, time=0x1234, date=0x5678),
-    "system": in_record(0, version_made_by=0),
-    "version made by": in_record(1, version_made_by=0xFFFF),
+    "version made by": in_record(0, version_made_by=0x0300),
+    "another version made by": in_record(1, version_made_by=0x03FF),
     "permissions": in_record(0, external_attributes=0o100600 << 16),
     "all permissions": in_record(1, external_attributes=0o107777 << 16),
     "no attributes": in_record(0, external_attributes=0),
     "MS-DOS attributes": in_record(2, external_attributes=0x21),  # archive, read-only
+    "all MS-DOS attributes of a file": in_record(0, external_attributes=0x81A40027),
     "version 2.0": in_both(0, version_needed=20),
     "version 4.5": in_both(0, version_needed=45),
 }
@@ -470,16 +471,24 @@ ROWS: list[Row] = [
     ("ZIP-11", "a pipe", small, in_record(0, external_attributes=0o010644 << 16)),
     ("ZIP-11", "a directory of MS-DOS", small, in_record(0, external_attributes=0x81A40010)),
     ("ZIP-11", "a volume label of MS-DOS", small, in_record(0, external_attributes=0x08)),
+    ("ZIP-11", "bit 6 of MS-DOS", small, in_record(0, external_attributes=0x40)),
+    ("ZIP-11", "bit 7 of MS-DOS", small, in_record(0, external_attributes=0x80)),
+    ("ZIP-11", "a reparse point", small, in_record(0, external_attributes=0x0400)),
+    ("ZIP-11", "bit 15", small, in_record(0, external_attributes=0x8000)),
+    ("ZIP-11", "made by MS-DOS", small, in_record(0, version_made_by=0x002D)),
+    ("ZIP-11", "made by Amiga", small, in_record(1, version_made_by=0x012D)),
+    ("ZIP-11", "made by NTFS", small, in_record(2, version_made_by=0x0A2D)),
+    ("ZIP-11", "made by what is unknown", large, in_record(2, version_made_by=0xFF03)),
     ("ZIP-11", "text", small, in_record(0, internal_attributes=1)),
     ("ZIP-12", "a comment", small, in_record(0, comment=b"!")),
     ("ZIP-12", "a comment", large, in_record(1, comment=b"\0")),
     ("ZIP-13", "an unknown field", small, in_record(0, extra=filler(0xCAFE, 8))),
     ("ZIP-13", "an alignment field", small, in_record(0, extra=alignment_field(64, b""))),
     ("ZIP-13", "another name (4.6.9)", small, in_record(0, extra=filler(0x7075, 10))),
-    ("ZIP-13 ...", "stray bytes", small, in_record(0, extra=bytes(3))),
-    ("ZIP-13 ...", "a field that runs past the end", small, in_record(0, extra=b"\xfe\xca\1\0")),
-    ("ZIP-13 ...", "no Zip64 field", large, in_record(1, extra=b"")),
-    ("ZIP-13 ...", "no Zip64 field of an offset", large, in_record(2, extra=b"")),
+    ("ZIP-13", "stray bytes", small, in_record(0, extra=bytes(3))),
+    ("ZIP-13", "a field that runs past the end", small, in_record(0, extra=b"\xfe\xca\1\0")),
+    ("ZIP-13", "no Zip64 field", large, in_record(1, extra=b"")),
+    ("ZIP-13", "no Zip64 field of an offset", large, in_record(2, extra=b"")),
     ("ZIP-13", "the Zip64 field twice", large, in_record(1, extra=lambda extra: extra * 2)),
     (
         "ZIP-13",
@@ -499,7 +508,7 @@ ROWS: list[Row] = [
         small,
         together(in_both(0, version_needed=45), in_record(0, extra=filler(1, 4))),
     ),
-    ("ZIP-13 ...", "a Zip64 field cut short", large, in_record(1, extra=lambda extra: extra[:-1])),
+    ("ZIP-13", "a Zip64 field cut short", large, in_record(1, extra=lambda extra: extra[:-1])),
     ("ZIP-14", "no extra fields", small, in_extra(0, bytes)),
     ("ZIP-14", "another field", small, in_extra(0, lambda size: filler(0xCAFE, size))),
     ("ZIP-14", "a field that runs past the end", small, in_extra(0, lambda size: b"\xff" * size)),
@@ -563,10 +572,10 @@ ROWS: list[Row] = [
     ("ZIP64-3", "locator at an earlier copy", large, point_locator_to_earlier_copy),
     ("ZIP64-3", "no Zip64 record", large, unsign_zip64_record),
     ("ZIP64-3", "bytes after the record", large, insert("after_zip64_record", bytes(56))),
-    ("ZIP64-4 ...", "no values", large, in_record(1, extra=filler(1, 4))),
-    ("ZIP64-4 ...", "one size", large, in_record(1, extra=zip64(GIB_4 + 1))),
+    ("ZIP64-4", "no values", large, in_record(1, extra=filler(1, 4))),
+    ("ZIP64-4", "one size", large, in_record(1, extra=zip64(GIB_4 + 1))),
     ("ZIP64-4 ...", "a value too many", large, in_record(1, extra=zip64(GIB_4 + 1, GIB_4 + 1, 0))),
-    ("ZIP64-4 ...", "half a value", large, in_record(1, extra=lambda e: b"\1\0\x0c\0" + e[4:16])),
+    ("ZIP64-4", "half a value", large, in_record(1, extra=lambda e: b"\1\0\x0c\0" + e[4:16])),
     (
         "ZIP64-4 ...",
         "sizes beside an offset",
@@ -642,6 +651,16 @@ def test_every_rule_of_the_zip_is_broken_by_a_row() -> None:
         (small, in_extra(0, lambda size: filler(0xCAFE, size)), r"\[0xd935\], found \[0xcafe\]"),
         (small, in_header(0, crc32=7), rf"expected crc32 {CRC32} as in the directory, found 7"),
         (small, in_end(disk=3), "expected disk 0 in the end record, found 3 and 0"),
+        (small, in_record(0, version_made_by=0x0A2D), r"made by 0x0300 \(Unix\).*found 0x0a2d"),
+        (small, in_record(0, external_attributes=0x410), "but 0x0027.*found 0x00000410"),
+        (small, in_header(0, name=b"x"), "expected name b'w' as in the directory, found b'x'"),
+        (small, shorten_local_extra, "a local header of 64 bytes, found one of 63 bytes"),
+        (small, move_header_one_byte_up, r"bytes that begin with b'.x00PK.x03'"),
+        (
+            large,
+            in_header(1, extra=lambda e: zip64(1, GIB_4 + 1) + e[20:]),
+            r"sizes \[4294967297, 4294967297\] in the Zip64 field, found \[1, 4294967297\]",
+        ),
         (large, in_locator(disks=5), "expected disk 0 of 1 in the Zip64 locator, found 0 of 5"),
     ],
 )
@@ -654,6 +673,55 @@ def test_what_was_expected_and_what_was_found_is_said(
         inspect(image.file(), Report())
 
 
+def test_a_long_name_or_field_is_not_said_as_a_whole() -> None:
+    image = small()
+    in_header(0, name=b"x" * 60_000)(image)
+    image.change_record(0, extra=filler(0xCAFE, 4) * 10_000)
+    messages = []
+
+    class Messages(Report):
+        def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+            messages.append(message)
+
+    inspect(image.file(), Messages())
+    assert messages
+    assert max(map(len, messages)) < 500
+
+
+@pytest.mark.parametrize(
+    ("base", "index", "change", "left_out", "offsets"),
+    [
+        (large, 1, in_record(1, extra=b""), [1], [0, 128, None, None]),
+        (large, 2, in_record(2, extra=b""), [1, 2], [0, 128, None, None]),
+        (small, 0, in_record(0, extra=b"\0\0\0"), [], [0]),
+    ],
+)
+def test_a_record_without_size_or_offset_is_listed_and_gives_no_entry(
+    base: Callable[[], Image],
+    index: int,
+    change: Change,
+    left_out: list[int],
+    offsets: list[int | None],
+) -> None:
+    image = base()
+    change(image)
+    findings = Findings()
+    found = inspect(image.file(), findings)
+    assert found is not None
+    assert (findings.rules, findings.entries) == (["ZIP-13"], [found.listed[index].name])
+    names = [record.name.decode() for record in image.records]
+    assert [item.name for item in found.listed] == names
+    kept = [name for number, name in enumerate(names) if number not in left_out]
+    assert [entry.name for entry in found.entries] == kept
+    assert found.is_whole
+
+
+def test_a_first_record_without_an_offset_is_no_other_first_header() -> None:
+    image = large()
+    in_record(0, uncompressed_size=0xFFFFFFFF, compressed_size=0xFFFFFFFF)(image)
+    assert broken_rules(image.file()) == ["ZIP-13"]
+
+
 def test_a_name_that_is_not_utf8_is_refused() -> None:
     image = small()
     in_both(2, name=b"assets/\xc3")(image)
@@ -663,7 +731,9 @@ def test_a_name_that_is_not_utf8_is_refused() -> None:
     found = inspect(image.file(), findings)
     assert findings.rules[:1] == ["NAME-1"]
     assert found is not None
+    assert found is not None
     assert found.entries[2].name == r"assets/\xc3"
+    assert [item.is_utf8 for item in found.listed] == [True, True, False, True]
 
 
 def test_all_broken_rules_are_reported_and_not_only_the_first() -> None:

@@ -305,7 +305,7 @@ async function readEndRecords(source) {
     if (count < SATURATED16 && size < SATURATED32 && offset < SATURATED32) {
       refuse('ZIP64-1', null, 'no Zip64 end record where all values fit', `${count}, ${size} and ${offset}`);
     }
-  } else if (end >= ZIP64_LOCATOR && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator) {
+  } else if (offset + size === source.size - TAIL && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator) {
     refuse('ZIP64-1', null, 'no Zip64 locator where no value is saturated', 'its signature');
   }
 
@@ -427,9 +427,11 @@ function parseRecord(directory, view, pos, index) {
   if (internal !== 0) refuse('ZIP-11', name, 'internal attributes 0', hex(internal));
   const external = u32(view, pos + 38);
   const unixType = external >>> 28;
-  if ((unixType !== 0 && unixType !== 8) || (external & 0x18) !== 0) {
+  if ((unixType !== 0 && unixType !== 8) || (external & 0xffd8) !== 0) {
     refuse('ZIP-11', name, 'the attributes of a regular file', hex(external));
   }
+  const host = view.getUint8(pos + 5);
+  if (host !== 3) refuse('ZIP-11', name, 'a version made by Unix (3)', host);
 
   const { size, headerOffset } = readSizes(view, pos, nameEnd, extraEnd, name);
   const version = u16(view, pos + 6);
@@ -582,8 +584,6 @@ function checkName(bytes) {
   if (name === MODEL_NAME) return name;
   if (name.startsWith(ASSETS)) {
     checkAsset(name, bytes);
-  } else if (name === '' || name.includes('/')) {
-    refuse('NAME-1', name, `${MODEL_NAME}, a key, or a path below ${ASSETS}`, quote(name));
   } else if (!/^(?!__)[A-Za-z_][A-Za-z0-9_]*$/.test(name) || name.length > 255 || name.toLowerCase() === 'assets') {
     refuse('KEY-1', name, 'a key', quote(name));
   }
@@ -592,9 +592,10 @@ function checkName(bytes) {
 
 function checkAsset(name, bytes) {
   if (bytes.length > MAX_NAME) refuse('ASSET-1', name, `a name of at most ${MAX_NAME} bytes`, bytes.length);
-  if (/[\\:\u0000-\u001f\u007f-\u009f]/.test(name)) {
-    refuse('ASSET-1', name, 'a name without backslash, colon and control characters', quote(name));
+  if (/[\\:;\u0000-\u001f\u007f-\u009f]/.test(name)) {
+    refuse('ASSET-1', name, 'a name without backslash, colon, semicolon and control characters', quote(name));
   }
+  if (name !== name.normalize('NFC')) refuse('ASSET-1', name, 'Normalization Form C', quote(name));
   if (/\/\.\.?(\/|$)/.test(name)) refuse('ASSET-1', name, 'components other than . and ..', quote(name));
   for (let start = ASSETS.length; start <= bytes.length; ) {
     const slash = bytes.indexOf(SLASH, start);

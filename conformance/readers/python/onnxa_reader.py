@@ -19,6 +19,7 @@ import re
 import stat
 import struct
 import sys
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ _ZIP64_FIELD_SIZE = 20  # of a local header
 _MAX_PADDING = 32_767
 
 _KEY = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
-_BAD_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:]")
+_BAD_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 
 # Section 8.2: the bits of an element in the entry. Its bytes once unpacked are ceil(bits / 8).
 _BITS = (
@@ -313,8 +314,6 @@ def _read_end(source: _Source) -> _Directory:
         _expect("ZIP64-1", "values of the end record", full, values)
         values = _read_end64(before, size)
         end_of_directory -= _END64.size + _LOCATOR.size
-    elif before[-_LOCATOR.size :].startswith(b"PK\6\7"):
-        _refuse("ZIP64-1", "before the end record", "no Zip64 locator", "its signature")
 
     on_disk, count, directory_size, offset = values
     _expect("ZIP-4", "records on this disk", count, on_disk)
@@ -350,7 +349,7 @@ def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
     if name_start > len(data):
         _refuse("ZIP-4", "directory", "a record", f"{len(data) - position} bytes")
     signature, *rest = _RECORD.unpack_from(data, position)
-    _, needed, flags, method, _, _, crc, compressed, size, *rest = rest
+    made_by, needed, flags, method, _, _, crc, compressed, size, *rest = rest
     name_length, extra_length, comment_length, disk, internal, external, offset = rest
     _expect("ZIP-4", "signature of a directory record", b"PK\1\2", signature)
     extra_start = name_start + name_length
@@ -363,7 +362,8 @@ def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
     _expect("ZIP-8", "compression method", 0, method, name)
     _expect("ZIP-9", "flags", 0 if name.isascii() else 0x0800, flags, name)
     _expect("ZIP-11", "internal attributes", 0, internal, name)
-    if external >> 28 not in (0x0, 0x8) or external & 0x18:
+    _expect("ZIP-11", "system of version made by", 3, made_by >> 8, name)
+    if external >> 28 not in (0x0, 0x8) or external & 0xFFD8:
         _refuse("ZIP-11", "external attributes", "a regular file", hex(external), name)
 
     zip64 = data[extra_start:end]
@@ -473,8 +473,10 @@ def _check_asset_name(name: bytes, text: str) -> None:
     if len(name) > 1024:
         _refuse("ASSET-1", "length of the name", "at most 1024 bytes", len(name), name)
     if bad := _BAD_IN_ASSET.search(text):
-        expected = "no control character, backslash and colon"
+        expected = "no control character, backslash, colon and semicolon"
         _refuse("ASSET-1", "path of the asset", expected, bad.group(), name)
+    if not unicodedata.is_normalized("NFC", text):
+        _refuse("ASSET-1", "name", "Normalization Form C", name, name)
     for component in name.split(b"/"):
         if component in (b".", b"..") or not 1 <= len(component) <= 255:
             expected = "1 to 255 bytes, not . and .."
