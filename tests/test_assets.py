@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import unicodedata
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import normalised, run_model, runnable_model
+from models import model_of, normalised, run_model, runnable_model
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -239,5 +240,5 @@ def test_an_asset_whose_path_is_not_composed_is_refused_with_the_remedy(tmp_path
 
 
 def test_an_asset_of_a_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="semicolon.*found 'a;1'"):
+    with pytest.raises(ValueError, match=r"semicolon.*found 'a;1'"):
         onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={"a;1": b""})

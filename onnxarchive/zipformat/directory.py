@@ -157,7 +157,8 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP64-1",
             f"expected no Zip64 end record, since the end record can state {record.count} "
-            f"entries in {record.directory_size} bytes at offset {record.directory_offset}, found one",
+            f"entries in {record.directory_size} bytes at offset "
+            f"{record.directory_offset}, found one",
         )
     return Bounds(record.directory_offset, record.directory_size, record.count)
 
