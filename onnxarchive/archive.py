@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType, TracebackType
@@ -117,41 +117,33 @@ def check_local_header(
 
 
 def check_data(
-    file: MappedFile,
-    entries: Iterable[Entry],
-    sites: Mapping[str, Site],
-    report: Report,
-    progress: Progress | None,
+    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: Counter
 ) -> None:
-    """Reads every entry once, in pieces, for the rules that need bytes.
+    """Reads an entry once, in pieces, for the rules that need its bytes.
 
     Args:
         file: The archive.
-        entries: Its entries.
-        sites: The tensor of each key.
+        entry: The entry.
+        site: The tensor that has it as its location, or None.
         report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-        progress: Called with the bytes done and the bytes in all.
+        counter: Tells of the bytes that are read.
     """
-    entries = tuple(entries)
-    counter = Counter(progress, sum(entry.nbytes for entry in entries))
-    for entry in entries:
-        pieces = _summed(file, entry, report)
-        site = sites.get(entry.name)
-        checksum = None
-        if site is not None:
-            checksum = tensors.checksum(site.tensor)
-            if tensors.array_type(site.tensor) is not None:
-                pieces = tensors.checked(site, pieces, report, entry=entry.name)
-        sha1 = hashlib.sha1(usedforsecurity=False)
-        for piece in counter(pieces):
-            if checksum is not None:
-                sha1.update(piece)
-        if checksum not in (None, sha1.hexdigest()):
-            report.broken(
-                "DATA-6",
-                f"{site}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
-                entry=entry.name,
-            )
+    pieces = _summed(file, entry, report)
+    checksum = None
+    if site is not None:
+        checksum = tensors.checksum(site.tensor)
+        if tensors.array_type(site.tensor) is not None:
+            pieces = tensors.checked(site, pieces, report, entry=entry.name)
+    sha1 = hashlib.sha1(usedforsecurity=False)
+    for piece in counter(pieces):
+        if checksum is not None:
+            sha1.update(piece)
+    if checksum is not None and checksum != sha1.hexdigest():
+        report.broken(
+            "DATA-6",
+            f"{site}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+            entry=entry.name,
+        )
 
 
 def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
@@ -277,11 +269,12 @@ class Archive:
             ArchiveFormatError: A local header does not match the directory, or bytes are none that
                 the tensor may have (TENSOR-4, TENSOR-5).
         """
+        counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
         with naming(self.path):
             for name, entry in self._entries.items():
                 check_local_header(self.file, entry, self._records[name], Report())
                 self._compared.add(name)
-            check_data(self.file, self._entries.values(), self.sites, Report(), progress)
+                check_data(self.file, entry, self.sites.get(name), Report(), counter)
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +19,7 @@ from onnxarchive.archive import (
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files import MappedFile
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.zipformat.writer import Progress
+from onnxarchive.zipformat.writer import Counter, Progress
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,7 +91,7 @@ class _Findings(Report):
 
     def __init__(self) -> None:
         self._kept: list[Finding] = []
-        self._counts: Counter[str] = Counter()
+        self._counts: collections.Counter[str] = collections.Counter()
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         finding = Finding(rule, entry, message)
@@ -153,5 +153,7 @@ def check(
         for entry, record in zip(contents.entries, contents.records, strict=True):
             check_local_header(file, entry, record, findings)
         if full:
-            check_data(file, contents.entries, contents.sites, findings, progress)
+            counter = Counter(progress, sum(entry.nbytes for entry in contents.entries))
+            for entry in contents.entries:
+                check_data(file, entry, contents.sites.get(entry.name), findings, counter)
     return findings.list
