@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import onnxarchive
 from onnxarchive.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +53,23 @@ def test_python_snippets_run_one_after_another(
     assert "cat\ndog" in printed
     assert "[0. 1. 2. 3.]" in printed
     assert (directory / "streamed.onnxa").exists()
+
+
+@pytest.mark.parametrize(
+    ("index", "libraries"), [(0, "onnxsim onnxslim onnxoptimizer"), (1, "torch")]
+)
+def test_snippets_for_further_libraries_run(directory: Path, index: int, libraries: str) -> None:
+    names: dict[str, object] = {
+        name: pytest.importorskip(name, reason=f"{name} is not installed")
+        for name in libraries.split()
+    }
+    names["onnxarchive"] = onnxarchive
+    snippets = blocks("py")
+    assert len(snippets) == 2
+    onnxarchive.convert("model.onnx", "model.onnxa")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of those libraries
+        exec(compile(snippets[index], "README.md", "exec"), names)
 
 
 def test_commands_run_one_after_another(

@@ -18,6 +18,7 @@ from onnxarchive.files import replacing, require_no_input
 from onnxarchive.model.keys import Keys
 from onnxarchive.runtime.compare import Comparison, Difference, compare
 from onnxarchive.runtime.run import Memory, Outcome, Value, run
+from onnxarchive.sources import open_source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
     targets = _targets(arguments.output, outcome.outputs)
-    inputs = [arguments.model, *(path for _, path in _pairs("--input", arguments.input))]
+    inputs = _files(arguments) if targets else []
     for _, path in targets:
         require_free(path, arguments.force)
         require_no_input(path, inputs)
@@ -138,6 +139,15 @@ def _run(arguments: argparse.Namespace) -> int:
         lines += ["", *_told_comparison(comparison, arguments.compare)]
     say(arguments, result, "\n".join(lines))
     return DONE if comparison is None or comparison.is_same else FOUND
+
+
+def _files(arguments: argparse.Namespace) -> list[str]:
+    """Everything that is read: models, their data files, inputs."""
+    files = [path for _, path in _pairs("--input", arguments.input)]
+    for model in filter(None, (arguments.model, arguments.compare)):
+        with open_source(model) as source:
+            files += [model, *source.files]
+    return files
 
 
 @contextlib.contextmanager
@@ -191,7 +201,7 @@ def _load(name: str, path: str) -> tuple[str, NDArray[Any] | list[NDArray[Any]]]
 def _targets(given: Sequence[str], outputs: Sequence[Value]) -> list[tuple[Value, str]]:
     """The outputs to save, and where."""
     by_name = {value.name: value for value in outputs}
-    targets: dict[str, Value] = {}
+    targets: dict[str, tuple[Value, str]] = {}
     for argument in given:
         ends = [index for index, letter in enumerate(argument) if letter == "="]
         names = [argument[:end] for end in ends if argument[:end] in by_name]
@@ -210,10 +220,11 @@ def _targets(given: Sequence[str], outputs: Sequence[Value]) -> list[tuple[Value
                 for value in outputs
             ]
         for value, path in named:
-            if not path or path in targets:
+            file = os.path.normcase(os.path.realpath(path))
+            if not path or file in targets:
                 raise ValueError(f"--output: expected one file for each output, found {argument!r}")
-            targets[path] = value
-    return [(value, path) for path, value in targets.items()]
+            targets[file] = value, path
+    return list(targets.values())
 
 
 def _save(path: str, array: NDArray[Any]) -> None:

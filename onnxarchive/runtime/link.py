@@ -25,6 +25,7 @@ from onnxarchive.errors import (
     Report,
     UnsupportedFeatureError,
     naming,
+    shown,
 )
 from onnxarchive.files import MappedFile, is_below, replacing, require_no_input
 from onnxarchive.model import dtypes, proto, tensors
@@ -318,11 +319,11 @@ def check_link(
             raise
         return [Misfit(None, f"expected the archive {named}, found no such file")]
     with opened, naming(named):
-        return list(_misfits(model, os.path.dirname(os.fspath(path)), opened))
+        return list(_misfits(model, path, opened))
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of the archive that a link names, or None where there is not exactly one.
+    """The path of the archive that a link names, or None where that is not one file near it.
 
     Raises:
         ArchiveFormatError: The link is not a model.
@@ -333,7 +334,8 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     locations = _locations(model)
     if len(locations) != 1:
         return None
-    return os.path.join(os.path.dirname(os.fspath(path)), *locations)
+    found = _beside(path, locations[0])
+    return None if isinstance(found, Misfit) else found
 
 
 def _parse(file: MappedFile) -> onnx.ModelProto:
@@ -357,11 +359,29 @@ def _named_archive(model: onnx.ModelProto, path: str | os.PathLike[str]) -> str 
         )
     if len(locations) > 1:
         return Misfit(None, f"expected all external data in one file, found it in {locations}")
-    return os.path.join(os.path.dirname(os.fspath(path)), locations[0])
+    return _beside(path, locations[0])
 
 
-def _misfits(model: onnx.ModelProto, directory: str, archive: Archive) -> Iterator[Misfit]:
-    """Compares a link with its archive; takes the link's fingerprint out of it."""
+def _beside(path: str | os.PathLike[str], location: str) -> str | Misfit:
+    """The file of a location, which has to lie in the directory of the link at `path` or below."""
+    directory = os.path.dirname(os.fspath(path))
+    found = os.path.join(directory, location)
+    is_plain = not (
+        {"\0", "\\"} & set(location) or os.path.isabs(location) or ".." in location.split("/")
+    )
+    if is_plain and is_below(os.path.realpath(found), os.path.realpath(directory)):
+        return found
+    return Misfit(
+        None,
+        f"expected the archive in the link's directory or below it, without '..' and backslashes, "
+        f"found the location {shown(location)}",
+    )
+
+
+def _misfits(
+    model: onnx.ModelProto, path: str | os.PathLike[str], archive: Archive
+) -> Iterator[Misfit]:
+    """Compares the link at `path` with its archive; takes the link's fingerprint out of it."""
     found = _take_fingerprint(model)
     expected = fingerprint(archive)
     if found is None:
@@ -377,9 +397,17 @@ def _misfits(model: onnx.ModelProto, directory: str, archive: Archive) -> Iterat
             "places; link it anew",
         )
     for location in _locations(model):
-        beside = os.path.join(directory, location)
-        if not is_file_of(archive, beside):
+        beside = _beside(path, location)
+        if isinstance(beside, Misfit):
+            yield beside
+        elif not is_file_of(archive, beside):
             yield Misfit(None, f"expected external data in {archive.path}, found it in {beside}")
+        elif os.path.islink(beside) or os.stat(beside).st_nlink > 1:
+            yield Misfit(
+                None,
+                f"expected a file with one name, since onnx reads no external data from others, "
+                f"found a symbolic or a further hard link at {beside}",
+            )
 
     sites = {site.path: site for site in tensors.walk(model)}
     originals = {site.path: site for site in tensors.walk(archive.model)}
@@ -402,8 +430,8 @@ def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> st
     for field in _DESCRIBING_FIELDS:
         expected, found = getattr(original.tensor, field), getattr(tensor, field)
         if expected != found:
-            shown = _SHOWN.get(field, repr)
-            return f"{original}: expected {field} {shown(expected)}, found {shown(found)}"
+            form = _SHOWN.get(field, repr)
+            return f"{original}: expected {field} {form(expected)}, found {form(found)}"
     if key is None:
         if tensor.data_location == tensors.EXTERNAL:
             return (

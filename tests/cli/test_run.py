@@ -103,6 +103,25 @@ def test_given_inputs_are_taken_and_outputs_saved(archive: Path, capsys: Capture
     assert result["inputs"][0]["random"] is False
 
 
+def test_outputs_replace_no_model_and_none_of_its_files(archive: Path, capsys: Captured) -> None:
+    onnxarchive.export(archive, "other.onnx", external_data="other.data")
+    (name,) = (it.name for it in onnx.load("other.onnx").graph.output)
+    before = {path: path.read_bytes() for path in archive.parent.iterdir()}
+    for target in (archive.name, "other.onnx", "other.data"):
+        status = run(archive, "--compare", "other.onnx", "--output", f"{name}={target}", "--force")
+        assert status == 2
+        assert "expected another file than the input" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in archive.parent.iterdir()} == before
+
+
+def test_two_outputs_are_not_saved_in_one_file(tmp_path: Path, capsys: Captured) -> None:
+    model = saved(identities(a=[1], b=[1]), tmp_path / "two.onnx")
+    same = (f"ya={tmp_path}/q.npy", f"yb={tmp_path}/./q.npy")
+    assert run(model, "--output", same[0], "--output", same[1]) == 2
+    assert "one file for each output" in capsys.readouterr().err
+    assert not (tmp_path / "q.npy").exists()
+
+
 def test_all_outputs_are_saved_in_a_directory_under_safe_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
