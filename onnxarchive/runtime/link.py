@@ -379,9 +379,9 @@ def _beside(path: str | os.PathLike[str], location: str) -> str | Misfit:
 
 
 def _misfits(
-    model: onnx.ModelProto, path: str | os.PathLike[str], archive: Archive
+    model: onnx.ModelProto, link_path: str | os.PathLike[str], archive: Archive
 ) -> Iterator[Misfit]:
-    """Compares the link at `path` with its archive; takes the link's fingerprint out of it."""
+    """Compares the link at `link_path` with its archive; takes the link's fingerprint out of it."""
     found = _take_fingerprint(model)
     expected = fingerprint(archive)
     if found is None:
@@ -397,7 +397,7 @@ def _misfits(
             "places; link it anew",
         )
     for location in _locations(model):
-        beside = _beside(path, location)
+        beside = _beside(link_path, location)
         if isinstance(beside, Misfit):
             yield beside
         elif not is_file_of(archive, beside):
