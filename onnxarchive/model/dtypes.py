@@ -25,9 +25,13 @@ BITS_PER_BYTE = 8
 MAX_RANK = 64  # numpy's
 MAX_NBYTES = (1 << 63) - 1  # of an array, numpy's
 
-_REGISTERED_BY_EXTENSION = 2  # numpy.dtype.isbuiltin
 # Type-specific fields whose numbers are their own bytes, and how many those are.
 _FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
+
+
+def is_extension(dtype: np.dtype[Any]) -> bool:
+    """Whether another package, ml_dtypes, adds this type to numpy; such have no byte order."""
+    return dtype.isbuiltin == 2  # registered by an extension
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def _declare(
     name: str, number: int, dtype: Any, typed_field: str, bit_width: int | None = None
 ) -> DataType:
     declared = np.dtype(dtype)
-    if declared.isbuiltin != _REGISTERED_BY_EXTENSION:
+    if not is_extension(declared):
         declared = declared.newbyteorder("<")
     return DataType(
         name, number, declared, typed_field, bit_width or declared.itemsize * BITS_PER_BYTE
@@ -133,7 +137,7 @@ def of_array(array: NDArray[Any]) -> DataType:
         UnsupportedFeatureError: ONNX has no data type for it.
     """
     dtype = array.dtype
-    if dtype.isbuiltin != _REGISTERED_BY_EXTENSION:
+    if not is_extension(dtype):
         dtype = dtype.newbyteorder("<")
     data_type = _BY_DTYPE.get(dtype)
     if data_type is None:
@@ -159,7 +163,7 @@ def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDAr
     if data_type.is_packed:
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)
-    elif data_type.dtype.isbuiltin == _REGISTERED_BY_EXTENSION:
+    elif is_extension(data_type.dtype):
         # Numpy knows no byte order of an extension type, but that of the integers it lies over.
         bits = np.frombuffer(data, np.dtype(f"<u{data_type.dtype.itemsize}"))
         array = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(data_type.dtype)
@@ -183,7 +187,7 @@ def as_raw_data(array: NDArray[Any]) -> memoryview:
     flat = np.ascontiguousarray(array).reshape(-1)
     if data_type.is_packed:
         return _bytes_of(pack(flat.view(np.uint8), data_type.bit_width))
-    if data_type.dtype.isbuiltin == _REGISTERED_BY_EXTENSION:
+    if is_extension(data_type.dtype):
         bits = flat.view(f"=u{data_type.dtype.itemsize}")
         return _bytes_of(bits.astype(bits.dtype.newbyteorder("<"), copy=False))
     return _bytes_of(flat.astype(data_type.dtype, copy=False))

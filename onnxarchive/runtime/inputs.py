@@ -71,7 +71,7 @@ class Port:
     def is_foreign(self) -> bool:
         """Whether it is a tensor of a type that numpy has from ml_dtypes only."""
         known = _BY_NAME.get(self.data_type)
-        return self.is_tensor and known is not None and _is_extension(known)
+        return self.is_tensor and known is not None and dtypes.is_extension(known.dtype)
 
     def open_dims(self) -> dict[int, str]:
         """The axes whose size the model leaves open, by number, with a name for each.
@@ -83,10 +83,6 @@ class Port:
             for axis, size in enumerate(self.dims)
             if not isinstance(size, int)
         }
-
-
-def _is_extension(data_type: DataType) -> bool:
-    return data_type.dtype.isbuiltin == 2  # as numpy says of types that ml_dtypes adds
 
 
 def make(
@@ -268,7 +264,7 @@ def to_runtime(ort: Any, port: Port, value: Given) -> Any:
 def from_runtime(tensor: Any) -> NDArray[Any]:
     """A tensor of ONNX Runtime in the memory of the CPU as an array, of whatever type."""
     data_type = dtypes.BY_NUMBER.get(tensor.element_type())
-    if data_type is None or not _is_extension(data_type):
+    if data_type is None or not dtypes.is_extension(data_type.dtype):
         array: NDArray[Any] = tensor.numpy()
         return array
     data = ctypes.string_at(tensor.data_ptr(), tensor.tensor_size_in_bytes())

@@ -207,7 +207,7 @@ def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
         return torch.empty(array.shape, dtype=dtype)
     if any(stride < 0 for stride in array.strides):  # which PyTorch has not
         array = np.ascontiguousarray(array)
-    if _is_extension(array.dtype) or name == _FLOAT4:
+    if dtypes.is_extension(array.dtype) or name == _FLOAT4:
         array = array.view(_BITS[array.dtype.itemsize])
     else:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -215,10 +215,6 @@ def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
     if copy:
         result = result.clone()
     return result if result.dtype == dtype else result.view(dtype)
-
-
-def _is_extension(dtype: np.dtype[Any]) -> bool:
-    return dtype.isbuiltin == 2  # as numpy says of types that another package, ml_dtypes, adds
 
 
 class _SaidWritable:
