@@ -124,6 +124,16 @@ class MappedFile:
                 raise error from None
         return memoryview(self._map)
 
+    def paths(self) -> Iterator[str]:
+        """Where the file may be, without symbolic links: where it was opened, or is by now.
+
+        On Linux the descriptor knows where a file that was renamed has gone. A path may lead to
+        another file: compare its `identity`.
+        """
+        yield os.path.realpath(self.path)
+        with contextlib.suppress(OSError):  # of another system
+            yield os.readlink(f"/proc/self/fd/{self._descriptor}")
+
     def close(self) -> None:
         """Closes the descriptor and lets go of the map, which lives as long as a view of it."""
         if self._is_open:
@@ -174,6 +184,10 @@ class MemoryFile(MappedFile):
         """All bytes."""
         self._require_open()
         return self._data
+
+    def paths(self) -> Iterator[str]:
+        """None: it has no file."""
+        return iter(())
 
     def close(self) -> None:
         """Ends the reading; views live on."""

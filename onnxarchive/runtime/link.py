@@ -7,7 +7,6 @@ the same model, which `linked_model` gives.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import warnings
@@ -129,11 +128,7 @@ def real_path(archive: Archive) -> str:
     Raises:
         ArchiveError: The path leads to another file by now, or to none.
     """
-    candidates = [os.path.realpath(archive.path)]
-    descriptor = getattr(archive.file, "_descriptor", None)
-    with contextlib.suppress(OSError):  # of another system
-        candidates.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    for candidate in candidates:
+    for candidate in archive.file.paths():
         if is_file_of(archive, candidate):
             return candidate
     error = ArchiveError(

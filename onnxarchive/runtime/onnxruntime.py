@@ -110,7 +110,7 @@ def session(
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
-    ort = _onnxruntime()
+    ort = require_onnxruntime()
     with _opened(path) as archive:
         own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
         if isinstance(archive.file, MemoryFile):
@@ -155,7 +155,7 @@ def options(
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
-    ort = _onnxruntime()
+    ort = require_onnxruntime()
     with _opened(path) as archive:
         own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
         if own is None:
@@ -168,7 +168,8 @@ def options(
         return _prepare(archive, real_path(archive), own), own
 
 
-def _onnxruntime() -> Any:
+def require_onnxruntime() -> Any:
+    """ONNX Runtime, or an error that says how to install one that can run archives."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -275,7 +276,7 @@ def _copy(given: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptio
     functions = {text(function.domain) for function in model.functions}
     if not {text(it.domain) for it in model.opset_import} <= _OWN_DOMAINS | functions:
         return None
-    ort = _onnxruntime()
+    ort = require_onnxruntime()
     try:
         nothing = ort.InferenceSession(
             _nothing(), given, ["CPUExecutionProvider"], enable_fallback=0
@@ -325,7 +326,7 @@ def _lent(given: ort.SessionOptions, folder: str) -> Iterator[None]:
 @cache
 def _session_of_lent_options() -> Any:
     """A session that is made with its caller's own options, which it changes for the time being."""
-    base: Any = _onnxruntime().InferenceSession
+    base: Any = require_onnxruntime().InferenceSession
 
     class Session(base):  # type: ignore[misc]
         def __init__(self, model: bytes, folder: str, given: Any, *rest: Any, **kwargs: Any):

@@ -21,7 +21,7 @@ from onnxarchive.files import MappedFile
 from onnxarchive.model import dtypes
 from onnxarchive.runtime import inputs as inputs_
 from onnxarchive.runtime.inputs import Given, Port
-from onnxarchive.runtime.onnxruntime import _onnxruntime, session
+from onnxarchive.runtime.onnxruntime import require_onnxruntime, session
 from onnxarchive.zipformat.records import LocalHeader
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Model:
     ) -> None:
         """Makes a session of an archive or a `.onnx`; arguments and errors are those of `run`."""
         self.path = os.fsdecode(path)
-        self._ort = _onnxruntime()
+        self._ort = require_onnxruntime()
         names = None if providers is None else _provider_names(self._ort, providers)
         self._watch = _Watch()
         begin = time.perf_counter()
