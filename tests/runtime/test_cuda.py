@@ -1,0 +1,316 @@
+"""Archives on a CUDA device: sessions with its provider, and tensors that PyTorch copies to it.
+
+What needs ONNX Runtime and what needs PyTorch is skipped each for itself, where the device or the
+build for it is missing. Device and provider are parameters of everything else here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import MEASURE_MEMORY, NUMBERS, model_of, random_raw, raw_tensor, run_python
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+from onnxarchive.runtime import torch as archived
+
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+SESSIONS = 4
+MIB = 1 << 20
+PARTS = 4
+PART = 64 * MIB
+
+# What PyTorch has no type for.
+REFUSED = {"FLOAT6E2M3", "FLOAT6E3M2"}
+UNPACKED = {"INT4", "UINT4", "INT2", "UINT2"}
+IN_PAIRS = "FLOAT4E2M1"
+NAMES = sorted(set(NUMBERS) - REFUSED)
+DIMS = (6, 50)
+
+
+# What there is
+
+
+@pytest.fixture(scope="module")
+def provider() -> str:
+    """The provider of CUDA, if ONNX Runtime has it and it has a device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+        if CUDA not in ort.get_available_providers():
+            pytest.skip(f"this ONNX Runtime has no {CUDA}: it is in onnxruntime-gpu")
+        if hasattr(ort, "preload_dlls"):  # from 1.21: finds those that packages of Python brought
+            ort.preload_dlls()
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        serialized = integer_model().SerializeToString()
+        try:
+            found = ort.InferenceSession(serialized, options, [CUDA]).get_providers()
+        except Exception as error:  # ONNX Runtime's own have no base but this
+            pytest.skip(f"ONNX Runtime makes no session with {CUDA}: {error}")
+    if found[0] != CUDA:
+        pytest.skip(f"ONNX Runtime has {CUDA} and falls back to {found}: device or library missing")
+    return CUDA
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    """The device of PyTorch, if it has one of CUDA."""
+    driver = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        ctypes.CDLL(driver)  # which costs less than to import PyTorch
+    except OSError:
+        pytest.skip(f"there is no driver of a CUDA device ({driver})")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+        if not torch.cuda.is_available():
+            pytest.skip(f"PyTorch {torch.__version__} has no CUDA device")
+        torch.zeros(1, device="cuda")  # may warn of the device, once
+    return "cuda"
+
+
+# Sessions
+
+
+def _integers(name: str, seed: int, *shape: int) -> TensorProto:
+    values = np.random.default_rng(seed).integers(-2, 3, shape)
+    return numpy_helper.from_array(values.astype(np.float32), name)
+
+
+def integer_model() -> onnx.ModelProto:
+    """A model whose numbers are exact in whatever order and type a device sums them.
+
+    Weights are from -2 to 2 and inputs from -1 to 1, so that what goes into a product stays below
+    2048, which TensorFloat-32 holds, and sums stay below 2**24. The half that comes last keeps the
+    outputs from being 0, which has two signs.
+    """
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "layer.0/weight"], ["product"]),
+            helper.make_node("Add", ["product", "layer.0/bias"], ["sum"]),
+            helper.make_node("Relu", ["sum"], ["positive"]),
+            helper.make_node("Mul", ["positive", "scale"], ["scaled"]),
+            helper.make_node("Gemm", ["scaled", "layer.1/weight"], ["second"]),
+            helper.make_node("Add", ["second", "layer.1/bias"], ["y"]),
+        ],
+        "integers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 256])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 32])],
+        [
+            _integers("layer.0/weight", 1, 256, 64),
+            _integers("layer.0/bias", 2, 64),
+            _integers("scale", 3, 4, 64),
+            _integers("layer.1/weight", 4, 64, 32),
+            numpy_helper.from_array(np.full(32, 0.5, np.float32), "layer.1/bias"),
+        ],
+    )
+    opset = helper.make_opsetid("", 17)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=8)
+
+
+X = np.random.default_rng(5).integers(-1, 2, (4, 256)).astype(np.float32)
+
+
+def expected() -> bytes:
+    """What the model gives, by numpy."""
+    weight, bias, scale, second, half = (
+        numpy_helper.to_array(it).astype(np.float64) for it in integer_model().graph.initializer
+    )
+    y = np.maximum(X @ weight + bias, 0) * scale @ second + half
+    return y.astype(np.float32).tobytes()
+
+
+def session(source: Any, provider: str) -> Any:
+    """A session all of whose nodes run with `provider`, so that none runs on the CPU unnoticed."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if provider != CPU:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    made = onnxarchive.session(source, options, [provider], enable_fallback=0)
+    assert made.get_providers()[0] == provider
+    return made
+
+
+def run(session: Any) -> bytes:
+    (y,) = session.run(None, {"x": X})
+    return bytes(y.tobytes())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "integers.onnxa"
+    onnxarchive.save(integer_model(), path)
+    with onnxarchive.open(path) as archive:
+        outside = {site.name for site in archive.sites.values()}
+    assert outside == {"layer.0/weight", "layer.1/weight", "scale"}
+    return path
+
+
+def test_a_session_on_the_device_gives_what_one_on_the_cpu_gives(provider: str, path: Path) -> None:
+    made = onnxarchive.session(path, providers=[provider])
+    assert made.get_providers()[0] == provider
+    on_cpu = onnxarchive.session(path, providers=[CPU])
+    assert on_cpu.get_providers() == [CPU]
+    assert run(made) == run(on_cpu) == expected()
+
+
+@pytest.mark.parametrize("open", [Path, onnxarchive.open, Path.read_bytes])
+def test_every_node_runs_on_the_device_whatever_the_session_is_made_of(
+    provider: str, path: Path, open: Callable[[Path], Any]
+) -> None:
+    source = open(path)
+    made = session(source, provider)
+    if isinstance(source, onnxarchive.Archive):
+        source.close()
+    assert run(made) == expected()
+
+
+def test_several_sessions_of_an_archive_are_on_the_device_at_once(
+    provider: str, path: Path
+) -> None:
+    with onnxarchive.open(path) as archive:
+        sessions = [session(source, provider) for source in (path, archive) * (SESSIONS // 2)]
+    found: list[bytes] = []
+    start = threading.Barrier(SESSIONS)
+
+    def run_often(made: Any) -> None:
+        start.wait()
+        found.extend(run(made) for _ in range(10))
+
+    threads = [threading.Thread(target=run_often, args=[made]) for made in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected()] * (10 * SESSIONS)
+    while sessions:  # those that are left do not need those that are gone
+        del sessions[0]
+        assert [run(made) for made in sessions] == [expected()] * len(sessions)
+
+
+# Tensors
+
+
+def _bytes(tensor: Any) -> bytes:
+    import torch
+
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return bytes(data.numpy().tobytes())
+
+
+def there_and_back(archive: onnxarchive.Archive, name: str, device: str) -> bytes:
+    """The bytes that a tensor has after a copy of it was on the device."""
+    copied = archived.tensor(archive, name).to(device, copy=True)
+    assert copied.device.type == device
+    return _bytes(copied.cpu())
+
+
+def _pairs(codes: bytes) -> bytes:
+    """Codes of 4 bits two to a byte, the first in the low bits."""
+    return bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_of_any_type_comes_back_from_the_device_as_it_was(
+    device: str, tmp_path: Path, name: str
+) -> None:
+    number = NUMBERS[name]
+    shapes = {"whole": DIMS, "scalar": (), "nothing": (0, 4)}
+    if name == IN_PAIRS:
+        del shapes["scalar"]
+    tensors = [raw_tensor(key, number, dims, number) for key, dims in shapes.items()]
+    onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa", size_threshold=0)
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        assert len(archive.sites) == len(shapes)
+        for key in shapes:
+            array = archive.tensors[key]
+            if name in UNPACKED:
+                array = array.astype(np.int8)
+            data = _pairs(array.tobytes()) if name == IN_PAIRS else array.tobytes()
+            assert there_and_back(archive, key, device) == data
+        if name not in UNPACKED:
+            assert there_and_back(archive, "whole", device) == random_raw(number, DIMS, number)
+
+
+def test_a_module_on_the_device_loads_its_state_from_an_archive(
+    device: str, tmp_path: Path
+) -> None:
+    import torch
+
+    model = model_of(raw_tensor("weight", dims=(32, 64)), raw_tensor("bias", dims=(32,)))
+    onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
+    module = torch.nn.Linear(64, 32, device=device)
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        module.load_state_dict(archived.tensors(archive))
+    for name, dims in (("weight", (32, 64)), ("bias", (32,))):
+        parameter = getattr(module, name).detach()
+        assert parameter.device.type == device
+        assert _bytes(parameter.cpu()) == random_raw(TensorProto.FLOAT, dims)
+
+
+COPY = f"""{MEASURE_MEMORY}
+import json, warnings, onnxarchive
+from onnxarchive.runtime import torch as archived
+device = sys.argv[2]
+copied = []
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    # The device, and what the driver keeps for copies of this size.
+    torch.ones({PART // 4}).to(device, copy=True).sum().item()
+def copy():
+    with onnxarchive.open(sys.argv[1]) as archive:
+        for tensor in archived.tensors(archive).values():
+            copied.append(tensor.to(device, copy=True))
+            copied[-1][-1].item()
+print(json.dumps([growth(copy), [[it.numel(), it.min().item(), it.max().item()] for it in copied]]))
+"""
+
+
+def tells_anonymous_memory() -> bool:
+    try:
+        with open("/proc/self/status") as file:
+            return "RssAnon" in file.read()
+    except OSError:
+        return False
+
+
+def copy_parts(folder: Path, device: str) -> int:
+    """By how much anonymous memory grows while an archive's tensors are copied to the device."""
+    path = folder / "m.onnxa"
+    with onnxarchive.Writer(path) as writer:
+        for index in range(PARTS):
+            writer.add(f"part{index}", np.full(PART // 4, index, np.float32))
+        writer.finish(model_of())
+    try:
+        growth, copied = json.loads(run_python(COPY, path, device))
+    finally:
+        os.unlink(path)
+    assert copied == [[PART // 4, index, index] for index in range(PARTS)]
+    return int(growth)
+
+
+@pytest.mark.skipif(
+    not tells_anonymous_memory(), reason="/proc/self/status does not say how much is anonymous"
+)
+def test_a_copy_to_the_device_makes_none_in_the_memory_of_the_host(
+    device: str, tmp_path: Path
+) -> None:
+    growth = copy_parts(tmp_path, device)
+    print(f"{growth / MIB:.1f} MiB")  # noqa: T201
+    assert growth < PART // 2  # not even one tensor at a time
