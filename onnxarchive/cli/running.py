@@ -6,7 +6,11 @@ import argparse
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,17 +18,20 @@ import numpy as np
 from onnxarchive.cli.frame import DONE, FOUND, add_command, add_force, require_free, say
 from onnxarchive.cli.progress import count_bar
 from onnxarchive.cli.table import count, printable, shape, table
-from onnxarchive.files import replacing, require_no_input
+from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input
 from onnxarchive.model.keys import Keys
-from onnxarchive.runtime.compare import Comparison, Difference, compare
+from onnxarchive.runtime.compare import Comparison, Difference, compare, require_tolerances
 from onnxarchive.runtime.run import Memory, Outcome, Value, run
 from onnxarchive.sources import open_source
 
 if TYPE_CHECKING:
+    import onnx
     from numpy.typing import NDArray
 
 _MIB: Final = 1 << 20
 _MS: Final = 1000.0
+# What follows the name of a sequence or map in the names of the arrays in it.
+_PLACE: Final = re.compile(r"(\[[0-9]+\]|\.keys|\.values)*")
 
 
 def add_run(commands: Any) -> None:
@@ -96,8 +103,9 @@ def add_run(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.compare is None and (arguments.atol or arguments.rtol):
-        raise ValueError("--atol and --rtol go with --compare")
+    _require_comparable(arguments)
+    inputs, declared = _read(arguments) if arguments.output else ([], _Declared())
+    _require_writable(arguments, inputs, declared)
     given = dict(_load(name, path) for name, path in _pairs("--input", arguments.input))
     dims = {name: _size(name, text) for name, text in _pairs("--dim", arguments.dim, last=True)}
     with _progress("run", arguments.repeat) as progress:
@@ -110,11 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
             repeat=arguments.repeat,
             progress=progress,
         )
-    targets = _targets(arguments.output, outcome.outputs)
-    inputs = _files(arguments) if targets else []
-    for _, path in targets:
-        require_free(path, arguments.force)
-        require_no_input(path, inputs)
+    saved = _save_all(arguments, inputs, declared, outcome.outputs)
     comparison = None
     if arguments.compare is not None:
         with _progress("compare", arguments.repeat) as progress:
@@ -127,10 +131,6 @@ def _run(arguments: argparse.Namespace) -> int:
                 repeat=arguments.repeat,
                 progress=progress,
             )
-    for value, path in targets:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        _save(path, value.array)
-    saved = {value.name: path for value, path in targets}
     result = _described(outcome, arguments.seed) | {"saved": saved}
     lines = _told(outcome, arguments.seed)
     lines += [f"saved     {printable(name)} as {printable(path)}" for name, path in saved.items()]
@@ -141,13 +141,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return DONE if comparison is None or comparison.is_same else FOUND
 
 
-def _files(arguments: argparse.Namespace) -> list[str]:
-    """Everything that is read: models, their data files, inputs."""
-    files = [path for _, path in _pairs("--input", arguments.input)]
-    for model in filter(None, (arguments.model, arguments.compare)):
-        with open_source(model) as source:
-            files += [model, *source.files]
-    return files
+def _require_comparable(arguments: argparse.Namespace) -> None:
+    """Refuses a comparison that would fail in any case, before anything is run."""
+    if arguments.compare is None:
+        if arguments.atol or arguments.rtol:
+            raise ValueError("--atol and --rtol go with --compare")
+        return
+    require_tolerances(arguments.atol, arguments.rtol)
+    MappedFile(arguments.compare).close()
 
 
 @contextlib.contextmanager
@@ -198,38 +199,192 @@ def _load(name: str, path: str) -> tuple[str, NDArray[Any] | list[NDArray[Any]]]
             ) from error
 
 
-def _targets(given: Sequence[str], outputs: Sequence[Value]) -> list[tuple[Value, str]]:
-    """The outputs to save, and where."""
-    by_name = {value.name: value for value in outputs}
-    targets: dict[str, tuple[Value, str]] = {}
-    for argument in given:
-        ends = [index for index, letter in enumerate(argument) if letter == "="]
-        names = [argument[:end] for end in ends if argument[:end] in by_name]
-        if names:
-            named = [(by_name[names[-1]], argument[len(names[-1]) + 1 :])]
-        elif ends and not os.path.isdir(argument):
-            listed = ", ".join(map(repr, by_name)) or "none"
-            raise ValueError(
-                f"--output: expected DIR or NAME=FILE.npy with an output of the model, which has "
-                f"{listed}, found {argument!r}"
-            )
+# Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """The outputs of a model before it is run.
+
+    Attributes:
+        tensors: The names of those that come out as one array each.
+        others: The names of the others, of whose arrays only a run tells how many there are.
+    """
+
+    tensors: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto) -> _Declared:
+        kinds = {value.name: value.type.WhichOneof("value") for value in model.graph.output}
+        return cls(
+            tuple(name for name, kind in kinds.items() if kind == "tensor_type"),
+            tuple(name for name, kind in kinds.items() if kind != "tensor_type"),
+        )
+
+    def may_have(self, name: str) -> bool:
+        """Whether there may be an array of this name."""
+        return name in self.tensors or any(
+            name.startswith(other) and _PLACE.fullmatch(name, len(other)) for other in self.others
+        )
+
+
+def _read(arguments: argparse.Namespace) -> tuple[list[str], _Declared]:
+    """All files that are read (models, their data files, inputs), and the outputs of the model."""
+    files = [path for _, path in _pairs("--input", arguments.input)]
+    with open_source(arguments.model) as source:
+        files += [arguments.model, *source.files]
+        declared = _Declared.of(source.model)
+    if arguments.compare is not None:
+        with open_source(arguments.compare) as source:
+            files += [arguments.compare, *source.files]
+    return files, declared
+
+
+def _require_writable(
+    arguments: argparse.Namespace, inputs: Sequence[str], declared: _Declared
+) -> None:
+    """Refuses outputs that will not be saved, before the model is run, which may take long."""
+    named = [(argument, _name_in(argument, declared)) for argument in arguments.output]
+    for _, path in _targets(named, declared.tensors):
+        _require_target(path, arguments.force, inputs)
+        _try_to_make(path)
+    for argument, name in named:
+        if name is None and declared.others:
+            try:
+                _try_to_make(os.path.join(argument, str(uuid.uuid4())))
+            except OSError as error:
+                error.filename = argument
+                raise
+
+
+def _require_target(path: str, force: bool, inputs: Sequence[str]) -> None:
+    if not os.path.isdir(path):  # which is refused in any case, and says so
+        require_free(path, force)
+    require_no_input(path, inputs)
+
+
+def _try_to_make(path: str) -> None:
+    """Makes a file beside one that is to be written, and removes it.
+
+    Raises:
+        OSError: It cannot be made; nor could the other one be.
+    """
+    directory = os.path.dirname(path)
+    while directory not in ("", path) and not os.path.lexists(directory):
+        path, directory = directory, os.path.dirname(directory)  # which will be made
+    Replacement(path).discard()
+
+
+def _name_in(argument: str, declared: _Declared) -> str | None:
+    """The output that NAME=FILE.npy names; None for DIR.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    ends = [index for index, letter in enumerate(argument) if letter == "="]
+    names = [argument[:end] for end in ends if declared.may_have(argument[:end])]
+    if names:
+        return names[-1]
+    if ends and not os.path.isdir(argument):
+        listed = ", ".join(map(repr, (*declared.tensors, *declared.others))) or "none"
+        raise ValueError(
+            f"--output: expected DIR or NAME=FILE.npy with an output of the model, which has "
+            f"{listed}, found {argument!r}"
+        )
+    return None
+
+
+def _targets(
+    named: Iterable[tuple[str, str | None]], outputs: Collection[str]
+) -> list[tuple[str, str]]:
+    """The outputs to save, and where: for each argument the one that it names, or all of them."""
+    targets: dict[str, tuple[str, str]] = {}
+    for argument, name in named:
+        if name is not None:
+            files = [(name, argument[len(name) + 1 :])]
         else:
             keys = Keys()  # names that every file system has, and that lead nowhere else
-            named = [
-                (value, os.path.join(argument, f"{keys.assign(value.name)}.npy"))
-                for value in outputs
-            ]
-        for value, path in named:
+            files = [(it, os.path.join(argument, f"{keys.assign(it)}.npy")) for it in outputs]
+        for output, path in files:
             file = os.path.normcase(os.path.realpath(path))
-            if not path or file in targets:
+            if not os.path.basename(path) or file in targets:
                 raise ValueError(f"--output: expected one file for each output, found {argument!r}")
-            targets[file] = value, path
+            targets[file] = output, path
+    for file, (_, path) in targets.items():
+        if any(str(parent) in targets for parent in PurePath(file).parents):
+            raise ValueError(f"--output: expected a file in a directory, found {path!r} in another")
     return list(targets.values())
 
 
-def _save(path: str, array: NDArray[Any]) -> None:
-    with replacing(path) as file:
-        np.save(file, array.astype(str) if array.dtype.hasobject else array, allow_pickle=False)
+def _save_all(
+    arguments: argparse.Namespace,
+    inputs: Sequence[str],
+    declared: _Declared,
+    outputs: Sequence[Value],
+) -> dict[str, str]:
+    """Saves outputs, and gives the path of each.
+
+    Raises:
+        OSError: One cannot be saved; all others are.
+        ValueError: Likewise.
+    """
+    arrays = {value.name: value.array for value in outputs}
+    # Tensors first: their files in a directory are then the same as before the run.
+    ordered = sorted(arrays, key=lambda name: name not in declared.tensors)
+    known = _Declared(tuple(ordered))
+    named: list[tuple[str, str | None]] = []
+    saved: dict[str, str] = {}
+    problems: list[OSError | ValueError] = []
+    for argument in arguments.output:
+        try:
+            named.append((argument, _name_in(argument, known)))
+        except ValueError as error:
+            problems.append(error)
+    for name, path in _targets(named, ordered):
+        try:
+            _require_target(path, arguments.force, inputs)
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            _save(path, name, arrays[name], arguments.force)
+        except (OSError, ValueError) as error:
+            problems.append(error)
+        else:
+            saved[name] = path
+    if problems:
+        raise problems[0]
+    return saved
+
+
+def _save(path: str, name: str, array: NDArray[Any], force: bool) -> None:
+    if array.dtype.hasobject:
+        texts = array.astype(str)
+        if np.any(texts != array):
+            raise ValueError(
+                f"output {name!r}: expected strings that a .npy file can hold, found one that ends "
+                "with a null character; take them from onnxarchive.runtime.run.run"
+            )
+        array = texts
+    is_claimed = False
+    try:
+        with replacing(path) as file:
+            np.save(file, array, allow_pickle=False)
+            if not force:
+                _claim(path)
+                is_claimed = True
+    except BaseException:
+        if is_claimed:
+            os.unlink(path)
+        raise
+
+
+def _claim(path: str) -> None:
+    """Makes an empty file of a name that nothing has, so that what is replaced is nobody else's."""
+    try:
+        with open(path, "xb"):
+            pass
+    except FileExistsError:
+        require_free(path, force=False)  # which says what to do
+        raise
 
 
 # Results
@@ -365,6 +520,7 @@ def _described_comparison(comparison: Comparison, path: str) -> dict[str, Any]:
                 "elements": it.elements,
                 "greatest_absolute": _json_number(it.greatest_absolute),
                 "greatest_relative": _json_number(it.greatest_relative),
+                "signs_of_zero": it.signs_of_zero,
             }
             for it in comparison.differences
         ],
@@ -383,10 +539,15 @@ def _told_comparison(comparison: Comparison, path: str) -> list[str]:
 def _told_difference(difference: Difference) -> str:
     if difference.problem is not None:
         return printable(difference.problem)
+    elements = count(difference.elements, "element")
     if difference.is_same:
-        told = f"the same in {count(difference.elements, 'element')}"
+        told = f"the same in {elements}"
     else:
-        told = f"differs in {difference.differing:,} of {count(difference.elements, 'element')}"
+        told = f"differs in {difference.differing:,} of {elements}"
+    if difference.signs_of_zero:
+        are_all = difference.signs_of_zero == difference.differing
+        which = "" if are_all else f", {difference.signs_of_zero:,} of them"
+        told += f"{which} only in the sign of a zero (0 and -0)"
     if difference.greatest_absolute:
         told += (
             f"; at most by {difference.greatest_absolute:.6g}, "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from onnxarchive.runtime.inputs import STRING, Given, Port, fitting
-from onnxarchive.runtime.run import Model, Outcome, Value
+from onnxarchive.runtime.run import Model, Outcome, Value, require_repeat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Difference:
         greatest_absolute: The greatest absolute difference of two numbers; infinite where only one
             of them is NaN. None for strings and where nothing was compared.
         greatest_relative: The greatest difference in proportion to the other's number.
+        signs_of_zero: How many of the elements that differ are the same number and differ in the
+            sign of a zero alone: 0 and -0. None do unless both tolerances are 0.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Difference:
     elements: int = 0
     greatest_absolute: float | None = None
     greatest_relative: float | None = None
+    signs_of_zero: int = 0
 
     @property
     def is_same(self) -> bool:
@@ -85,18 +88,17 @@ def compare(
         other: The other one, an archive or a `.onnx`.
         absolute: How far two numbers may be apart, and
         relative: how far beyond that in proportion to the other's. Where both are 0 every bit must
-            be the same. NaN is the same as NaN in any case.
+            be the same. In any case NaN is the same as NaN, and nothing else is.
         providers: As in `onnxarchive.runtime.run.run`, and so are
         repeat: this and
         progress: this.
 
     Raises:
         ArchiveError: As in `onnxarchive.runtime.run.run`, and so for other errors.
-        ValueError: A tolerance is negative or NaN.
+        ValueError: A tolerance is negative or NaN, or `repeat` is below 1.
     """
-    for tolerance in (absolute, relative):
-        if not tolerance >= 0:
-            raise ValueError(f"expected a tolerance of 0 or more, found {tolerance}")
+    require_tolerances(absolute, relative)
+    require_repeat(repeat)
     model = Model(other, providers)
     misfits = tuple(_misfits(outcome, model.inputs))
     if misfits:
@@ -104,6 +106,17 @@ def compare(
     result = model.run(outcome.feed, repeat=repeat, progress=progress)
     found = _differences(outcome.outputs, result.outputs, absolute, relative)
     return Comparison(result, tuple(found))
+
+
+def require_tolerances(absolute: float, relative: float) -> None:
+    """Refuses tolerances that say nothing.
+
+    Raises:
+        ValueError: One is negative or NaN.
+    """
+    for tolerance in (absolute, relative):
+        if not tolerance >= 0:
+            raise ValueError(f"expected a tolerance of 0 or more, found {tolerance}")
 
 
 def _misfits(outcome: Outcome, ports: Sequence[Port]) -> Iterator[Difference]:
@@ -171,33 +184,42 @@ def _difference(ours: Value, theirs: Value, absolute: float, relative: float) ->
     return Difference(
         ours.name,
         None,
-        sum(differing for differing, _, _ in pieces),
+        sum(piece.differing for piece in pieces),
         one.size,
-        max((greatest for _, greatest, _ in pieces), default=0.0),
-        max((greatest for _, _, greatest in pieces), default=0.0),
+        max((piece.absolute for piece in pieces), default=0.0),
+        max((piece.relative for piece in pieces), default=0.0),
+        sum(piece.signs_of_zero for piece in pieces),
     )
 
 
-def _piece(
-    one: NDArray[Any], two: NDArray[Any], absolute: float, relative: float
-) -> tuple[int, float, float]:
-    """How many elements differ, and the greatest absolute and relative difference."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """As a `Difference` has it, of some of its elements."""
+
+    differing: int
+    absolute: float
+    relative: float
+    signs_of_zero: int
+
+
+def _piece(one: NDArray[Any], two: NDArray[Any], absolute: float, relative: float) -> _Piece:
+    if one.dtype.kind == "b":  # whose bytes may be others than 0 and 1
+        one, two = one.view(np.uint8), two.view(np.uint8)
     if one.dtype.kind in "iu":
         # Modulo 2^64 the difference of the greater and the lesser one is right for every integer.
         apart = np.maximum(one, two).astype(np.uint64) - np.minimum(one, two).astype(np.uint64)
-        is_same = one == two
+        is_equal = is_same = one == two
         distance, size = apart.astype(np.float64), np.abs(two.astype(np.float64))
     else:
         kind = np.complex128 if one.dtype.kind == "c" else np.float64
         first, second = one.astype(kind), two.astype(kind)
-        both_nan = np.isnan(first) & np.isnan(second)
+        is_equal = _equal(first.real, second.real) & _equal(first.imag, second.imag)
+        is_same = is_equal
         if absolute == relative == 0:
-            is_same = _same_bits(one, two) | both_nan
-        else:
-            is_same = (first == second) | both_nan
+            is_same = _same_bits(one, two) | (is_equal & np.isnan(first))
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.abs(first - second)
-        distance[(first == second) | both_nan] = 0
+        distance[is_equal] = 0
         distance[np.isnan(distance)] = math.inf  # NaN against a number
         size = np.abs(second)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -205,12 +227,18 @@ def _piece(
         proportion[np.isnan(proportion)] = math.inf  # an infinite or NaN size
         allowed = absolute + np.where(np.isfinite(size), relative * size, 0.0)
     if absolute > 0 or relative > 0:
-        is_same |= distance <= allowed
-    return (
-        int(one.size - np.count_nonzero(is_same)),
+        is_same = is_same | ((distance <= allowed) & (distance < math.inf))
+    return _Piece(
+        int(np.count_nonzero(~is_same)),
         float(distance.max(initial=0.0)),
         float(proportion.max(initial=0.0)),
+        int(np.count_nonzero(is_equal & ~is_same)),
     )
+
+
+def _equal(one: NDArray[Any], two: NDArray[Any]) -> Any:
+    """Where two numbers are the same, or neither is one."""
+    return (one == two) | (np.isnan(one) & np.isnan(two))
 
 
 def _same_bits(one: NDArray[Any], two: NDArray[Any]) -> Any:

@@ -183,12 +183,21 @@ def run(
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
-    if repeat < 1:
-        raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
+    require_repeat(repeat)
     if seed < 0:
         raise ValueError(f"expected a seed of 0 or more, found {seed}")
     model = Model(path, providers)
     return model.run(inputs or {}, seed, dims or {}, repeat, progress)
+
+
+def require_repeat(repeat: int) -> None:
+    """Refuses to run a model less than once.
+
+    Raises:
+        ValueError: `repeat` is below 1.
+    """
+    if repeat < 1:
+        raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
 
 
 class Model:

@@ -9,9 +9,9 @@ import onnx
 from onnxarchive import archive as archives
 from onnxarchive.errors import naming
 from onnxarchive.model import tensors
+from onnxarchive.referring import save_referring
 from onnxarchive.runtime.checker import is_unread
 from onnxarchive.runtime.link import linked_model
-from onnxarchive.runtime.transform import save_referring
 
 __all__ = ["infer_shapes"]
 

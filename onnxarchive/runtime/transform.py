@@ -11,32 +11,27 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import onnx
 
-from onnxarchive.archive import Archive, complete_model, open, read_verified
-from onnxarchive.errors import ArchiveFormatError, Report, naming
-from onnxarchive.files import require_no_input
+from onnxarchive.archive import Archive, complete_model, open
+from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.files import Replacement, require_no_input
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import Site
+from onnxarchive.referring import save_referring
 from onnxarchive.runtime.link import is_left_outside, linked_model
 from onnxarchive.save import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
-    Item,
     asset_files,
     open_assets,
-    plan_archive,
-    write_archive,
 )
 from onnxarchive.zipformat import layout
-from onnxarchive.zipformat.writer import Data, Progress, Stored
+from onnxarchive.zipformat.writer import Progress
 
-__all__ = ["Function", "Weights", "save_referring", "transform"]
+__all__ = ["Function", "Weights", "transform"]
 
 # Takes a model, and gives it changed, or another one. onnxsim gives (model, whether it is right).
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
@@ -73,7 +68,8 @@ def transform(
       Afterwards it is an initializer again, with its data copied from the archive. One that nothing
       uses any more is left out. This is for functions that work on the graph; whatever computes new
       weights (a batch normalization folded into a convolution, another data type) is passed over
-      by them, or refused here.
+      by them, or refused here. A function may put an initializer of its own in the place of a
+      weight, if it removes the input.
     - `"external"`: the model is as `Archive.model` has it, large tensors external with their keys
       as location. The function may rename them, remove them, use a key more than once, move
       them, and add tensors of its own. This is for functions that know about external data:
@@ -99,7 +95,8 @@ def transform(
 
     Raises:
         ArchiveFormatError: `path` breaks a rule, or the function gives a model whose weights
-            cannot be told or no longer have their type and shape, or that it says is not right.
+            cannot be told or no longer have their type and shape, in which two initializers of a
+            graph have one name that had not before, or that it says is not right.
         ChecksumError: Bytes of the archive have changed.
         UnsupportedFeatureError: What the function is to see takes 2 GiB or more.
         TypeError: The function gives no model.
@@ -110,6 +107,9 @@ def transform(
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
     layout.require_alignment(alignment)  # before anything is read
     require_no_input(destination, asset_files(assets))
+    # The function may take long: what will not be written then is refused now.
+    open_assets(assets)
+    Replacement(destination).discard()
     with open(path) as archive, naming(path):
         transformed = _transformed(archive, function, weights)
         save_referring(
@@ -125,12 +125,20 @@ def transform(
 
 
 def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx.ModelProto:
+    before = _repeated_initializers(archive.model)
     if weights == "loaded":
-        return _call(function, complete_model(archive))
-    if weights == "external":
-        return _call(function, archive.model)  # which nothing else looks at any more
-    hidden = _Hidden(archive)
-    return hidden.restored(_call(function, hidden.model))
+        result = _call(function, complete_model(archive))
+    elif weights == "external":
+        result = _call(function, archive.model)  # which nothing else looks at any more
+    else:
+        hidden = _Hidden(archive)
+        result = hidden.restored(_call(function, hidden.model))
+    for name in sorted(_repeated_initializers(result) - before, key=str):
+        raise ArchiveFormatError(
+            f"tensor {name!r}: expected the function to give one initializer of this name in a "
+            "graph, found several; let it remove the one that another replaces, or name them apart"
+        )
+    return result
 
 
 def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -145,92 +153,6 @@ def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
             "nothing was written"
         )
     return result
-
-
-def save_referring(
-    model: onnx.ModelProto,
-    archive: Archive,
-    path: str | os.PathLike[str],
-    *,
-    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
-    alignment: int = layout.MIN_ALIGNMENT,
-    convert_attribute: bool | None = None,
-    assets: Mapping[str, Asset] | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """Saves a model whose external tensors have keys of an archive as their locations.
-
-    Their data is copied from map to file, and the archive's assets are kept.
-
-    Args:
-        model: The model. It is not changed.
-        archive: The archive.
-        path: The archive to be written; it may be the path of the other one.
-        size_threshold: As in `save`.
-        alignment: As in `save`.
-        convert_attribute: As in `save`; None for True if the archive has any such tensor outside.
-        assets: As in `save`; they take the place of the archive's assets of the same path.
-        progress: As in `save`.
-
-    Raises:
-        ArchiveFormatError: A tensor is external and names no key, or one of another size; or as
-            `save` does.
-        ChecksumError: Bytes of the archive have changed.
-        ValueError: As `save` does.
-        OSError: As `save` does.
-    """
-    if convert_attribute is None:
-        convert_attribute = any(not site.is_initializer for site in archive.sites.values())
-    given = open_assets(assets)
-    replaced = {item.name for item in given}
-    kept = [
-        Item(name, entry.nbytes, partial(_stored, archive, name))
-        for name, entry in archive.entries.items()
-        if name.startswith(ASSET_PREFIX) and name not in replaced
-    ]
-
-    def resolve(site: Site) -> Data:
-        key, nbytes = _referred(site, archive)
-        if nbytes < size_threshold or not (site.is_initializer or convert_attribute):
-            read_verified(archive, key)  # it goes into the model, and no writer compares its CRC-32
-        return _stored(archive, key)
-
-    plan = plan_archive(
-        model,
-        resolve=resolve,
-        size_threshold=size_threshold,
-        convert_attribute=convert_attribute,
-        assets=sorted([*kept, *given], key=attrgetter("name")),
-        temporary=os.path.dirname(os.path.realpath(path)),
-    )
-    for item in plan.items:
-        if item.site is not None and item.site.tensor.data_location == tensors.EXTERNAL:
-            _referred(item.site, archive)  # before anything is written
-    write_archive(plan, path, alignment=alignment, progress=progress)
-
-
-def _stored(archive: Archive, name: str) -> Data:
-    return Stored(archive.read(name), archive.entries[name].crc32)
-
-
-def _referred(site: Site, archive: Archive) -> tuple[str, int]:
-    """The key that an external tensor names, and its size."""
-    reference = tensors.external_data(site, Report())
-    assert reference is not None  # the report would have raised
-    key = reference.location
-    if key not in archive.sites:
-        raise ArchiveFormatError(
-            f"{site}: expected a key of the archive as the location of external data, found "
-            f"{key!r}; give a new tensor its bytes as raw_data"
-        )
-    nbytes = tensors.external_type(site).nbytes(site.tensor.dims)
-    stored = archive.entries[key].nbytes
-    if (reference.offset or 0, reference.length or nbytes, nbytes) != (0, stored, stored):
-        raise ArchiveFormatError(
-            f"{site}: expected the whole of entry {key!r}, which is {stored} bytes, found a shape "
-            f"and type of {nbytes} bytes, offset {reference.offset} and length {reference.length}"
-        )
-    return key, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +223,7 @@ class _Hidden:
         restored: list[tuple[int, onnx.TensorProto]] = [
             (self._place(tensor.name), tensor) for tensor in result.graph.initializer
         ]
+        taken = set(_initializer_names(result.graph))
         strangers: list[onnx.ValueInfoProto] = []
         for value in result.graph.input:
             weight = by_name.get(value.name)
@@ -316,6 +239,8 @@ class _Hidden:
             if weight.was_input:
                 others.append(value)
             if weight.was_input or value.name in used or not weight.was_used:
+                _require_free(weight, value.name, taken)
+                taken.add(value.name)
                 restored.append((self._place(weight.name), _as_initializer(weight, value.name)))
         for weight in missing.values():
             _require_dropped(weight, used - defined, strangers)
@@ -336,7 +261,7 @@ class _Hidden:
 def _hidable(archive: Archive) -> dict[str, Site]:
     """The initializers that can be inputs of the main graph instead, by key."""
     defined = Counter(_definitions(archive.model))
-    main = Counter(tensor.name for tensor in archive.model.graph.initializer)
+    main = Counter(_initializer_names(archive.model.graph))
 
     def is_hidable(site: Site) -> bool:
         name = site.tensor.name
@@ -391,6 +316,16 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
     )
 
 
+def _require_free(weight: _Weight, name: str, taken: set[str]) -> None:
+    """Refuses to add an initializer beside another one of its name."""
+    if name in taken:
+        raise ArchiveFormatError(
+            f"tensor {weight.name!r}: expected the function to give either the input {name!r} that "
+            "stands for it or an initializer of this name, found both, or two such inputs; let it "
+            "remove the input that an initializer replaces"
+        )
+
+
 def _require_dropped(
     weight: _Weight, undefined: set[str], strangers: Iterable[onnx.ValueInfoProto]
 ) -> None:
@@ -434,6 +369,9 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 def _used_names(model: onnx.ModelProto) -> set[str]:
     names: set[str] = set()
+    for training in model.training_info:
+        for binding in (*training.initialization_binding, *training.update_binding):
+            names.update((binding.key, binding.value))
     for graph in _graphs(model):
         names.update(name for node in graph.node for name in node.input)
         names.update(value.name for value in graph.output)
@@ -445,9 +383,23 @@ def _used_names(model: onnx.ModelProto) -> set[str]:
 def _definitions(model: onnx.ModelProto) -> Iterator[str]:
     for graph in _graphs(model):
         yield from (value.name for value in graph.input)
-        yield from (tensor.name for tensor in graph.initializer)
-        yield from (tensor.values.name for tensor in graph.sparse_initializer)
+        yield from _initializer_names(graph)
         yield from (name for node in graph.node for name in node.output)
+
+
+def _initializer_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+
+
+def _repeated_initializers(model: onnx.ModelProto) -> set[str]:
+    """The names that more than one initializer of a graph has."""
+    return {
+        name
+        for graph in _graphs(model)
+        for name, number in Counter(_initializer_names(graph)).items()
+        if number > 1
+    }
 
 
 def _defined_names(model: onnx.ModelProto) -> set[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,7 +16,10 @@ from models import flip_byte, run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.cli import main
+from onnxarchive.cli import main, running
+from onnxarchive.runtime.run import run as run_model
+
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 Captured = pytest.CaptureFixture[str]
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
@@ -170,6 +174,221 @@ def test_nothing_is_replaced_without_force_and_an_input_never(
     assert np.load("y.npy").shape == (2, 16)
 
 
+@pytest.fixture
+def unloadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model that ONNX Runtime does not load: what is told of it first is told without it."""
+    monkeypatch.chdir(tmp_path)
+    model = runnable_model()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    saved(model, tmp_path / "m.onnx")
+    return "m.onnx"
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("y=taken.npy", "taken.npy: exists; --force replaces it"),
+        ("results", "results/y.npy: exists; --force replaces it"),
+        ("y=results", "results: Is a directory"),
+        ("y=new/", "expected one file for each output, found 'y=new/'"),
+        ("y=taken.npy/y.npy", "taken.npy/y.npy: Not a directory"),
+        ("taken.npy", "taken.npy/y.npy: Not a directory"),
+        ("taken.npy/deep/er", "taken.npy/deep/er/y.npy: Not a directory"),
+        ("y=/proc/y.npy", "/proc/y.npy: "),
+        ("/proc/no/such", "/proc/no: "),
+        ("z=z.npy", "which has 'y', found 'z=z.npy'"),
+    ],
+)
+def test_outputs_that_cannot_be_saved_are_told_before_the_model_is_loaded(
+    unloadable: str, output: str, message: str, capsys: Captured
+) -> None:
+    if "/proc/" in output and not os.path.exists("/proc/self"):
+        pytest.skip("there is no directory in which nobody makes a file")
+    Path("taken.npy").write_bytes(b"mine")
+    Path("results").mkdir()
+    Path("results/y.npy").write_bytes(b"mine, too")
+    before = sorted(Path().rglob("*"))
+    assert run(unloadable, "--output", output) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "does not load" not in captured.err
+    assert sorted(Path().rglob("*")) == before
+    assert Path("taken.npy").read_bytes() == b"mine"
+    assert Path("results/y.npy").read_bytes() == b"mine, too"
+
+
+def test_an_output_that_is_an_input_is_told_before_the_model_is_loaded(
+    unloadable: str, capsys: Captured
+) -> None:
+    Path("x.npy").write_bytes(b"never read")
+    for target in ("x.npy", unloadable):
+        arguments = ("--input", "x=x.npy", "--output", f"y={target}", "--force")
+        assert run(unloadable, *arguments) == 2
+        assert "expected another file than the input" in capsys.readouterr().err
+
+
+def test_an_output_inside_the_file_of_another_is_told(
+    unloadable: str, tmp_path: Path, capsys: Captured
+) -> None:
+    saved(identities(a=[1], b=[1]), tmp_path / "two.onnx")
+    assert run("two.onnx", "--output", "ya=q", "--output", "yb=q/b.npy") == 2
+    assert "expected a file in a directory, found 'q/b.npy'" in capsys.readouterr().err
+    assert not Path("q").exists()
+
+
+def test_a_comparison_that_cannot_be_is_told_before_the_model_is_loaded(
+    unloadable: str, capsys: Captured
+) -> None:
+    assert run(unloadable, "--compare", "missing.onnx") == 2
+    assert "missing.onnx: No such file" in capsys.readouterr().err
+    assert run(unloadable, "--compare", unloadable, "--rtol", "-1") == 2
+    assert "expected a tolerance of 0 or more" in capsys.readouterr().err
+
+
+def test_a_target_that_can_be_written_is_left_as_it_is_until_then(
+    unloadable: str, capsys: Captured
+) -> None:
+    Path("y.npy").write_bytes(b"mine")
+    for arguments in (["--output", "y=y.npy", "--force"], ["--output", "new/er"]):
+        assert run(unloadable, *arguments) == 2
+        assert "does not load" in capsys.readouterr().err
+        assert sorted(path.name for path in Path().iterdir()) == ["m.onnx", "y.npy"]
+        assert Path("y.npy").read_bytes() == b"mine"
+
+
+def test_a_file_made_during_the_run_is_not_replaced_and_other_outputs_are_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(identities(a=[1], b=[2]), tmp_path / "m.onnx")
+
+    def run_and_make(*arguments: Any, **options: Any) -> Any:
+        outcome = run_model(*arguments, **options)
+        Path("out").mkdir()
+        Path("out/ya.npy").write_bytes(b"mine")
+        return outcome
+
+    monkeypatch.setattr(running, "run", run_and_make)
+    assert run("m.onnx", "--output", "out") == 2
+    assert "ya.npy: exists; --force replaces it" in capsys.readouterr().err
+    assert Path("out/ya.npy").read_bytes() == b"mine"
+    assert np.load("out/yb.npy").shape == (2,)
+    assert len(list(Path("out").iterdir())) == 2
+
+
+def test_a_file_made_while_an_output_is_written_is_not_replaced(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def save_and_make(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
+        Path("y.npy").write_bytes(b"mine")
+
+    save = np.save
+    monkeypatch.setattr(np, "save", save_and_make)
+    assert run(archive, "--output", "y=y.npy") == 2
+    assert "y.npy: exists; --force replaces it" in capsys.readouterr().err
+    assert Path("y.npy").read_bytes() == b"mine"
+    assert sorted(path.name for path in Path().iterdir()) == [archive.name, "y.npy"]
+
+
+def test_an_output_that_cannot_be_completed_leaves_nothing(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(source: str, target: str) -> None:
+        raise OSError(errno.EIO, "the device is gone", target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    assert run(archive, "--output", "y=y.npy") == 2
+    assert "the device is gone" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == [archive.name]
+
+
+def test_outputs_are_saved_also_where_the_comparison_fails(archive: Path, capsys: Captured) -> None:
+    other = runnable_model()
+    other.graph.node[0].op_type = "NoSuchOperator"
+    saved(other, Path("other.onnx"))
+    assert run(archive, "--compare", "other.onnx", "--output", "y=y.npy") == 2
+    assert "other.onnx: ONNX Runtime does not load" in capsys.readouterr().err
+    assert np.load("y.npy").shape == (2, 16)
+
+
+def test_arrays_of_a_sequence_are_saved_as_far_as_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nodes = [
+        helper.make_node("SequenceConstruct", ["a", "a"], ["s"]),
+        helper.make_node("Identity", ["a"], ["s_0_"]),
+    ]
+    inputs = [value("a", TensorProto.FLOAT, [3])]
+    outputs = [
+        helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None),
+        value("s_0_", TensorProto.FLOAT, [3]),
+    ]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs)
+    opset = helper.make_opsetid("", 21)
+    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    Path("taken").write_bytes(b"mine")
+    for output, message in {
+        "s[1]=taken": "taken: exists",
+        "sorted=f.npy": "which has 's_0_', 's', found 'sorted=f.npy'",
+        "s[0]=taken/f.npy": "taken/f.npy: Not a directory",
+    }.items():
+        assert run("m.onnx", "--output", output) == 2
+        assert message in capsys.readouterr().err
+    assert run("m.onnx", "--output", "s[7]=7.npy", "--output", "s[1]=1.npy") == 2
+    assert "which has 's_0_', 's[0]', 's[1]', found 's[7]=7.npy'" in capsys.readouterr().err
+    assert np.load("1.npy").shape == (3,)
+    saved_as = result_of(capsys, "m.onnx", "--output", "out")["saved"]
+    # What a file of a tensor is called does not depend on what else comes out.
+    assert saved_as == {
+        "s_0_": os.path.join("out", "s_0_.npy"),
+        "s[0]": os.path.join("out", "s_0__2.npy"),
+        "s[1]": os.path.join("out", "s_1_.npy"),
+    }
+    np.save("out/s_1_.npy", np.ones(3, np.float32))
+    assert run("m.onnx", "--input", "a=out/s_1_.npy", "--output", "out", "--force") == 2
+    assert "expected another file than the input" in capsys.readouterr().err
+    assert np.load("out/s_1_.npy").tolist() == [1, 1, 1]
+
+
+def test_a_directory_for_the_arrays_of_a_sequence_is_tried_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)]
+    inputs = [value("a", TensorProto.FLOAT, [3])]
+    graph = helper.make_graph(
+        [helper.make_node("NoSuchOperator", ["a"], ["s"])], "graph", inputs, outputs
+    )
+    opset = helper.make_opsetid("", 21)
+    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    Path("taken").write_bytes(b"mine")
+    assert run("m.onnx", "--output", "taken") == 2
+    assert "onnxarchive: taken: Not a directory" in capsys.readouterr().err
+
+
+def test_strings_that_a_file_would_change_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = TensorProto(
+        name="c", data_type=TensorProto.STRING, dims=[2], string_data=[b"a\0", b"b"]
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["y"])],
+        "graph",
+        [],
+        [value("y", TensorProto.STRING, [2])],
+        [texts],
+    )
+    opset = helper.make_opsetid("", 21)
+    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    assert run("m.onnx", "--output", "y=y.npy") == 2
+    assert "output 'y': expected strings that a .npy file can hold" in capsys.readouterr().err
+    assert not Path("y.npy").exists()
+
+
 def test_strings_and_sequences_come_from_files_and_go_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -276,6 +495,36 @@ def test_compare_ends_with_1_and_tells_the_greatest_difference(
     assert "the same in 32 elements; at most by 0.25" in capsys.readouterr().out
     assert run(archive, "--compare", "other.onnx", "--rtol", "1e-6") == 1
     assert run(archive, "--compare", "other.onnx", "--rtol", "1e6") == 0
+
+
+def test_compare_tells_signs_of_zero_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, numbers in {
+        "one": [0, -0.0, 1, 2],
+        "zero": [0, 0, 1, 2],
+        "two": [0, 0, 1, 3],
+    }.items():
+        tensor = numpy_helper.from_array(np.array(numbers, np.float32), "c")
+        node = helper.make_node("Identity", ["c"], ["y"])
+        outputs = [value("y", TensorProto.FLOAT, [4])]
+        graph = helper.make_graph([node], "graph", [], outputs, [tensor])
+        opset = helper.make_opsetid("", 21)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+        saved(model, tmp_path / f"{name}.onnx")
+    assert run("one.onnx", "--compare", "zero.onnx") == 1
+    told = capsys.readouterr().out.splitlines()[-2]
+    assert told == "  y: differs in 1 of 4 elements only in the sign of a zero (0 and -0)"
+    assert run("one.onnx", "--compare", "two.onnx") == 1
+    assert capsys.readouterr().out.splitlines()[-2] == (
+        "  y: differs in 2 of 4 elements, 1 of them only in the sign of a zero (0 and -0); "
+        "at most by 1, relatively by 0.333333"
+    )
+    result = result_of(capsys, "one.onnx", "--compare", "two.onnx", status=1)
+    assert result["comparison"]["differences"][0]["signs_of_zero"] == 1
+    assert run("one.onnx", "--compare", "zero.onnx", "--atol", "1e-30") == 0
+    assert "  y: the same in 4 elements\n" in capsys.readouterr().out
 
 
 def test_compare_tells_names_and_shapes_that_differ(

@@ -399,6 +399,52 @@ def test_two_weights_may_change_names(clumsy: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(archive.tensors["a"], before.tensors["b"])
 
 
+def test_an_initializer_takes_the_place_of_a_weight_whose_input_is_removed(
+    clumsy: Path, tmp_path: Path
+) -> None:
+    new = np.ones((64, 64), np.float32)
+
+    def put_another(model: onnx.ModelProto) -> onnx.ModelProto:
+        del model.graph.input[2]
+        model.graph.initializer.append(numpy_helper.from_array(new, "a"))
+        return model
+
+    transform(clumsy, tmp_path / "out.onnxa", put_another)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        names = [tensor.name for tensor in archive.model.graph.initializer]
+        assert names == ["a", "b", "dead.w", "else.w", "then.w"]
+        np.testing.assert_array_equal(archive.tensors["a"], new)
+
+
+@pytest.mark.parametrize("weights", HOWS)
+def test_initializers_that_have_one_name_keep_it(tmp_path: Path, weights: Weights) -> None:
+    model = _clumsy_model()
+    model.graph.initializer.append(_weight("a", 7))
+    sparse = model.graph.sparse_initializer.add(dims=[64, 64])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "b"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, np.int64), "b.indices"))
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", _no_change, weights=weights)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        names = [tensor.name for tensor in archive.model.graph.initializer]
+        assert sorted(names)[:4] == ["a", "a", "b", "dead.w"]
+        assert [tensor.values.name for tensor in archive.model.graph.sparse_initializer] == ["b"]
+
+
+def test_a_weight_that_only_training_names_is_kept(tmp_path: Path) -> None:
+    model = _clumsy_model()
+    model.training_info.add().update_binding.add(key="dead.w", value="dead.w")
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+
+    def remove_dead(model: onnx.ModelProto) -> onnx.ModelProto:
+        del model.graph.node[5]
+        return model
+
+    transform(tmp_path / "m.onnxa", tmp_path / "out.onnxa", remove_dead)
+    with onnxarchive.open(tmp_path / "out.onnxa") as archive:
+        assert "dead.w" in archive.tensors
+
+
 def test_external_weights_are_renamed_removed_copied_and_added(
     clumsy: Path, tmp_path: Path
 ) -> None:
@@ -501,12 +547,49 @@ def _undefined(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _both(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.initializer.append(_weight("a", 8))
+    return model
+
+
+def _both_renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.input[2].name = model.graph.node[0].input[1] = "new"
+    model.graph.initializer.append(_weight("new", 8))
+    return model
+
+
+def _input_and_sparse(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.sparse_initializer.add().values.CopyFrom(_weight("a", 8))
+    return model
+
+
+def _two_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.input.append(model.graph.input[2])
+    return model
+
+
+def _two_weights_of_one_name(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.input[2].name = "b"
+    return model
+
+
+def _two_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.initializer.extend([_weight("new", 8), _weight("new", 9)])
+    return model
+
+
 REFUSED: list[tuple[Callable[[onnx.ModelProto], Any], type[Exception], str]] = [
     (_retyped, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*FLOAT16.*'loaded'"),
     (_reshaped, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[65, 64\]"),
     (_flattened, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[64\]"),
     (_renamed_unmarked, ArchiveFormatError, "'a': expected .* new input 'other'.*'external'"),
     (_undefined, ArchiveFormatError, "'a': expected .* removed it and still uses it"),
+    (_both, ArchiveFormatError, "'a': expected .* either the input 'a' .* or an init.* found both"),
+    (_both_renamed, ArchiveFormatError, "'a': expected .* either the input 'new' .* or an init"),
+    (_input_and_sparse, ArchiveFormatError, "'a': expected .* found both"),
+    (_two_inputs, ArchiveFormatError, "'a': expected .* or two such inputs; let it remove"),
+    (_two_weights_of_one_name, ArchiveFormatError, "'b': expected .* or two such inputs"),
+    (_two_initializers, ArchiveFormatError, "'new': expected .* one initializer .* found several"),
     (lambda model: None, TypeError, "expected <lambda> to give an onnx.ModelProto, found .*None"),
     (lambda model: (model, False), ArchiveFormatError, "expected <lambda> to give a model that do"),
 ]
@@ -525,6 +608,39 @@ def test_a_function_that_loses_weights_is_refused(
         assert str(clumsy) in str(caught.value)
     assert clumsy.read_bytes() == before
     assert os.listdir(clumsy.parent) == [clumsy.name]
+
+
+@pytest.mark.parametrize("weights", ["external", "loaded"])
+def test_a_second_initializer_of_a_name_is_refused_also_where_weights_are_seen(
+    clumsy: Path, weights: Weights
+) -> None:
+    def add_to_branch(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.graph.node[6].attribute[0].g.initializer.append(_weight("else.w", 8))
+        return model
+
+    before = clumsy.read_bytes()
+    with pytest.raises(ArchiveFormatError, match=r"'else\.w': expected .* found several; let it"):
+        transform(clumsy, clumsy, add_to_branch, weights=weights)
+    assert clumsy.read_bytes() == before
+
+
+def test_what_cannot_be_written_is_told_before_the_function_is_called(
+    clumsy: Path, tmp_path: Path
+) -> None:
+    called: list[onnx.ModelProto] = []
+
+    def note(model: onnx.ModelProto) -> onnx.ModelProto:
+        called.append(model)
+        return model
+
+    with pytest.raises(FileNotFoundError, match=r"out\.onnxa"):
+        transform(clumsy, tmp_path / "missing" / "out.onnxa", note)
+    with pytest.raises(IsADirectoryError):
+        transform(clumsy, tmp_path, note)
+    with pytest.raises(FileNotFoundError, match=r"labels\.txt"):
+        transform(clumsy, tmp_path / "o.onnxa", note, assets={"a": tmp_path / "labels.txt"})
+    assert called == []
+    assert os.listdir(tmp_path) == [clumsy.name]
 
 
 def _point_elsewhere(model: onnx.ModelProto) -> None:

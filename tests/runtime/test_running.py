@@ -9,16 +9,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from models import flip_byte, run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.runtime import run as run_module
-from onnxarchive.runtime.compare import Difference, compare
+from onnxarchive.runtime.compare import Difference, _difference, compare
 from onnxarchive.runtime.inputs import Port, random
 from onnxarchive.runtime.run import Outcome, RunError, Value, run
+
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 CPU = "CPUExecutionProvider"
 value = helper.make_tensor_value_info
@@ -613,6 +614,9 @@ def test_differences_are_counted_and_measured(
         (F([NAN]), F([1]), {"absolute": 1e30}, False),
         (F([1]), F([INF]), {"relative": 1e30}, False),
         (F([INF]), F([INF]), {"relative": 0.1}, True),
+        (F([NAN]), F([1]), {"absolute": INF}, False),
+        (NP.float64([NAN]), NP.float64([1e308]), {"relative": 1e30}, False),
+        (NP.float64([1]), NP.float64([2]), {"absolute": INF}, True),
         (NP.int64([105]), NP.int64([100]), {"relative": 0.05}, True),
     ],
 )
@@ -620,6 +624,33 @@ def test_tolerances_allow_what_they_say(
     tmp_path: Path, one: Any, two: Any, tolerances: dict[str, float], is_same: bool
 ) -> None:
     assert difference(tmp_path, one, two, **tolerances).is_same == is_same
+
+
+def test_differences_in_the_sign_of_a_zero_are_counted_apart(tmp_path: Path) -> None:
+    one, two = F([0.0, -0.0, 0.0, 1.0]), F([-0.0, -0.0, 1.0, 1.0])
+    assert difference(tmp_path, one, two) == Difference("y", None, 2, 4, 1.0, 1.0, 1)
+    assert difference(tmp_path, one, two, absolute=0.5) == Difference("y", None, 1, 4, 1.0, 1.0, 0)
+    found = difference(tmp_path, BF16([0.0, 2.0]), BF16([-0.0, 2.0]))
+    assert found == Difference("y", None, 1, 2, 0.0, 0.0, 1)
+
+
+def test_nan_is_the_same_as_nan_with_other_bits(tmp_path: Path) -> None:
+    bits = np.array([0x7FC00000, 0xFFC00001], np.uint32)
+    one, two = bits.view(np.float32), bits[::-1].copy().view(np.float32)
+    assert difference(tmp_path, one, two) == Difference("y", None, 0, 2, 0.0, 0.0, 0)
+
+
+def test_truth_values_of_other_bytes_differ_by_their_bytes() -> None:
+    one, two = (np.array([1, byte], np.uint8).view(np.bool_) for byte in (1, 2))
+    found = _difference(Value("y", "BOOL", one), Value("y", "BOOL", two), 0.0, 0.0)
+    assert found == Difference("y", None, 1, 2, 1.0, 0.5, 0)
+
+
+def test_parts_of_complex_numbers_are_compared_each() -> None:
+    one = np.array([1 + 2j, complex(NAN, 1), complex(NAN, 1), 0j], np.complex64)
+    two = np.array([1 + 2j, complex(NAN, 1), complex(NAN, 2), complex(0, -0.0)], np.complex64)
+    found = _difference(Value("y", "COMPLEX64", one), Value("y", "COMPLEX64", two), 0.0, 0.0)
+    assert found == Difference("y", None, 2, 4, INF, INF, 1)
 
 
 def test_differences_are_those_of_all_pieces(
@@ -631,6 +662,7 @@ def test_differences_are_those_of_all_pieces(
     two[[4, 9]] = [0, 5]
     found = difference(tmp_path, one, two)
     assert (found.differing, found.greatest_absolute) == (9, 5)
+    assert difference(tmp_path, one, -one).signs_of_zero == 10
 
 
 def test_outputs_of_other_names_types_and_shapes_are_told(tmp_path: Path) -> None:
@@ -675,3 +707,8 @@ def test_other_inputs_are_told_and_nothing_is_run(tmp_path: Path) -> None:
 def test_wrong_tolerances_are_told(path: Path, tolerance: float) -> None:
     with pytest.raises(ValueError, match="expected a tolerance of 0 or more"):
         compare(run(path), path, absolute=tolerance)
+
+
+def test_another_model_is_run_once_or_more(path: Path) -> None:
+    with pytest.raises(ValueError, match="expected to run the model once or more, found repeat 0"):
+        compare(run(path), path, repeat=0)
