@@ -242,6 +242,11 @@ def _behind_a_link(path: Path, model: onnx.ModelProto) -> None:
     _write(path, moved)
 
 
+def _linked(path: Path, model: onnx.ModelProto) -> None:
+    onnxarchive.save(model, path.with_suffix(".onnxa"))
+    onnxarchive.link(path.with_suffix(".onnxa"), path)
+
+
 LAYOUTS = [
     _one_file,
     _one_file_with_everything,
@@ -254,6 +259,7 @@ LAYOUTS = [
     _in_dotted_folders,
     _with_basepath,
     _behind_a_link,
+    _linked,
 ]
 
 
@@ -278,6 +284,15 @@ def test_however_its_data_lies_a_model_gives_the_same_archive(
     assert _converted(path, **options) == expected
     onnxarchive.save(model, tmp_path / "saved.onnxa", **options)
     assert (tmp_path / "saved.onnxa").read_bytes() == expected
+
+
+def test_of_metadata_only_that_of_links_is_dropped(tmp_path: Path) -> None:
+    model = _weights()
+    for key, value in (("a", "1"), ("onnxarchive.link", "2"), ("onnxarchive.links", "3")):
+        model.metadata_props.add(key=key, value=value)
+    loaded = _loaded(_write(tmp_path / "m.onnx", model))
+    del model.metadata_props[1]
+    assert loaded == model
 
 
 def test_data_is_looked_for_beside_the_model_and_not_in_the_working_directory(
@@ -596,7 +611,9 @@ def test_options_hold_for_every_source(tmp_path: Path, extracted: Path, kind: st
 
 @pytest.mark.parametrize("kind", ["directory", "zip"])
 @pytest.mark.parametrize(
-    "layout", [_one_file, _a_file_a_tensor, _by_hand, _in_folders], ids=lambda it: it.__name__
+    "layout",
+    [_one_file, _a_file_a_tensor, _by_hand, _in_folders, _linked],
+    ids=lambda it: it.__name__,
 )
 def test_a_model_and_its_data_convert_from_their_directory_or_zip(
     tmp_path: Path, kind: str, layout: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
@@ -15,6 +16,9 @@ from onnxarchive.model.tensors import Site
 
 SIZE_LIMIT = 1 << 31  # protobuf's, in bytes; a message is smaller than this
 MAX_MESSAGES = 1 << 22  # of a model; some hundred bytes each once parsed
+
+LINK_FINGERPRINT: Final = "onnxarchive.link"
+"""Key of the metadata that a link has beside those of its archive's model."""
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -71,22 +75,22 @@ def serialize_filled(
 
 def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
     """Parses the bytes of a model (rule MODEL-3); None where they are not one."""
+    model = None
     try:
-        if wire.has_more_messages(data, MAX_MESSAGES):
-            report.broken(
-                "MODEL-3",
-                f"expected at most {MAX_MESSAGES} messages, found more",
-                entry=MODEL_PROTO,
-            )
-            return None
-        graphs = wire.occurrences(data, "graph")
-        model = onnx.ModelProto.FromString(data)
+        if not wire.has_more_messages(data, MAX_MESSAGES):
+            graphs = wire.occurrences(data, "graph")
+            model = onnx.ModelProto.FromString(data)
     except (ArchiveFormatError, DecodeError) as error:
         report.broken(
             "MODEL-3",
             "expected a serialized ModelProto whose messages are nested at most 100 deep, found: "
             f"{error.args[0]}",
             entry=MODEL_PROTO,
+        )
+        return None
+    if model is None:
+        report.broken(
+            "MODEL-3", f"expected at most {MAX_MESSAGES} messages, found more", entry=MODEL_PROTO
         )
         return None
     if graphs > 1:
@@ -108,6 +112,21 @@ def _check_required(model: onnx.ModelProto, report: Report) -> bool:
             entry=MODEL_PROTO,
         )
     return not missing
+
+
+def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
+    """Removes from a model what tells of which archive it is a link, and gives it, if it has it."""
+    found = None
+    for index in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[index].key == LINK_FINGERPRINT:
+            found = tensors.text(model.metadata_props[index].value)
+            del model.metadata_props[index]
+    return found
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    """The metadata (`metadata_props`) by key; of a key that is there twice the last."""
+    return {tensors.text(pair.key): tensors.text(pair.value) for pair in model.metadata_props}
 
 
 def check_references(

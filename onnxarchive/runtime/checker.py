@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 import onnx
@@ -20,14 +19,13 @@ import onnx
 from onnxarchive import archive as archives
 from onnxarchive.errors import naming
 from onnxarchive.model import proto
-from onnxarchive.model.tensors import Path, Site
-from onnxarchive.runtime.link import is_left_outside, linked_model
+from onnxarchive.model.tensors import Site
+from onnxarchive.runtime.link import linked_model, may_give_shape
 
 __all__ = ["check_model", "is_unread"]
 
 _MODEL: Final = "model.onnx"
 _STAND_IN: Final = "archive.onnxa"
-_AN_INITIALIZER: Final[Path] = (("graph", None), ("initializer", 0))
 
 
 def check_model(
@@ -75,13 +73,12 @@ def check_model(
 def is_unread(site: Site, nbytes: int) -> bool:
     """Whether neither checker nor shape inference of onnx reads a tensor's data.
 
-    They read what gives shapes, wherever it stands (`onnxarchive.runtime.link.is_left_outside`),
+    They read what may give a shape (`onnxarchive.runtime.link.may_give_shape`), wherever it stands,
     and the indices of sparse tensors.
 
     Args:
         site: The tensor.
         nbytes: Its size in bytes.
     """
-    if any(field.startswith("sparse_") for field, _ in site.path):
-        return False
-    return is_left_outside(replace(site, path=_AN_INITIALIZER), nbytes)
+    is_sparse = any(field.startswith("sparse_") for field, _ in site.path)
+    return not is_sparse and not may_give_shape(site.tensor, nbytes)

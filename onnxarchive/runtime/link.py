@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from onnxarchive.archive import Archive, open, read_verified
 from onnxarchive.errors import (
@@ -30,9 +29,6 @@ from onnxarchive.files import MappedFile, is_below, replacing, require_no_input
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
-
-FINGERPRINT: Final = "onnxarchive.link"
-"""Key of the metadata by which `check_link` tells that the archive is still the same."""
 
 _HELD_NBYTES: Final = 1024
 _HELD_VECTOR_NBYTES: Final = 1 << 16
@@ -58,10 +54,7 @@ def is_left_outside(site: Site, nbytes: int) -> bool:
 
     All others are held by the link. They are
 
-    - tensors below 1024 bytes, and vectors of INT32 and INT64 below 64 KiB. Shape inference needs
-      the values of such tensors (the shape of a Reshape, the parts of a Split) and does not look
-      for them outside: ONNX Runtime stops with "Cannot parse data from external tensors". Those of
-      0 bytes are among them, on which ONNX Runtime from 1.27 stops as well;
+    - tensors that may give a shape (`may_give_shape`);
     - tensors of attributes, functions, sparse tensors and training_info. ONNX Runtime 1.24 reads
       neither sparse ones nor the value of a ConstantOfShape from outside, 1.27 not the latter, and
       onnx.load passes over sparse ones. Only convert_attribute puts them outside in an archive.
@@ -73,10 +66,28 @@ def is_left_outside(site: Site, nbytes: int) -> bool:
         site: The tensor.
         nbytes: Its size in bytes.
     """
-    if not site.is_initializer or nbytes < _HELD_NBYTES:
-        return False
-    is_vector = len(site.tensor.dims) == 1 and site.tensor.data_type in _INDEX_TYPES
-    return not (is_vector and nbytes < _HELD_VECTOR_NBYTES)
+    return site.is_initializer and not may_give_shape(site.tensor, nbytes)
+
+
+def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
+    """Whether shape inference may need a tensor's values, by its size and type.
+
+    Those are tensors below 1024 bytes, and vectors of INT32 and INT64 below 64 KiB: the shape of a
+    Reshape, the parts of a Split. Shape inference does not look for them outside: ONNX Runtime
+    stops with "Cannot parse data from external tensors". Those of 0 bytes are among them, on which
+    ONNX Runtime from 1.27 stops as well.
+
+    From 64 KiB on a vector counts as a table of weights, whatever takes it. Most operators could
+    not take it for a shape, which has a number for each dimension; Split and SplitToSequence could,
+    of 8192 parts or more of given sizes, and these stop with that error. Such a model runs from an
+    archive that keeps the vector in its model, as a larger `size_threshold` makes it.
+
+    Args:
+        tensor: The tensor; its data is not looked at.
+        nbytes: Its size in bytes.
+    """
+    is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
+    return nbytes < (_HELD_VECTOR_NBYTES if is_vector else _HELD_NBYTES)
 
 
 def linked_model(
@@ -185,7 +196,8 @@ def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> N
     with open(path) as archive, naming(path):
         file = real_path(archive)
         model = linked_model(archive, _location(file, destination))
-        _set_fingerprint(model, fingerprint(archive))
+        proto.take_link_fingerprint(model)
+        model.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
         serialized = proto.serialize(model)
         with replacing(destination) as written:
             written.write(serialized)
@@ -247,21 +259,6 @@ def fingerprint(archive: Archive) -> str:
     return digest.hexdigest()
 
 
-def _set_fingerprint(model: onnx.ModelProto, value: str) -> None:
-    _take_fingerprint(model)
-    model.metadata_props.add(key=FINGERPRINT, value=value)
-
-
-def _take_fingerprint(model: onnx.ModelProto) -> str | None:
-    """Removes the fingerprint from a model and gives it; None where there is none."""
-    found = None
-    for index in reversed(range(len(model.metadata_props))):
-        if model.metadata_props[index].key == FINGERPRINT:
-            found = tensors.text(model.metadata_props[index].value)
-            del model.metadata_props[index]
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Misfit:
     """Something in which a link does not fit its archive.
@@ -298,7 +295,8 @@ def check_link(
         Every misfit; nothing where the link fits.
 
     Raises:
-        ArchiveFormatError: The link is not a model, or the archive breaks a rule.
+        ArchiveFormatError: The link is not a model, or larger than one can be, or the archive
+            breaks a rule.
         ValueError: `archive` is None, and the link holds all tensors itself and so names none.
         OSError: The link, or the archive that was given, cannot be read.
     """
@@ -321,7 +319,7 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     """The path of the archive that a link names, or None where that is not one file near it.
 
     Raises:
-        ArchiveFormatError: The link is not a model.
+        ArchiveFormatError: The link is not a model, or larger than one can be.
         OSError: It cannot be read.
     """
     with MappedFile(path) as file, naming(path):
@@ -333,16 +331,27 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     return None if isinstance(found, Misfit) else found
 
 
+class _LinkReport(Report):
+    """Raises what is wrong with a link's model: there it is no rule of archives that breaks."""
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        raise ArchiveFormatError(message)
+
+
 def _parse(file: MappedFile) -> onnx.ModelProto:
-    try:
-        return onnx.ModelProto.FromString(file.read(0, file.size))
-    except DecodeError as error:
-        raise ArchiveFormatError(f"expected a serialized ModelProto, found: {error}") from error
+    if file.size >= proto.SIZE_LIMIT:
+        raise ArchiveFormatError(
+            f"expected a link of less than {proto.SIZE_LIMIT} bytes, as any model in one file, "
+            f"found {file.size}"
+        )
+    model = proto.parse(file.read(0, file.size), _LinkReport())
+    assert model is not None  # the report would have raised
+    return model
 
 
 def _locations(model: onnx.ModelProto) -> list[str]:
     found = (tensors.location(site.tensor) for site in tensors.walk(model))
-    return sorted({tensors.text(location) for location in found if location is not None})
+    return sorted({location for location in found if location is not None})
 
 
 def _named_archive(model: onnx.ModelProto, path: str | os.PathLike[str]) -> str | Misfit:
@@ -377,13 +386,13 @@ def _misfits(
     model: onnx.ModelProto, link_path: str | os.PathLike[str], archive: Archive
 ) -> Iterator[Misfit]:
     """Compares the link at `link_path` with its archive; takes the link's fingerprint out of it."""
-    found = _take_fingerprint(model)
+    found = proto.take_link_fingerprint(model)
     expected = fingerprint(archive)
     if found is None:
         yield Misfit(
             None,
-            f"expected the metadata {FINGERPRINT!r}, which tells one archive from another of the "
-            "same layout, found none; link it anew",
+            f"expected the metadata {proto.LINK_FINGERPRINT!r}, which tells one archive from "
+            "another of the same layout, found none; link it anew",
         )
     elif found != expected:
         yield Misfit(
@@ -433,7 +442,13 @@ def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> st
                 f"{original}: expected it in the link, as in the archive's model, found it outside"
             )
         return None if tensor == original.tensor else f"{original}: expected the archive's data"
-    if tensor.data_location != tensors.EXTERNAL:
+    is_external = tensor.data_location == tensors.EXTERNAL
+    is_in_both = bool(tensors.held_fields(tensor) if is_external else tensor.external_data)
+    if is_in_both:
+        return (
+            f"{original}: expected its data in one place, found it in the link and in external_data"
+        )
+    if not is_external:
         try:
             is_same = tensors.raw_data(site) == archive.read(key)
         except ArchiveFormatError as error:
@@ -459,7 +474,7 @@ def _bare(model: onnx.ModelProto, compared: Iterable[Path]) -> onnx.ModelProto:
     bare = tensors.with_locations(model, dict.fromkeys(compared, ""))
     for path in compared:
         tensors.at(bare, path).Clear()
-    _take_fingerprint(bare)
+    proto.take_link_fingerprint(bare)
     return bare
 
 

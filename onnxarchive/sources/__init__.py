@@ -15,19 +15,22 @@ from dataclasses import dataclass, field, replace
 import onnx
 from google.protobuf.message import DecodeError
 
+from onnxarchive import journal
 from onnxarchive.archive import Archive
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     ChecksumError,
     Report,
+    UnfinishedEditError,
     naming,
     shown,
 )
 from onnxarchive.files import MappedFile
-from onnxarchive.model import keys, tensors, wire
+from onnxarchive.model import keys, proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
+from onnxarchive.referring import entry_data, referred
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace, plain, sha1
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
@@ -73,7 +76,11 @@ class Source:
 
 @contextlib.contextmanager
 def open_source(
-    path: str | os.PathLike[str], *, verify_checksum: bool = False, temporary: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    verify_checksum: bool = False,
+    temporary: str | None = None,
+    archive: Archive | None = None,
 ) -> Iterator[Source]:
     """Opens what is to be converted; its files are mapped until the block ends.
 
@@ -82,6 +89,8 @@ def open_source(
             or a zip with one model and its data files; an archive.
         verify_checksum: Whether to compare data files with the `checksum` that tensors name.
         temporary: The directory for files that have to be inflated; None for the system's.
+        archive: An archive whose keys the external data of a `.onnx` may name, where there is no
+            such file beside it.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
@@ -89,7 +98,7 @@ def open_source(
         OSError: A file cannot be opened.
     """
     with contextlib.ExitStack() as resources, naming(path):
-        opening = _Opening(os.fspath(path), resources, verify_checksum, temporary)
+        opening = _Opening(os.fspath(path), resources, verify_checksum, temporary, archive)
         yield opening.directory() if os.path.isdir(path) else opening.file()
 
 
@@ -102,8 +111,10 @@ class _Opening:
         resources: contextlib.ExitStack,
         verify_checksum: bool,
         temporary: str | None,
+        entries: Archive | None,
     ) -> None:
         self._path = path
+        self._entries = entries
         self._resources = resources
         self._verify_checksum = verify_checksum
         self._temporary = temporary
@@ -223,6 +234,11 @@ class _Opening:
         data_type = tensors.external_type(site)
         nbytes = data_type.nbytes(tensor.dims)
         file = place.find(reference.location)
+        if file is None and self._entries is not None:
+            with contextlib.suppress(ArchiveFormatError):  # there is no such file, either
+                key, _ = referred(site, self._entries)
+                external.data[site.path] = entry_data(self._entries, key)
+                return
         if file is None:
             raise ArchiveFormatError(
                 f"expected {nbytes} bytes in {reference.location!r}, found no such file"
@@ -287,6 +303,7 @@ def _parse(view: memoryview) -> _Parsed:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
+    proto.take_link_fingerprint(model)  # a link, of which the archive's model is wanted
     return _Parsed(model, view, hollow.spans)
 
 
@@ -315,9 +332,12 @@ class _Embedded:
 def _strictly(file: MappedFile) -> Archive | None:
     """The file as an archive, every local header compared; None where it is not one."""
     try:
-        archive = Archive(file)
+        with journal.reading(file):
+            archive = Archive(file)
         for name in archive.entries:
             archive.read(name)
+    except UnfinishedEditError:
+        raise
     except ArchiveError:
         return None
     return archive

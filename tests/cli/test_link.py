@@ -6,26 +6,13 @@ from pathlib import Path
 
 import onnx
 import pytest
+from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import break_local_header, runnable_model
 
 import onnxarchive
 from onnxarchive.cli import main
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "an archive.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    return path
-
-
-@pytest.fixture
-def link(archive: Path) -> Path:
-    path = archive.with_name("a link.onnx")
-    onnxarchive.link(archive, path)
-    return path
 
 
 def run(*arguments: str | Path) -> int:
@@ -104,8 +91,12 @@ def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys:
     assert "expected offset 4096" in tensor
     assert run("check", "--link", link, "--json") == 1
     first, second = json.loads(capsys.readouterr().out)
-    assert (first["rule"], first["severity"], first["entry"]) == (None, "error", None)
-    assert "expected offset 4096" in second["message"]
+    misfits = onnxarchive.check_link(link)
+    assert [first, second] == [
+        {"rule": None, "severity": "error", "entry": None, "tensor": tensor, "message": message}
+        for tensor, message in [(it.tensor, it.message) for it in misfits]
+    ]
+    assert (first["tensor"], second["tensor"]) == (None, "layer.0/weight")
     assert run("check", archive) == 0
 
 

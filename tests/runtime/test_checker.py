@@ -124,12 +124,13 @@ def test_shapes_are_seen_wherever_they_are_stored(
     check_model(path, full_check=full_check)
 
 
-def test_indices_of_sparse_tensors_are_checked(tmp_path: Path, temporary: Path) -> None:
-    values = raw_tensor("s", dims=(300,))
-    indices = numpy_helper.from_array(np.arange(300), "s_indices")
+@pytest.mark.parametrize("count", [300, 9000])
+def test_indices_of_sparse_tensors_are_checked(tmp_path: Path, temporary: Path, count: int) -> None:
+    values = raw_tensor("s", dims=(count,))
+    indices = numpy_helper.from_array(np.arange(count), "s_indices")
     model = model_of()
     model.graph.sparse_initializer.append(
-        onnx.SparseTensorProto(values=values, indices=indices, dims=[1000])
+        onnx.SparseTensorProto(values=values, indices=indices, dims=[10_000])
     )
     check_model(_saved(tmp_path, model, convert_attribute=True))
     model.graph.sparse_initializer[0].dims[0] = 100

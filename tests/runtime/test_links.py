@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import (
     break_local_header,
     every_tensor,
@@ -27,33 +30,14 @@ from models import (
     runnable_model,
     string_tensor,
 )
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
+from onnxarchive.model import proto
+from onnxarchive.runtime.link import linked_archive
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "ein Verzeichnis für Größen"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def archive(folder: Path) -> Path:
-    path = folder / "ein Möbel 重み.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    return path
-
-
-@pytest.fixture
-def link(archive: Path) -> Path:
-    path = archive.with_name("ein Verweis.onnx")
-    onnxarchive.link(archive, path)
-    return path
 
 
 def parsed(path: Path) -> onnx.ModelProto:
@@ -73,6 +57,15 @@ def without_mark(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def messages(link: Path, archive: Path | None = None) -> list[str]:
     return [str(it) for it in onnxarchive.check_link(link, archive)]
+
+
+def every_message(message: Message) -> Iterator[Message]:
+    """Every message below one, of whatever kind."""
+    for field, value in message.ListFields():
+        if field.message_type:
+            for child in [value] if isinstance(value, Message) else value:
+                yield child
+                yield from every_message(child)
 
 
 # What tools make of it
@@ -136,10 +129,11 @@ def test_onnx_ir_reads_a_link(link: Path) -> None:
     np.testing.assert_array_equal(weight.numpy(), expected)
 
 
-def test_an_archive_is_made_of_a_link(archive: Path, link: Path, tmp_path: Path) -> None:
-    onnxarchive.convert(link, tmp_path / "again.onnxa")
-    assert without_mark(onnxarchive.load(tmp_path / "again.onnxa")) == runnable_model()
-    # and linked again: the mark is that of the new one, and stands once
+def test_what_is_loaded_from_a_link_is_saved_and_linked_again(link: Path, tmp_path: Path) -> None:
+    model = onnx.load(link)
+    model.metadata_props.add(key=KEY, value="a second one")
+    onnxarchive.save(model, tmp_path / "again.onnxa")
+    # The mark is that of the new archive, and stands once.
     onnxarchive.link(tmp_path / "again.onnxa", tmp_path / "again.onnx")
     assert messages(tmp_path / "again.onnx") == []
     assert without_mark(onnx.load(tmp_path / "again.onnx")) == runnable_model()
@@ -390,6 +384,19 @@ def _other_weight(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].raw_data = bytes(65536)
 
 
+def _weight_in_both(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].raw_data = bytes(65536)
+
+
+def _weight_in_both_as_default(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_location = TensorProto.DEFAULT
+    model.graph.initializer[0].raw_data = runnable_model().graph.initializer[0].raw_data
+
+
+def _weight_in_both_as_floats(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].float_data[:] = [1.0]
+
+
 def _bias_outside(model: onnx.ModelProto) -> None:
     model.graph.initializer[1].ClearField("raw_data")
     model.graph.initializer[1].data_location = TensorProto.EXTERNAL
@@ -431,6 +438,8 @@ def _two_files(model: onnx.ModelProto) -> None:
         (_rename, "expected name 'layer.0/weight', found 'other'"),
         (_reshape, r"expected dims \[1024, 16\], found \[16, 1024\]"),
         (_retype, "expected data_type FLOAT, found INT32"),
+        (_weight_in_both, "'layer.0/weight'.*found it in the link and in external_data"),
+        (_weight_in_both_as_floats, "'layer.0/weight'.*in the link and in external_data"),
         (_other_bias, r"'layer.0/bias'.*expected the archive's data"),
         (_bias_outside, "expected it in the link, as in the archive's model, found it outside"),
         (_no_mark, "expected the metadata 'onnxarchive.link'.*found none; link it anew"),
@@ -453,6 +462,7 @@ def test_a_change_of_a_link_is_found(link: Path, change: Any, says: str) -> None
     [
         (_short_weight, "expected 65536 bytes for FLOAT of shape [1024, 16], found 4"),
         (_other_weight, "expected the bytes of entry 'layer_0_weight', found others"),
+        (_weight_in_both_as_default, "found it in the link and in external_data"),
     ],
 )
 def test_other_bytes_in_a_link_are_found(archive: Path, link: Path, change: Any, says: str) -> None:
@@ -501,6 +511,34 @@ def test_what_is_no_link_is_refused(tmp_path: Path, archive: Path) -> None:
         onnxarchive.check_link(tmp_path, archive)
     with pytest.raises(FileNotFoundError):
         onnxarchive.check_link(tmp_path / "missing", archive)
+
+
+def test_a_link_larger_than_a_model_can_be_is_refused_unread(tmp_path: Path) -> None:
+    with open(tmp_path / "x.onnx", "xb") as file:
+        file.truncate(1 << 31)  # a hole
+    for call in (onnxarchive.check_link, linked_archive):
+        with pytest.raises(onnxarchive.ArchiveFormatError, match="found 2147483648") as caught:
+            call(tmp_path / "x.onnx")
+        assert str(caught.value).startswith(f"{tmp_path / 'x.onnx'}: expected a link of less than")
+
+
+def test_a_link_of_more_messages_than_a_model_may_have_is_refused_unparsed(
+    link: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = sum(1 for _ in every_message(parsed(link)))
+    monkeypatch.setattr(proto, "MAX_MESSAGES", count)
+    assert onnxarchive.check_link(link) == []
+    link.write_bytes(link.read_bytes() + onnx.ModelProto(metadata_props=[{}]).SerializeToString())
+    with pytest.raises(onnxarchive.ArchiveFormatError) as caught:
+        onnxarchive.check_link(link)
+    assert str(caught.value) == f"{link}: expected at most {count} messages, found more"
+    assert caught.value.rule is None
+
+
+def test_two_models_in_one_file_are_no_link(link: Path) -> None:
+    link.write_bytes(link.read_bytes() * 2)
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="expected one graph, found 2"):
+        onnxarchive.check_link(link)
 
 
 @pytest.fixture(scope="module")
@@ -594,6 +632,24 @@ def test_vectors_of_large_shapes_stay_in_the_link(tmp_path: Path) -> None:
     onnxarchive.link(tmp_path / "m.onnxa", tmp_path / "m.onnx")
     outside = [it.name for it in parsed(tmp_path / "m.onnx").graph.initializer if it.external_data]
     assert outside == ["large", "matrix", "weight"]
+
+
+@pytest.mark.parametrize(("count", "ways"), [(8191, {}), (8192, {"size_threshold": (1 << 16) + 1})])
+def test_the_parts_of_a_split_are_seen_where_the_documentation_says(
+    tmp_path: Path, count: int, ways: dict[str, Any]
+) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Split", ["x", "parts"], [f"y{it}" for it in range(count)])],
+        "split",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [count])],
+        [helper.make_tensor_value_info(f"y{count - 1}", TensorProto.INT64, [1])],
+        [numpy_helper.from_array(np.ones(count, np.int64), "parts")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnxarchive.save(model, tmp_path / "m.onnxa", **ways)
+    onnxarchive.link(tmp_path / "m.onnxa", tmp_path / "m.onnx")
+    (last,) = run_model(tmp_path / "m.onnx", x=np.arange(count))
+    assert last.tolist() == [count - 1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""OpenVINO reads links: it knows external data, and no archives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import run_model
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+
+openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+
+# Small integers: every type has them, and sums of their products are exact in any order.
+X = (np.arange(2 * 64) % 5 - 2).astype(np.float32).reshape(2, 64)
+WEIGHT = (np.arange(64 * 64) % 7).reshape(64, 64)
+SHAPE = np.array([1] * 126 + [4, 32])  # of 1 KiB: the archive keeps it outside, and the link not
+
+
+def _model(weight_type: int) -> onnx.ModelProto:
+    """A model that reshapes x @ weight."""
+    weight = WEIGHT.astype(helper.tensor_dtype_to_np_dtype(weight_type))
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["weight"], ["numbers"], to=TensorProto.FLOAT),
+            helper.make_node("MatMul", ["x", "numbers"], ["product"]),
+            helper.make_node("Slice", ["shape", "from", "to"], ["last"]),
+            helper.make_node("Reshape", ["product", "last"], ["y"]),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 32])],
+        [
+            numpy_helper.from_array(weight, "weight"),
+            numpy_helper.from_array(SHAPE, "shape"),
+            numpy_helper.from_array(np.array([126]), "from"),
+            numpy_helper.from_array(np.array([128]), "to"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _run_with_openvino(path: Path) -> NDArray[Any]:
+    core = openvino.Core()
+    options = {"INFERENCE_PRECISION_HINT": "f32"}  # some processors would take bfloat16
+    compiled = core.compile_model(core.read_model(path), "CPU", options)
+    return np.array(compiled([X])[0])
+
+
+@pytest.mark.parametrize("place", [".", ".."], ids=["beside its archive", "above its archive"])
+@pytest.mark.parametrize("weight_type", ["FLOAT", "FLOAT16", "BFLOAT16", "INT8", "INT4"])
+def test_openvino_makes_of_a_link_what_onnxruntime_makes(
+    tmp_path: Path, weight_type: str, place: str
+) -> None:
+    archive = tmp_path / "Möbel" / "重み.onnxa"
+    archive.parent.mkdir()
+    onnxarchive.save(_model(TensorProto.DataType.Value(weight_type)), archive)
+    link = archive.parent / place / "link.onnx"
+    onnxarchive.link(archive, link)
+    weight, shape, *_ = onnx.load(link, load_external_data=False).graph.initializer
+    assert (weight.data_location, shape.data_location) == (TensorProto.EXTERNAL, 0)
+    found = _run_with_openvino(link)
+    assert np.array_equal(found, (X @ WEIGHT.astype(np.float32)).reshape(4, 32))
+    assert np.array_equal(found, run_model(link, x=X)[0])
+
+
+def test_openvino_reads_another_archive_of_the_same_layout(tmp_path: Path) -> None:
+    """What it gives comes from the archive, and from nowhere else."""
+    archive, link = tmp_path / "m.onnxa", tmp_path / "m.onnx"
+    model = _model(TensorProto.FLOAT)
+    onnxarchive.save(model, archive)
+    onnxarchive.link(archive, link)
+    model.graph.initializer[0].raw_data = (2 * WEIGHT).astype(np.float32).tobytes()
+    onnxarchive.save(model, archive)
+    expected = 2 * (X @ WEIGHT.astype(np.float32)).reshape(4, 32)
+    assert np.array_equal(_run_with_openvino(link), expected)
