@@ -14,11 +14,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import onnx
 
-from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, naming, shown
+from onnxarchive import journal
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    Report,
+    TensorNotFoundError,
+    naming,
+    shown,
+)
 from onnxarchive.files import MappedFile
 from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -31,6 +39,9 @@ from onnxarchive.zipformat.writer import Counter, Progress
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from onnxarchive.edit import EditableArchive
+
+_Opened = TypeVar("_Opened", bound="Archive")
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
@@ -160,9 +171,10 @@ class Archive:
     """An open ONNX archive, as `onnxarchive.open` gives it.
 
     Views and arrays are read-only and lie in the file's map. They stay valid after `close` and
-    after the archive object is gone, and they are only as constant as the file: another process
-    that rewrites it changes them, one that truncates it makes reading them end the process with
-    SIGBUS. An archive may be used by several threads at once.
+    after the archive object is gone. What this library does to an archive meanwhile does not
+    change them, whether its model is replaced in its place or the whole of it is saved anew; but
+    another program that rewrites the file changes them, and one that truncates it makes reading
+    them end the process with SIGBUS. An archive may be used by several threads at once.
 
     Attributes:
         path: The archive's path as it was given.
@@ -172,6 +184,9 @@ class Archive:
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
+        self._read(file, max_model_nbytes)
+
+    def _read(self, file: MappedFile, max_model_nbytes: int) -> None:
         contents = read_contents(file, Report(), max_model_nbytes)
         assert contents.model is not None  # the report would have raised
         self.path = file.path
@@ -198,6 +213,23 @@ class Archive:
         return self._model
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """The model's metadata (`metadata_props`) by key; of a key that is there twice the last."""
+        return proto.metadata(self._model)
+
+    @property
+    def records(self) -> Mapping[str, DirectoryRecord]:
+        """The directory record of every entry by name, in the order of the archive."""
+        return MappingProxyType(self._records)
+
+    @property
+    def alignment(self) -> int:
+        """What the data of the model's entry is aligned to, in bytes, as its local header says."""
+        entry = self._entries[MODEL_PROTO]
+        header = self.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+        return directory.stated_alignment(header)
+
+    @property
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
@@ -213,25 +245,39 @@ class Archive:
         return Assets(self)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of an entry, as a read-only view; nothing is copied.
+        """The bytes of an entry, as a read-only view; nothing is copied but the model's.
 
         The bytes of a tensor are those of `raw_data`: little-endian, row-major, sub-byte types
-        packed.
+        packed. The model's are a copy, since it may be replaced in the file.
 
         Raises:
             TensorNotFoundError: There is no such entry.
             ArchiveFormatError: Its local header does not match the directory.
+            ArchiveError: It is the model, which is no longer that of when the archive was opened.
             ValueError: The archive is closed.
         """
         entry = self._entries.get(name)
         if entry is None:
             raise self._not_found(f"expected the name of an entry, found {shown(name)}")
+        if name == MODEL_PROTO:
+            return self._read_model(entry)
         view = self.file.view()
         if name not in self._compared:
             with naming(self.path):
                 check_local_header(self.file, entry, self._records[name], Report())
             self._compared.add(name)
         return view[entry.data_offset : entry.data_offset + entry.nbytes]
+
+    def _read_model(self, entry: Entry) -> memoryview:
+        data = self.file.read(entry.data_offset, entry.nbytes)
+        if (len(data), writer.crc32(data)) == (entry.nbytes, entry.crc32):
+            return memoryview(data)
+        error = ArchiveError(
+            "expected the model with which the archive was opened, found that the file has been "
+            "changed since; open it anew"
+        )
+        error.path = self.path
+        raise error
 
     def tensor(self, key: str) -> NDArray[Any]:
         """The tensor of a key as a read-only array, wherever it stands in the model.
@@ -280,7 +326,7 @@ class Archive:
         """Closes the file. Views live on; new ones can no longer be made."""
         self.file.close()
 
-    def __enter__(self) -> Archive:
+    def __enter__(self: _Opened) -> _Opened:
         return self
 
     def __exit__(
@@ -327,13 +373,24 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             else:
                 self._sites[name] = site
 
+    def site(self, name: str) -> Site:
+        """The tensor of an initializer and where it stands in the model.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        site = self._sites.get(name)
+        if site is None:
+            raise self._archive._not_found(self._why_not(name))
+        return site
+
     def key(self, name: str) -> str | None:
         """The key of the entry that holds an initializer; None where the model itself holds it.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        return self._keys.get(self._site(name).path)
+        return self._keys.get(self.site(name).path)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -346,7 +403,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        site = self._site(name)
+        site = self.site(name)
         tensor = site.tensor
         if site.path in self._keys:
             return self._archive.tensor(self._keys[site.path])
@@ -373,12 +430,6 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._archive!r}>"
-
-    def _site(self, name: str) -> Site:
-        site = self._sites.get(name)
-        if site is None:
-            raise self._archive._not_found(self._why_not(name))
-        return site
 
     def _why_not(self, name: str) -> str:
         if name not in self._ambiguous:
@@ -419,14 +470,34 @@ class Assets(Mapping[str, memoryview]):
         return sum(1 for _ in self)
 
 
-def open(path: str | os.PathLike[str], *, max_model_nbytes: int = MAX_MODEL_NBYTES) -> Archive:
+@overload
+def open(
+    path: str | os.PathLike[str], mode: Literal["r"] = "r", *, max_model_nbytes: int = ...
+) -> Archive: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str], mode: Literal["r+"], *, max_model_nbytes: int = ...
+) -> EditableArchive: ...
+
+
+def open(
+    path: str | os.PathLike[str],
+    mode: Literal["r", "r+"] = "r",
+    *,
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
+) -> Archive:
     """Opens an archive.
 
     It takes time and memory in proportion to the number of entries and the size of the model
-    without its external tensors; no weight is read, and no local header but the model's.
+    without its external tensors; no weight is read, and no local header but the model's. While the
+    file is being changed in its place by another process, that is waited for.
 
     Args:
         path: The archive.
+        mode: `"r"` to read it, `"r+"` to change its model, too: see `EditableArchive`. A change
+            that was cut off by a crash is then taken back first.
         max_model_nbytes: Size in bytes above which a model is refused before it is read; the
             format's own limit is 2 GiB. A lower one bounds the memory that a file from elsewhere
             can claim.
@@ -434,12 +505,21 @@ def open(path: str | os.PathLike[str], *, max_model_nbytes: int = MAX_MODEL_NBYT
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that
             its end records, directory or model show.
+        UnfinishedEditError: A change of it was cut off, and `mode` is `"r"`.
+        ValueError: `mode` is another one.
         OSError: The file cannot be opened or read.
     """
+    if mode == "r+":
+        from onnxarchive.edit import EditableArchive  # which stands on this module
+
+        return EditableArchive(path, max_model_nbytes)
+    if mode != "r":
+        raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")
     with naming(path):
         file = MappedFile(path, rule="FILE-1")
         try:
-            return Archive(file, max_model_nbytes)
+            with journal.reading(file):
+                return Archive(file, max_model_nbytes)
         except BaseException:
             file.close()
             raise

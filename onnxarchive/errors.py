@@ -37,8 +37,10 @@ __all__ = [
     "ArchiveError",
     "ArchiveFormatError",
     "ChecksumError",
+    "LockedError",
     "Report",
     "TensorNotFoundError",
+    "UnfinishedEditError",
     "UnsupportedFeatureError",
     "describe",
     "naming",
@@ -96,6 +98,14 @@ class UnsupportedFeatureError(ArchiveError):
 
 class TensorNotFoundError(ArchiveError, KeyError):
     """No tensor, entry or asset has the name, or more than one tensor has it."""
+
+
+class LockedError(ArchiveError):
+    """Another process, or another thread, is at work on the file."""
+
+
+class UnfinishedEditError(ArchiveError):
+    """A change of the archive was cut off, and has to be rolled back before it can be read."""
 
 
 def describe(error: OSError) -> str:

@@ -7,6 +7,7 @@ import errno
 import itertools
 import mmap
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -17,12 +18,19 @@ from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, TypeVar
 
+from onnxarchive import locking
 from onnxarchive.errors import ArchiveFormatError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 READ_SIZE = 8 << 20  # bytes read at a time by `MappedFile.pieces`
 _NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # What systems say where a file system has no permission bits.
 _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+_CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -36,7 +44,7 @@ class MappedFile:
 
     Attributes:
         path: The file's path as it was given.
-        size: Its size in bytes when it was opened.
+        size: Its size in bytes when it was opened, or when `unchanged` began.
         identity: Tells it from every other file, also from one that takes its path.
     """
 
@@ -75,6 +83,13 @@ class MappedFile:
         self._map: mmap.mmap | None = None
         self._is_open = True
         self._position_lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Keeps those out who change the file in its place, while the block runs."""
+        with locking.shared(self._descriptor):
+            self.size = os.fstat(self._descriptor).st_size
+            yield
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; a copy."""
@@ -134,6 +149,11 @@ class MappedFile:
         with contextlib.suppress(OSError):  # of another system
             yield os.readlink(f"/proc/self/fd/{self._descriptor}")
 
+    def fileno(self) -> int:
+        """The descriptor."""
+        self._require_open()
+        return self._descriptor
+
     def close(self) -> None:
         """Closes the descriptor and lets go of the map, which lives as long as a view of it."""
         if self._is_open:
@@ -180,6 +200,11 @@ class MemoryFile(MappedFile):
         self._data = data.toreadonly()
         self._is_open = True
 
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Nobody changes it."""
+        yield
+
     def view(self) -> memoryview:
         """All bytes."""
         self._require_open()
@@ -204,6 +229,7 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     return error
 
 
+_TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 _Made = TypeVar("_Made")
 _serial_numbers = itertools.count()
 _temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
@@ -229,11 +255,9 @@ class _Temporary(Generic[_Made]):
     def __init__(
         self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
     ) -> None:
-        directory, name = os.path.split(target)
-        stem = name[:50]  # 200 bytes at most, which leaves room for the rest in 255
         while True:
-            name = f".{stem}.{os.getpid()}-{next(_serial_numbers)}.tmp"
-            self.path = os.path.join(directory, name)
+            number = f"{os.getpid()}-{next(_serial_numbers)}"
+            self.path = f"{_temporary_prefix(target)}{number}.tmp"
             self._finalizer = weakref.finalize(
                 self, _remove_in_process, os.getpid(), remove, self.path
             )
@@ -256,6 +280,36 @@ class _Temporary(Generic[_Made]):
         self._finalizer()
 
 
+def _temporary_prefix(target: str) -> str:
+    directory, name = os.path.split(target)
+    return os.path.join(directory, f".{name[:50]}.")  # 200 bytes at most, of 255
+
+
+def remove_abandoned(path: str | os.PathLike[str]) -> list[str]:
+    """Removes the temporary files of processes that were killed while they wrote `path`.
+
+    Those that are being written are locked, and stay; so does what is not a regular file.
+
+    Returns:
+        The paths of what was removed.
+    """
+    directory, prefix = os.path.split(_temporary_prefix(os.path.realpath(path)))
+    removed = []
+    for name in sorted(os.listdir(directory)):
+        if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
+            continue
+        found = os.path.join(directory, name)
+        with contextlib.suppress(OSError):  # of somebody else, or gone by now
+            if not stat.S_ISREG(os.lstat(found).st_mode):
+                continue
+            with open(found, "rb+") as file:
+                is_abandoned = locking.try_exclusive(file.fileno())
+            if is_abandoned:
+                os.unlink(found)
+                removed.append(found)
+    return removed
+
+
 def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
     if os.getpid() == process:  # a fork has its parent's finalizers
         remove(path)
@@ -267,23 +321,29 @@ class Replacement:
     It is written beside the target under a temporary name. `commit` syncs it, renames it over the
     target and syncs the directory: at any moment the target is what it was or is complete. A
     target that is a symbolic link keeps being one: the file that it leads to is replaced. An
-    existing target's permission bits are kept.
+    existing target's permission bits are kept. As long as the file is written it is locked, by
+    which it can be told from one that was abandoned.
 
     Attributes:
         file: Where to write.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, follow_links: bool = True) -> None:
         """Makes the temporary file.
 
         Args:
             path: The target.
+            follow_links: Whether to replace the file that a symbolic link leads to, and not the
+                link.
 
         Raises:
             OSError: The file cannot be made, or the target is there and is no regular file.
         """
         self._path = os.fspath(path)
-        self._target = os.path.realpath(path)
+        directory, name = os.path.split(self._path)
+        self._target = os.path.join(os.path.realpath(directory), name)
+        if follow_links:
+            self._target = os.path.realpath(path)
         if os.path.isdir(self._target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if os.path.exists(self._target) and not os.path.isfile(self._target):
@@ -294,6 +354,7 @@ class Replacement:
             error.filename = self._path  # not that of the temporary file
             raise
         self.file: BinaryIO = self._temporary.made
+        locking.try_exclusive(self.file.fileno())
 
     def commit(self) -> None:
         """Puts the file in the target's place; on failure it is discarded instead.
@@ -303,7 +364,7 @@ class Replacement:
         """
         try:
             self.file.flush()
-            os.fsync(self.file.fileno())
+            sync(self.file.fileno())
             self.file.close()
             with contextlib.suppress(FileNotFoundError):
                 mode = stat.S_IMODE(os.stat(self._target).st_mode)
@@ -313,7 +374,7 @@ class Replacement:
             self.discard(error)
             raise
         self._temporary.keep()
-        _sync_directory(os.path.dirname(self._target))
+        sync_directory(os.path.dirname(self._target))
 
     def discard(self, error: BaseException | None = None) -> None:
         """Removes the file; the target is untouched.
@@ -338,6 +399,21 @@ def _set_mode(path: str, mode: int) -> None:
 
 def _open_new(path: str) -> BinaryIO:
     return open(path, "xb")
+
+
+def clone(source: MappedFile, target: BinaryIO) -> bool:
+    """Lets a new file share the blocks of another one, where the file system can (reflinks).
+
+    Returns:
+        Whether it did; if not, `target` is as it was.
+    """
+    if fcntl is None or not hasattr(fcntl, "ioctl"):
+        return False
+    try:
+        fcntl.ioctl(target.fileno(), _CLONE, source.fileno())
+    except OSError:  # systems say in many ways that they cannot
+        return False
+    return True
 
 
 def _unlink(path: str) -> None:
@@ -390,9 +466,9 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> N
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, follow_links: bool = True) -> Iterator[BinaryIO]:
     """A `Replacement` that is committed when the block ends and discarded when it raises."""
-    replacement = Replacement(path)
+    replacement = Replacement(path, follow_links=follow_links)
     try:
         yield replacement.file
     except BaseException as error:
@@ -427,7 +503,17 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     temporary.keep()
 
 
-def _sync_directory(directory: str) -> None:
+def sync(descriptor: int) -> None:
+    """Waits until a file is on its device, and not only in the caches of system and drive."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
+    if full is not None:
+        with contextlib.suppress(OSError):  # a file system that has it not
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
+
+
+def sync_directory(directory: str) -> None:
     """Makes a rename last, where the system lets directories be opened and synced."""
     with contextlib.suppress(OSError):  # the file is complete in any case
         descriptor = os.open(directory, os.O_RDONLY)

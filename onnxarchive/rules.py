@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from onnxarchive import journal
 from onnxarchive.archive import (
     MAX_MODEL_NBYTES,
     check_data,
@@ -141,6 +142,7 @@ def check(
         are cut to about 100 characters in messages.
 
     Raises:
+        UnfinishedEditError: A change of the archive was cut off.
         OSError: The file cannot be opened or read.
     """
     findings = _Findings()
@@ -148,7 +150,7 @@ def check(
         file = MappedFile(path, rule="FILE-1")
     except ArchiveFormatError as error:
         return [Finding("FILE-1", None, error.message)]
-    with file:
+    with file, journal.reading(file):
         contents = read_contents(file, findings, max_model_nbytes)
         for entry, record in zip(contents.entries, contents.records, strict=True):
             check_local_header(file, entry, record, findings)

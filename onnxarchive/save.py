@@ -433,14 +433,23 @@ def write_archive(
     *,
     alignment: int = layout.MIN_ALIGNMENT,
     progress: Progress | None = None,
+    follow_links: bool = True,
 ) -> None:
-    """Writes a planned archive, whole or not at all."""
+    """Writes a planned archive, whole or not at all.
+
+    Args:
+        plan: The plan.
+        path: As in `save`.
+        alignment: As in `save`.
+        progress: As in `save`.
+        follow_links: As `Replacement` takes it.
+    """
     _require_names([item.name for item in plan.items])
     if not isinstance(path, str | os.PathLike):
-        _stream(plan, ZipWriter(path, alignment=alignment), progress)
+        stream(plan, ZipWriter(path, alignment=alignment), progress)
         return
-    with replacing(path) as file:
-        _stream(plan, ZipWriter(file, alignment=alignment), progress)
+    with replacing(path, follow_links=follow_links) as file:
+        stream(plan, ZipWriter(file, alignment=alignment), progress)
 
 
 def _require_names(names: list[str]) -> None:
@@ -451,13 +460,14 @@ def _require_names(names: list[str]) -> None:
         raise ValueError(error.message) from error
 
 
-def _stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> None:
+def stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> int:
+    """Writes entries, directory and end records; gives the size of the archive in bytes."""
     counter = Counter(progress, plan.nbytes)
     for item in plan.items:
         _write_item(item, target, counter)
     model = Item(MODEL_PROTO, plan.model.nbytes, partial(given_data, plan.model))
     _write_item(model, target, counter)
-    target.finish()
+    return target.finish()
 
 
 def _write_item(
@@ -613,7 +623,7 @@ class Writer:
             self._fill_in(complete)
             self._check(complete, items)
             model_proto = Pieces((memoryview(proto.serialize(complete)),))
-            _stream(Plan(items, model_proto), self._zip, None)
+            stream(Plan(items, model_proto), self._zip, None)
             self._is_open = False
             self._replacement.commit()
 

@@ -18,6 +18,8 @@ COUNTS = (
     "mutated files",
     "readers compared",
     "archives read by other tools",
+    "calls of changes made to fail",
+    "faults tried",
     "accepted that should be refused",
 )
 # What a run is to have none of is counted also where it made a test fail.

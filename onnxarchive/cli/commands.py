@@ -19,6 +19,7 @@ import onnx
 import onnxarchive
 from onnxarchive.archive import Archive
 from onnxarchive.batch import convert_many
+from onnxarchive.cli.editing import add_recover, add_replace_model, add_set_metadata
 from onnxarchive.cli.frame import DONE, FOUND, add_command, add_force, require_free, say
 from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.running import add_run
@@ -26,7 +27,7 @@ from onnxarchive.cli.table import count, printable, shape, size, table
 from onnxarchive.cli.viewing import add_view
 from onnxarchive.convert import Conversion
 from onnxarchive.files import remove_temporaries
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import text
 from onnxarchive.rules import rules
@@ -55,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
     _add_info(commands)
     _add_check(commands)
     _add_extract(commands)
+    add_replace_model(commands)
+    add_set_metadata(commands)
+    add_recover(commands)
     add_run(commands)
     add_view(commands)
     return top
@@ -436,7 +440,7 @@ def _info(arguments: argparse.Namespace) -> int:
             "outputs": {text(value.name): _type(value.type) for value in model.graph.output},
             "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
             "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
-            "metadata": {text(pair.key): text(pair.value) for pair in model.metadata_props},
+            "metadata": proto.metadata(model),
         }
     lines = []
     for label, value in result.items():
@@ -533,7 +537,13 @@ def _check(arguments: argparse.Namespace) -> int:
     if link is not None and not result:
         misfits = onnxarchive.check_link(link, archive)
         result = [
-            {"rule": None, "severity": "error", "entry": None, "message": misfit.message}
+            {
+                "rule": None,
+                "severity": "error",
+                "entry": None,
+                "tensor": misfit.tensor,
+                "message": misfit.message,
+            }
             for misfit in misfits
         ]
         lines += [printable(f"error: {link}: {misfit}") for misfit in misfits]

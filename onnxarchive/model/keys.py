@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnxarchive.errors import Report, shown
 
@@ -74,10 +74,13 @@ class Keys:
     """Gives each tensor a key by which a person recognises it, and no two the same.
 
     The same names in the same order get the same keys.
+
+    Args:
+        taken: Keys that others have already.
     """
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {fold(key) for key in taken}
         self._next_suffix: dict[str, int] = {}
 
     def assign(self, name: str) -> str:

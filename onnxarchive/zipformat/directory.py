@@ -525,6 +525,19 @@ def _what_is(header: bytes, local: LocalHeader | None) -> str:
     return "one that is longer"
 
 
+def stated_alignment(header: bytes) -> int:
+    """The alignment that a local header states, in bytes.
+
+    Args:
+        header: The header and all that stands before the entry's data, found right before.
+    """
+    local = LocalHeader.unpack(header, 0)
+    assert local is not None
+    unpacked = records.unpack_alignment(list(records.unpack_extra(local.extra))[-1][1])
+    assert unpacked is not None
+    return unpacked[0]
+
+
 def _check_alignment(content: bytes, entry: Entry, record: DirectoryRecord, report: Report) -> None:
     broken = partial(report.broken, entry=entry.name)
     unpacked = records.unpack_alignment(content)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from zlib_ng import zlib_ng
 from onnxarchive.errors import ChecksumError, UnsupportedFeatureError
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import DirectoryRecord
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -135,16 +136,26 @@ class ZipWriter:
     Args:
         file: Where the bytes go; it is not closed.
         alignment: What every entry's data is aligned to, in bytes: a power of two from 64 to 32768.
+        kept: The directory records of entries that are in the file already.
+        offset: Where these end and the next bytes go, in bytes from the start of the archive.
 
     Attributes:
         placements: The entries written so far, in order.
     """
 
-    def __init__(self, file: SupportsWrite, *, alignment: int = layout.MIN_ALIGNMENT) -> None:
+    def __init__(
+        self,
+        file: SupportsWrite,
+        *,
+        alignment: int = layout.MIN_ALIGNMENT,
+        kept: Sequence[DirectoryRecord] = (),
+        offset: int = 0,
+    ) -> None:
         layout.require_alignment(alignment)
         self._file = file
         self._alignment = alignment
-        self._offset = 0
+        self._kept = kept
+        self._offset = offset
         self.placements: list[Placement] = []
 
     def add(self, name: str, data: Buffer) -> Placement:
@@ -160,7 +171,7 @@ class ZipWriter:
             ChecksumError: The pieces are not `nbytes` long in all, or have another CRC-32. The
                 file is then of no use.
         """
-        require_entries(len(self.placements) + 1)
+        require_entries(len(self._kept) + len(self.placements) + 1)
         placement = Placement(name.encode(), nbytes, crc, self._offset, self._alignment)
         self._write(placement.local_header().pack())
         written_nbytes = written_crc = 0
@@ -183,10 +194,12 @@ class ZipWriter:
     def finish(self) -> int:
         """Writes the directory and the end records; gives the size of the archive in bytes."""
         directory_offset = self._offset
+        for record in self._kept:
+            self._write(record.pack())
         for placement in self.placements:
             self._write(placement.directory_record().pack())
         directory_size = self._offset - directory_offset
-        count = len(self.placements)
+        count = len(self._kept) + len(self.placements)
         self._write(layout.end_of_archive(count, directory_size, directory_offset))
         return self._offset
 
