@@ -18,6 +18,8 @@ COUNTS = (
     "mutated files",
     "readers compared",
     "archives read by other tools",
+    "models compared with their archives' sessions",
+    "models of which only a session is made",
     "calls of changes made to fail",
     "faults tried",
     "accepted that should be refused",

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.backend.test
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnxarchive
+
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+from compared_sessions import (
+    COMPARED,
+    ONLY_MADE,
+    run,
+    session_of_archive,
+    session_of_model,
+)
 
 DATA = Path(onnx.backend.test.__file__).parent / "data"
 PATHS = sorted(DATA.rglob("*.onnx"))
@@ -23,23 +33,6 @@ every_model = pytest.mark.parametrize(
     "path", PATHS, ids=[str(it.relative_to(DATA)) for it in PATHS]
 )
 every_way = pytest.mark.parametrize("ways", [{}, EVERYTHING], ids=["1024", "everything"])
-
-
-def _options() -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return options
-
-
-def _original(path: Path) -> Any:
-    """onnxruntime's session of a model, or None where it makes none of it."""
-    try:
-        return ort.InferenceSession(
-            os.fspath(path), _options(), ["CPUExecutionProvider"], enable_fallback=0
-        )
-    except Exception:
-        return None
 
 
 def _feeds(path: Path, session: Any) -> list[dict[str, Any]]:
@@ -60,40 +53,34 @@ def _feeds(path: Path, session: Any) -> list[dict[str, Any]]:
     return feeds
 
 
-def _bits(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        elements = value.tolist() if value.dtype == object else value.tobytes()
-        return value.dtype, value.shape, elements
-    if isinstance(value, list):
-        return [_bits(it) for it in value]
-    return value
-
-
 @every_model
 @every_way
 def test_a_session_of_an_archive_gives_the_bits_of_the_model(
-    tmp_path: Path, path: Path, ways: dict[str, Any]
+    tmp_path: Path,
+    path: Path,
+    ways: dict[str, Any],
+    record_property: Callable[[str, object], None],
 ) -> None:
-    original = _original(path)
+    original = session_of_model(os.fspath(path))
     if original is None:
         return  # `test_onnxruntime_runs_most_models` counts these
     archive = tmp_path / "model.onnxa"
     onnxarchive.convert(path, archive, **ways)
     onnxarchive.link(archive, tmp_path / "model.onnx")
     assert onnxarchive.check_link(tmp_path / "model.onnx", archive) == []
-    sessions = [
-        onnxarchive.session(source, _options(), ["CPUExecutionProvider"], enable_fallback=0)
-        for source in (archive, archive.read_bytes())
-    ]
-    sessions.append(_original(tmp_path / "model.onnx"))
-    for feeds in _feeds(path, original):
-        expected = _bits(original.run(None, feeds))
+    sessions = [session_of_archive(source) for source in (archive, archive.read_bytes())]
+    sessions.append(session_of_model(os.fspath(tmp_path / "model.onnx")))
+    feeds = _feeds(path, original)
+    for values in feeds:
+        does_run, expected = run(original, values)
+        assert does_run, expected
         for session in sessions:
-            assert _bits(session.run(None, feeds)) == expected
+            assert run(session, values) == (True, expected)
+    record_property(COMPARED if feeds else ONLY_MADE, 1)
 
 
 def test_onnxruntime_runs_most_models() -> None:
-    sessions = [(path, _original(path)) for path in PATHS]
+    sessions = [(path, session_of_model(os.fspath(path))) for path in PATHS]
     made = [(path, session) for path, session in sessions if session is not None]
     assert len(made) >= 107
     assert sum(bool(_feeds(path, session)) for path, session in made) >= 100

@@ -1,0 +1,103 @@
+"""Sessions of models and of their archives, and all bits that they give.
+
+Arrays of numpy hold most of what a session gives, but not the types that numpy lacks, which are
+taken from ONNX Runtime's memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from models import BIT_WIDTHS, element_count
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+# Names under which tests count models.
+COMPARED = "models compared with their archives' sessions"
+ONLY_MADE = "models of which only a session is made"
+
+_PROVIDERS = ["CPUExecutionProvider"]
+_WITHOUT_NUMPY = re.compile(r"tensor\((float8.*|float4.*|bfloat16|u?int[42])\)")
+
+
+def session_of_model(model: str | bytes) -> Any:
+    """onnxruntime's session of a model, or None where it makes none of it."""
+    try:
+        return ort.InferenceSession(model, _options(), _PROVIDERS, enable_fallback=0)
+    except Exception:
+        return None
+
+
+def session_of_archive(source: Any) -> Any:
+    return onnxarchive.session(source, _options(), _PROVIDERS, enable_fallback=0)
+
+
+def _options() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return options
+
+
+def run(session: Any, values: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Whether a session runs, and all that it gives, or else what it says.
+
+    Args:
+        session: The session.
+        values: Its inputs: arrays, TensorProto, or lists of these.
+    """
+    arrays = {name: _array(value) for name, value in values.items()}
+    as_ort_values = any(_WITHOUT_NUMPY.fullmatch(it.type) for it in session.get_outputs())
+    feeds = {name: _feed(value, as_ort_values) for name, value in arrays.items()}
+    try:
+        if as_ort_values:
+            return True, [_memory(it) for it in session.run_with_ort_values(None, feeds)]
+        return True, [_bits(it) for it in session.run(None, feeds)]
+    except Exception as error:
+        return False, str(error)
+
+
+def _array(value: Any) -> Any:
+    if value is None:  # an optional without a value
+        return None
+    if isinstance(value, list):
+        return [_array(it) for it in value]
+    if isinstance(value, TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value)
+
+
+def _feed(value: Any, as_ort_value: bool) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.isbuiltin != 1:  # of ml_dtypes
+        number = helper.np_dtype_to_tensor_dtype(value.dtype)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, number)
+    return ort.OrtValue.ortvalue_from_numpy(value) if as_ort_value else value
+
+
+def _memory(value: Any) -> Any:
+    number, shape = value.element_type(), value.shape()
+    if number == TensorProto.STRING:
+        return _bits(value.numpy())
+    nbytes = -(-element_count(shape) * BIT_WIDTHS[number] // 8)
+    return number, shape, ctypes.string_at(value.data_ptr(), nbytes)
+
+
+def _bits(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        elements = value.tolist() if value.dtype == object else value.tobytes()
+        return value.dtype, value.shape, elements
+    if isinstance(value, list):
+        return [_bits(it) for it in value]
+    if isinstance(value, dict):
+        return {key: _bits(it) for key, it in value.items()}
+    return value
