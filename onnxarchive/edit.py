@@ -187,27 +187,7 @@ def replace_tensor(
         OSError: As in `replace_model`.
     """
     with naming(path), _alone_with(path, timeout, copy=copy) as (archive, descriptor):
-        site = archive.tensors.site(name)
-        elements = np.asarray(array)
-        found = dtypes.of_array(elements)
-        expected = dtypes.BY_NUMBER.get(site.tensor.data_type)
-        if found != expected or elements.shape != tuple(site.tensor.dims):
-            raise ValueError(
-                f"{site}: expected {dtypes.name_of(site.tensor.data_type)} of shape "
-                f"{list(site.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
-            )
-        data = dtypes.as_raw_data(elements)
-        key = tensors.location(site.tensor)
-        if key is None:
-            model = onnx.ModelProto()
-            model.CopyFrom(archive.model)
-            tensor = tensors.at(model, site.path)
-            for field in tensors.DATA_FIELDS:
-                tensor.ClearField(field)
-            tensors.set_raw_data(tensor, bytes(data))
-            _replace_model(archive, descriptor, model, _Options(copy=copy, progress=progress))
-        else:
-            _replace_entry(archive, descriptor, key, data, in_place, progress)
+        _replace_tensor(archive, descriptor, name, array, in_place, copy, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +360,38 @@ class EditableArchive(Archive):
         """
         options = _Options(compact, copy, size_threshold, convert_attribute, progress)
         self._change(timeout, copy, partial(_replace_model, model=model, options=options))
+
+    def replace_tensor(
+        self,
+        name: str,
+        array: ArrayLike,
+        *,
+        in_place: bool = False,
+        copy: bool = False,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """As `onnxarchive.replace_tensor`.
+
+        Args:
+            name: Name of the initializer.
+            array: Its elements.
+            in_place: As in `onnxarchive.replace_tensor`, and so for the others.
+            copy: As there.
+            timeout: As there.
+            progress: As there.
+
+        Raises:
+            ArchiveError: The archive was changed by somebody else since it was opened; or as
+                `onnxarchive.replace_tensor` does.
+        """
+        self._change(
+            timeout,
+            copy,
+            lambda archive, descriptor: _replace_tensor(
+                archive, descriptor, name, array, in_place, copy, progress
+            ),
+        )
 
     def _set(self, field: str, value: str) -> None:
         model = onnx.ModelProto()
@@ -574,6 +586,38 @@ def _replace_model(archive: Archive, descriptor: int, model: Model, options: _Op
             else:
                 raise ValueError(_why_moved(plan, archive))
         _write_end(archive, descriptor, plan, options)
+
+
+def _replace_tensor(
+    archive: Archive,
+    descriptor: int,
+    name: str,
+    array: ArrayLike,
+    in_place: bool,
+    copy: bool,
+    progress: Progress | None,
+) -> None:
+    site = archive.tensors.site(name)
+    elements = np.asarray(array)
+    found = dtypes.of_array(elements)
+    expected = dtypes.BY_NUMBER.get(site.tensor.data_type)
+    if found != expected or elements.shape != tuple(site.tensor.dims):
+        raise ValueError(
+            f"{site}: expected {dtypes.name_of(site.tensor.data_type)} of shape "
+            f"{list(site.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
+        )
+    data = dtypes.as_raw_data(elements)
+    key = tensors.location(site.tensor)
+    if key is None:
+        model = onnx.ModelProto()
+        model.CopyFrom(archive.model)
+        tensor = tensors.at(model, site.path)
+        for field in tensors.DATA_FIELDS:
+            tensor.ClearField(field)
+        tensors.set_raw_data(tensor, bytes(data))
+        _replace_model(archive, descriptor, model, _Options(copy=copy, progress=progress))
+    else:
+        _replace_entry(archive, descriptor, key, data, in_place, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -822,5 +866,5 @@ def _changes_clone(archive: Archive, write: Callable[[int], int]) -> bool:
     except BaseException as error:
         replacement.discard(error)
         raise
-    replacement.commit()
+    replacement.commit(partial(journal.remove_stale, archive.path))
     return True

@@ -30,6 +30,8 @@ READ_SIZE = 8 << 20  # bytes read at a time by `MappedFile.pieces`
 _NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # What systems say where a file system has no permission bits.
 _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+# What systems say where directories cannot be synced.
+_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -356,8 +358,11 @@ class Replacement:
         self.file: BinaryIO = self._temporary.made
         locking.try_exclusive(self.file.fileno())
 
-    def commit(self) -> None:
+    def commit(self, then: Callable[[], object] | None = None) -> None:
         """Puts the file in the target's place; on failure it is discarded instead.
+
+        Args:
+            then: Called when it is there, while it is still locked.
 
         Raises:
             OSError: The file cannot be synced or renamed.
@@ -365,7 +370,8 @@ class Replacement:
         try:
             self.file.flush()
             sync(self.file.fileno())
-            self.file.close()
+            if os.name == "nt":  # which renames no open file
+                self.file.close()
             with contextlib.suppress(FileNotFoundError):
                 mode = stat.S_IMODE(os.stat(self._target).st_mode)
                 _set_mode(self._temporary.path, mode)
@@ -374,7 +380,11 @@ class Replacement:
             self.discard(error)
             raise
         self._temporary.keep()
-        sync_directory(os.path.dirname(self._target))
+        with self.file:
+            if then is not None:
+                then()
+        with contextlib.suppress(OSError):  # the file is complete in any case
+            sync_directory(os.path.dirname(self._target))
 
     def discard(self, error: BaseException | None = None) -> None:
         """Removes the file; the target is untouched.
@@ -466,15 +476,26 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> N
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str], *, follow_links: bool = True) -> Iterator[BinaryIO]:
-    """A `Replacement` that is committed when the block ends and discarded when it raises."""
+def replacing(
+    path: str | os.PathLike[str],
+    *,
+    follow_links: bool = True,
+    then: Callable[[], object] | None = None,
+) -> Iterator[BinaryIO]:
+    """A `Replacement` that is committed when the block ends and discarded when it raises.
+
+    Args:
+        path: The target.
+        follow_links: As `Replacement` takes it.
+        then: As `Replacement.commit` takes it.
+    """
     replacement = Replacement(path, follow_links=follow_links)
     try:
         yield replacement.file
     except BaseException as error:
         replacement.discard(error)
         raise
-    replacement.commit()
+    replacement.commit(then)
 
 
 @contextlib.contextmanager
@@ -514,10 +535,21 @@ def sync(descriptor: int) -> None:
 
 
 def sync_directory(directory: str) -> None:
-    """Makes a rename last, where the system lets directories be opened and synced."""
-    with contextlib.suppress(OSError):  # the file is complete in any case
+    """Makes names that were made or removed last, where the system lets directories be synced.
+
+    Raises:
+        OSError: The disk is broken.
+    """
+    if os.name == "nt":
+        return
+    try:
         descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    except PermissionError:  # to list it, which those who may write to it need not have
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

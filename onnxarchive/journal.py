@@ -187,8 +187,24 @@ def remove(path: str | os.PathLike[str]) -> bool:
         os.unlink(name)
     except FileNotFoundError:
         return False
-    sync_directory(os.path.dirname(name))
+    with contextlib.suppress(OSError):  # it is removed in any case, for now
+        sync_directory(os.path.dirname(name))
     return True
+
+
+def remove_stale(path: str | os.PathLike[str]) -> None:
+    """Removes a journal of the file that another one, which nobody changes, has replaced at `path`.
+
+    It would say so itself, by its inode, until that was given to yet another file.
+    """
+    with contextlib.suppress(OSError):  # then it stays, and says so
+        found = read(path)
+        if found is None:
+            return
+        with MappedFile(path) as file:
+            is_stale = not found.is_of(file)
+        if is_stale:
+            remove(path)
 
 
 def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx
 
+from onnxarchive import journal
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, spool
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
@@ -448,7 +449,8 @@ def write_archive(
     if not isinstance(path, str | os.PathLike):
         stream(plan, ZipWriter(path, alignment=alignment), progress)
         return
-    with replacing(path, follow_links=follow_links) as file:
+    then = partial(journal.remove_stale, path)
+    with replacing(path, follow_links=follow_links, then=then) as file:
         stream(plan, ZipWriter(file, alignment=alignment), progress)
 
 
@@ -531,6 +533,7 @@ class Writer:
             ValueError: `alignment` is not allowed.
             OSError: The file cannot be made.
         """
+        self._path = path
         self._size_threshold = size_threshold
         self._replacement = Replacement(path)
         self._is_open = True
@@ -625,7 +628,7 @@ class Writer:
             model_proto = Pieces((memoryview(proto.serialize(complete)),))
             stream(Plan(items, model_proto), self._zip, None)
             self._is_open = False
-            self._replacement.commit()
+            self._replacement.commit(partial(journal.remove_stale, self._path))
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
