@@ -9,27 +9,35 @@ it is a directory of ONNX external data that every ONNX tool reads.
     onnxarchive.convert("model.onnx", "model.onnxa")
     with onnxarchive.open("model.onnxa") as archive:
         weight = archive.tensors["layer.0/weight"]
+
+The names in `__all__` are imported when they are first used. What is in a submodule alone needs
+an import of that: `import onnxarchive.ir`, `import onnxarchive.runtime.torch`.
 """
 
-from onnxarchive.archive import Archive, load, open
-from onnxarchive.batch import convert_many
-from onnxarchive.convert import Conversion, convert, export, extract
-from onnxarchive.errors import (
-    ArchiveError,
-    ArchiveFormatError,
-    ChecksumError,
-    TensorNotFoundError,
-    UnsupportedFeatureError,
-)
-from onnxarchive.rules import Finding, check
-from onnxarchive.runtime.checker import check_model
-from onnxarchive.runtime.link import Misfit, check_link, link
-from onnxarchive.runtime.onnx_registry import register as _register_with_onnx
-from onnxarchive.runtime.onnxruntime import options, session
-from onnxarchive.runtime.shape_inference import infer_shapes
-from onnxarchive.runtime.transform import transform
-from onnxarchive.save import Writer, save
-from onnxarchive.zipformat.directory import Entry
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from onnxarchive.archive import Archive, load, open
+    from onnxarchive.batch import convert_many
+    from onnxarchive.convert import Conversion, convert, export, extract
+    from onnxarchive.errors import (
+        ArchiveError,
+        ArchiveFormatError,
+        ChecksumError,
+        TensorNotFoundError,
+        UnsupportedFeatureError,
+    )
+    from onnxarchive.rules import Finding, check
+    from onnxarchive.runtime.checker import check_model
+    from onnxarchive.runtime.link import Misfit, check_link, link
+    from onnxarchive.runtime.onnxruntime import options, session
+    from onnxarchive.runtime.shape_inference import infer_shapes
+    from onnxarchive.runtime.transform import transform
+    from onnxarchive.save import Writer, save
+    from onnxarchive.zipformat.directory import Entry
 
 __all__ = [
     "Archive",
@@ -61,5 +69,63 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Where each name comes from when it is used, as the imports above tell type checkers.
+_SUBMODULES: Final = {
+    "Archive": "archive",
+    "ArchiveError": "errors",
+    "ArchiveFormatError": "errors",
+    "ChecksumError": "errors",
+    "Conversion": "convert",
+    "Entry": "zipformat.directory",
+    "Finding": "rules",
+    "Misfit": "runtime.link",
+    "TensorNotFoundError": "errors",
+    "UnsupportedFeatureError": "errors",
+    "Writer": "save",
+    "check": "rules",
+    "check_link": "runtime.link",
+    "check_model": "runtime.checker",
+    "convert": "convert",
+    "convert_many": "batch",
+    "export": "convert",
+    "extract": "convert",
+    "infer_shapes": "runtime.shape_inference",
+    "link": "runtime.link",
+    "load": "archive",
+    "open": "archive",
+    "options": "runtime.onnxruntime",
+    "save": "save",
+    "session": "runtime.onnxruntime",
+    "transform": "runtime.transform",
+}
+
+
+class _Package(ModuleType):
+    """This package, as a module that imports its public names when they are first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _SUBMODULES:
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}", name=name, obj=self
+            )
+        value = getattr(import_module(f"{__name__}.{_SUBMODULES[name]}"), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing a submodule sets the package's attribute of its name. `onnxarchive.convert` is
+        # a function at all times, though there is a submodule of that name, too.
+        if not (name in _SUBMODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package
+
+# Not before, for it may import submodules.
+from onnxarchive.runtime.onnx_registry import register as _register_with_onnx  # noqa: E402
 
 _register_with_onnx()

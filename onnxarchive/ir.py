@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from onnxarchive.errors import UnsupportedFeatureError
-
 if TYPE_CHECKING:
     import onnx_ir
 
@@ -26,16 +24,11 @@ def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
 
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
-        UnsupportedFeatureError: onnx_ir is not installed, or the model has what onnx_ir cannot
-            hold: sparse tensors, training_info.
+        UnsupportedFeatureError: The model has what onnx_ir cannot hold: sparse tensors,
+            training_info.
+        ImportError: onnx_ir is not installed.
         OSError: The file cannot be opened or read.
     """
-    try:
-        import onnx_ir  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedFeatureError(
-            "loading an archive as an onnx_ir.Model needs onnx_ir: pip install 'onnxarchive[ir]'"
-        ) from error
     from onnxarchive.runtime import onnx_ir as integration
 
     return integration.load(path)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
+import pickle
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -40,7 +44,38 @@ NAMES = [
     "transform",
 ]
 # What only one function, or nobody, needs.
-LAZY = ["onnxruntime", "onnx_ir", "zipfile_deflate64", "tqdm", "onnx.reference"]
+LAZY = [
+    "distributed",
+    "http.server",
+    "jax",
+    "netron",
+    "onnx.reference",
+    "onnx_ir",
+    "onnxoptimizer",
+    "onnxruntime",
+    "onnxsim",
+    "onnxslim",
+    "selenium",
+    "torch",
+    "tqdm",
+    "zipfile_deflate64",
+]
+SUBMODULES = [it.name for it in pkgutil.iter_modules(onnxarchive.__path__)]
+# Names of functions as well as of submodules.
+TWOFOLD = sorted({*NAMES} & {*SUBMODULES})
+# Ways to come to such a name, which may each be a program's first.
+WAYS = [
+    "import onnxarchive.NAME",
+    "import onnxarchive.NAME as it",
+    "from onnxarchive.NAME import NAME",
+    "from onnxarchive import NAME",
+    "from onnxarchive import *",
+    "import onnxarchive.batch",
+    "import onnxarchive.cli",
+    "import importlib; importlib.import_module('onnxarchive.NAME')",
+    "import onnx; onnx.save(onnx.ModelProto(ir_version=10), path)",
+    "import pickle; pickle.loads(b'connxarchive.NAME\\nNAME\\n.')",
+]
 
 
 def test_the_public_names_are_these() -> None:
@@ -87,6 +122,139 @@ import onnxarchive
 print([name for name in {LAZY!r} if name in sys.modules])
 """
     assert run_python(code) == "[]\n"
+
+
+def test_importing_imports_beside_onnx_only_what_registers_with_it() -> None:
+    code = """
+import sys, onnx
+before = set(sys.modules)
+import onnxarchive
+print(*sorted(set(sys.modules) - before))
+"""
+    assert run_python(code).split() == [
+        "onnxarchive",
+        "onnxarchive.runtime",
+        "onnxarchive.runtime.onnx_registry",
+    ]
+
+
+def test_opening_does_not_import_what_converts_writes_or_runs(tmp_path: Path) -> None:
+    onnxarchive.save(model_of(raw_tensor("w")), tmp_path / "m.onnxa")
+    code = """
+import sys, onnxarchive
+with onnxarchive.open(sys.argv[1]) as archive:
+    archive.verify()
+    archive.tensors["w"]
+unneeded = ["batch", "cli", "convert", "ir", "rules", "runtime.run", "save", "sources"]
+print([name for name in unneeded if f"onnxarchive.{name}" in sys.modules])
+"""
+    assert run_python(code, tmp_path / "m.onnxa") == "[]\n"
+
+
+def test_type_checkers_are_told_of_the_same_names() -> None:
+    tree = ast.parse(Path(onnxarchive.__file__).read_text())
+    (block,) = [it for it in tree.body if isinstance(it, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    told = {}
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom)
+        for alias in statement.names:
+            assert alias.asname is None
+            told[alias.name] = statement.module
+    assert sorted(told) == NAMES
+    for name, module in told.items():
+        assert module
+        assert getattr(onnxarchive, name) is getattr(importlib.import_module(module), name)
+        assert module == f"onnxarchive.{onnxarchive._SUBMODULES[name]}"
+
+
+def test_the_names_are_listed_before_they_are_used() -> None:
+    code = """
+import onnxarchive
+print("archive" in vars(onnxarchive), set(onnxarchive.__all__) <= set(dir(onnxarchive)))
+print("__version__" in dir(onnxarchive), dir(onnxarchive) == sorted(set(dir(onnxarchive))))
+"""
+    assert run_python(code) == "False True\nTrue True\n"
+
+
+def test_a_name_that_is_none_is_told_as_in_every_module() -> None:
+    assert not hasattr(onnxarchive, "no_such_name")
+    with pytest.raises(AttributeError) as caught:
+        onnxarchive.sav  # type: ignore[attr-defined]  # noqa: B018
+    assert str(caught.value) == "module 'onnxarchive' has no attribute 'sav'"
+    assert (caught.value.name, caught.value.obj) == ("sav", onnxarchive)
+    with pytest.raises(ImportError, match="cannot import name 'sav' from 'onnxarchive'"):
+        exec("from onnxarchive import sav")
+
+
+def test_there_are_names_of_functions_and_submodules() -> None:
+    assert {"convert", "save"} <= {*TWOFOLD}
+
+
+@pytest.mark.parametrize("name", TWOFOLD)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_is_not_hidden_by_the_submodule_of_its_name(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    code = f"""
+import sys
+path = sys.argv[1]
+{way.replace("NAME", name)}
+import onnxarchive
+function = onnxarchive.{name}
+import onnxarchive.{name}
+import onnxarchive.cli
+from onnxarchive.{name} import {name}
+assert onnxarchive.{name} is function is {name} is vars(onnxarchive)["{name}"]
+assert sys.modules["onnxarchive.{name}"].{name} is function
+print(type(function).__name__)
+"""
+    assert run_python(code, tmp_path / "m.onnxa") == "function\n"
+
+
+def test_threads_find_functions_whoever_imports_the_submodules() -> None:
+    code = f"""
+import importlib, sys, threading
+sys.setswitchinterval(1e-6)
+import onnxarchive
+start = threading.Barrier(16)
+found = []
+
+def use(number):
+    names = {TWOFOLD!r} if number % 2 else {TWOFOLD[::-1]!r}
+    start.wait()
+    for name in names:
+        if number % 4 < 2:
+            importlib.import_module("onnxarchive." + name)
+        found.append(type(getattr(onnxarchive, name)).__name__)
+
+threads = [threading.Thread(target=use, args=[number]) for number in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(found), set(found))
+"""
+    assert run_python(code) == f"{16 * len(TWOFOLD)} {{'function'}}\n"
+
+
+def test_an_attribute_may_be_replaced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = onnxarchive.save
+    with monkeypatch.context() as patch:
+        patch.setattr(onnxarchive, "save", len)
+        assert onnxarchive.save is len  # type: ignore[comparison-overlap]
+    assert onnxarchive.save is before
+
+
+def test_an_error_is_unpickled_where_no_name_was_used() -> None:
+    code = """
+import pickle, sys
+error = pickle.loads(bytes.fromhex(sys.argv[1]))
+import onnxarchive
+print(type(error) is onnxarchive.ArchiveFormatError, error)
+"""
+    pickled = pickle.dumps(onnxarchive.ArchiveFormatError("expected this, found that"))
+    assert run_python(code, pickled.hex()) == "True expected this, found that\n"
 
 
 def test_reading_and_writing_imports_nothing_that_only_some_need(tmp_path: Path) -> None:

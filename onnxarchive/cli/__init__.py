@@ -13,7 +13,7 @@ from types import FrameType
 from onnxarchive.cli.commands import parser
 from onnxarchive.cli.frame import DONE, FAULTY_FILE, WRONG_USE
 from onnxarchive.cli.table import printable
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, describe
+from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
 
 _INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except UnsupportedFeatureError as error:
+    except (LockedError, UnsupportedFeatureError) as error:
         return _fail(error, WRONG_USE)
     except ArchiveError as error:
         return _fail(error, FAULTY_FILE)

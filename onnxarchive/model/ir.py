@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import Path
 
@@ -82,16 +81,9 @@ def to_proto(
     Returns:
         The proto, in which those tensors are external without a usable location, and each of them
         by where it stands.
-
-    Raises:
-        UnsupportedFeatureError: onnx_ir is not installed.
     """
-    try:
-        import onnx_ir
-    except ImportError as error:  # pragma: no cover - the model comes from it
-        raise UnsupportedFeatureError(
-            "saving an onnx_ir.Model needs onnx_ir: pip install 'onnxarchive[ir]'"
-        ) from error
+    import onnx_ir
+
     clone = model.clone()
     kept: list[Outside] = []
 

@@ -30,9 +30,9 @@ from typing import Any, Final, TypeAlias
 from onnxarchive.archive import Archive, check_crc32, open
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.optional import needing
 from onnxarchive.zipformat import writer
 
-_INSTALL: Final = "pip install 'onnxarchive[view]'"
 _INDEX: Final = "index.html"
 _DATA: Final = "data/"
 # What the page asks for the model by. No key has a dot.
@@ -160,18 +160,17 @@ def serve(
 
 def _files() -> dict[str, Path]:
     """The files of Netron's page by name."""
-    found = importlib.util.find_spec("netron")
-    places = None if found is None else found.submodule_search_locations
-    if not places:
-        raise ImportError(
-            f"expected Netron to view an archive with, found none: {_INSTALL}", name="netron"
-        )
+    with needing("netron", "view a model with"):
+        found = importlib.util.find_spec("netron")  # its page is served, its code is not run
+        places = None if found is None else found.submodule_search_locations
+        if not places:
+            raise ModuleNotFoundError("No module named 'netron'", name="netron")
     directory = Path(next(iter(places)))
     files = {it.name: it for it in directory.iterdir() if it.suffix in _TYPES and it.is_file()}
     if _INDEX not in files or not _META_VERSION.search(_text(files[_INDEX])):
         raise UnsupportedFeatureError(
             f"expected Netron's page {_INDEX} in {directory}, with its version in it, found none; "
-            f"{_INSTALL} --upgrade"
+            "pip install --upgrade 'onnxarchive[view]'"
         )
     return files
 

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnx_ir
 
 from onnxarchive import archive as archives
 from onnxarchive.archive import Archive
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.model import ir, tensors
+from onnxarchive.optional import needing
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.writer import SupportsWrite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+with needing("onnx_ir", "hold the model of an archive"):
+    import onnx_ir
 
 
 @dataclass(frozen=True, slots=True)

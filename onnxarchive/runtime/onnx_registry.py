@@ -9,6 +9,8 @@ bytes of the whole file. It reads and writes that file itself. So
   when that is False. `onnxarchive.open(path).model` is the model without its large tensors;
 - saving writes into an existing file instead of replacing it. `onnxarchive.save` replaces it, so
   that views of the old file stay valid and a failure leaves it as it was.
+
+Importing `onnxarchive` imports this module, and this one of its others only what a call needs.
 """
 
 from __future__ import annotations
@@ -19,13 +21,6 @@ from typing import Any
 
 import onnx
 from onnx import serialization
-
-from onnxarchive.archive import Archive, read_verified
-from onnxarchive.errors import ArchiveError, ArchiveFormatError
-from onnxarchive.files import MemoryFile
-from onnxarchive.model import tensors
-from onnxarchive.save import save
-from onnxarchive.zipformat import writer
 
 __all__ = ["EXTENSION", "FORMAT", "ArchiveSerializer", "register"]
 
@@ -51,6 +46,10 @@ class ArchiveSerializer:
         """
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
+        from onnxarchive.errors import ArchiveFormatError
+        from onnxarchive.model import tensors
+        from onnxarchive.save import save
+
         for site in tensors.walk(proto):
             if site.tensor.data_location == tensors.EXTERNAL:
                 raise ArchiveFormatError(
@@ -84,6 +83,12 @@ class ArchiveSerializer:
             )
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
+        from onnxarchive.archive import Archive, read_verified
+        from onnxarchive.errors import ArchiveError
+        from onnxarchive.files import MemoryFile
+        from onnxarchive.model import tensors
+        from onnxarchive.zipformat import writer
+
         try:
             archive = Archive(MemoryFile(writer.as_bytes(serialized)))
             proto.CopyFrom(archive.model)

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -22,6 +22,7 @@ from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
 from onnxarchive.files import MemoryFile
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import Site, text
+from onnxarchive.optional import needing
 from onnxarchive.runtime.link import (
     is_file_of,
     is_left_outside,
@@ -40,7 +41,6 @@ Source: TypeAlias = str | os.PathLike[str] | Archive | Buffer
 
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _OLDEST: Final = (1, 21)  # the first that knows it
-_INSTALL: Final = "pip install 'onnxarchive[ort]'"
 
 # Domains whose operators ONNX Runtime has itself, so that no library of custom ones is needed.
 _OWN_DOMAINS: Final = frozenset(
@@ -170,14 +170,8 @@ def options(
 
 def require_onnxruntime() -> Any:
     """ONNX Runtime, or an error that says how to install one that can run archives."""
-    try:
+    with needing("onnxruntime", "run a model with"):
         import onnxruntime
-    except ImportError as error:
-        raise ImportError(
-            f"expected ONNX Runtime to run an archive with, found none that can be imported "
-            f"({error}): {_INSTALL}",
-            name="onnxruntime",
-        ) from error
     version = onnxruntime.__version__
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
         raise UnsupportedFeatureError(
@@ -273,8 +267,7 @@ def _copy(given: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptio
         return None
     if hasattr(given, "has_providers") and given.has_providers():
         return None
-    functions = {text(function.domain) for function in model.functions}
-    if not {text(it.domain) for it in model.opset_import} <= _OWN_DOMAINS | functions:
+    if _may_need_custom_operators(model):
         return None
     ort = require_onnxruntime()
     try:
@@ -284,6 +277,31 @@ def _copy(given: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptio
     except Exception:  # such as an entry for another kind of model; the session itself will tell
         return None
     return nothing.get_session_options()
+
+
+def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
+    """Whether an operator, or a domain, is neither ONNX Runtime's nor one of the model's functions.
+
+    A node may use a domain that only a function imports, or nobody: ONNX Runtime adds those of
+    libraries that were registered.
+    """
+    functions = {(text(it.domain), text(it.name)) for it in model.functions}
+    own = _OWN_DOMAINS | {domain for domain, _ in functions}
+    if not {text(it.domain) for it in model.opset_import} <= own:
+        return True
+    stack: list[Iterable[onnx.NodeProto]] = [
+        model.graph.node,
+        *(function.node for function in model.functions),
+    ]
+    while stack:
+        for node in stack.pop():
+            domain = text(node.domain)
+            if domain not in _OWN_DOMAINS and (domain, text(node.op_type)) not in functions:
+                return True
+            for attribute in node.attribute:
+                stack.append(attribute.g.node)
+                stack.extend(graph.node for graph in attribute.graphs)
+    return False
 
 
 @cache

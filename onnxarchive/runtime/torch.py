@@ -35,6 +35,7 @@ import numpy as np
 from onnxarchive.archive import Archive
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.model import dtypes
+from onnxarchive.optional import needing
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +87,9 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
 
     Raises:
         TensorNotFoundError: No initializer has this name, or several have it.
-        UnsupportedFeatureError: PyTorch is not installed, or has no type for the tensor.
+        UnsupportedFeatureError: PyTorch has no type for the tensor.
         ArchiveFormatError: The entry's local header does not match the directory.
+        ImportError: PyTorch is not installed.
     """
     with naming(archive.path):
         packed = _packed_float4(archive, name)
@@ -140,7 +142,8 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
             copy of its own.
 
     Raises:
-        UnsupportedFeatureError: PyTorch is not installed, or has no type for the array.
+        UnsupportedFeatureError: PyTorch has no type for the array.
+        ImportError: PyTorch is not installed.
     """
     return _convert(array, "array", copy=copy)
 
@@ -192,12 +195,8 @@ def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
 
 def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
     """The bytes of an array as a tensor of PyTorch's type for `name`, of the same width."""
-    try:
+    with needing("torch", "hold a tensor of an archive"):
         import torch
-    except ImportError as error:
-        raise UnsupportedFeatureError(
-            "tensors of PyTorch need PyTorch: pip install torch"
-        ) from error
     dtype = getattr(torch, _TYPES[name], None)
     if dtype is None:
         raise UnsupportedFeatureError(

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 from sparse_files import GIB, convert_sparsely, external, require_room, write_data
 
 import onnxarchive
+
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 ROWS = 5 * GIB // (4 * 1024)
 # Elements of the weight that are not 0, by row and column: first, behind 2 and 4 GiB, last.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from models import break_local_header, flip_byte, model_of, raw_tensor, run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
@@ -21,6 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxarchive
 from onnxarchive.model import proto
 from onnxarchive.runtime.link import linked_model
+
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 ADD = "add_external_initializers_from_files_in_memory"
@@ -588,24 +589,6 @@ def test_an_onnxruntime_that_reads_no_files_from_memory_gets_all_in_the_model(
     assert onnx.ModelProto.FromString(model) == runnable_model()
     assert run(ort.InferenceSession(model, options, CPU)) == expected
     assert run(session(path.read_bytes())) == expected
-
-
-def test_without_onnxruntime_the_error_says_how_to_get_it(path: Path) -> None:
-    code = """
-import sys
-sys.modules["onnxruntime"] = None
-import onnxarchive
-for call in (onnxarchive.session, onnxarchive.options):
-    try:
-        call(sys.argv[1])
-    except ImportError as error:
-        print(error.name, error)
-onnxarchive.link(sys.argv[1], sys.argv[1] + ".onnx")
-"""
-    first, second = run_python(code, path).splitlines()
-    assert first == second
-    assert first.startswith("onnxruntime expected ONNX Runtime")
-    assert first.endswith("pip install 'onnxarchive[ort]'")
 
 
 def test_importing_and_linking_imports_no_onnxruntime(path: Path) -> None:

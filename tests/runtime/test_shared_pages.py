@@ -15,6 +15,8 @@ from models import runnable_model
 
 import onnxarchive
 
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
 MIB = 1 << 20
 SIZE = 64 * MIB
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,6 +26,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from pages import needs_smaps, require_slice_to_read_its_pages_alone
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, TensorNotFoundError, UnsupportedFeatureError
@@ -36,7 +35,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from onnxarchive.runtime import torch as archived  # noqa: E402
 
-MIB = 1 << 20
 # The types that hold the very bytes of `raw_data`.
 SAME = {
     "FLOAT": torch.float32,
@@ -373,51 +371,13 @@ def test_dlpack_gives_the_same_memory(archive: onnxarchive.Archive) -> None:
     )
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/status"), reason="/proc/self/status says what is resident"
-)
+@needs_smaps
 def test_a_slice_of_a_large_tensor_reads_its_pages_alone(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnxa"
-    with onnxarchive.Writer(path) as writer:
-        writer.add("w", np.zeros((65536, 2048), ml_dtypes.bfloat16))  # 256 MiB
-        writer.finish(model_of())
-    code = """
-import json, sys, onnxarchive
+    program = """
 from onnxarchive.runtime import torch as archived
-def resident():
-    with open("/proc/self/smaps") as maps:
-        lines = iter(maps)
-        for line in lines:
-            if line.rstrip().endswith("m.onnxa"):
-                return next(int(it.split()[1]) << 10 for it in lines if it.startswith("Rss:"))
-    return 0
-archive = onnxarchive.open(sys.argv[1])
 tensor = archived.tensor(archive, "w")
-opened = resident()
-part = tensor[30000:30010, 100:200].float().sum()
-sliced = resident()
-tensor.float().sum()
-print(json.dumps([opened, sliced, resident()]))
 """
-    opened, sliced, everything = json.loads(run_python(code, path))
-    print(f"{opened=} {sliced=} {everything=}")  # noqa: T201
-    assert opened <= MIB
-    assert sliced <= 16 * MIB  # ten rows are 40 KiB; the system may map what lies around them
-    assert everything >= 256 * MIB
-
-
-def test_without_pytorch_it_is_said_what_to_install(path: Path) -> None:
-    code = """
-import sys
-sys.modules["torch"] = None
-import onnxarchive
-from onnxarchive.runtime import torch as archived
-try:
-    archived.tensor(onnxarchive.open(sys.argv[1]), "FLOAT")
-except onnxarchive.UnsupportedFeatureError as error:
-    print(error)
-"""
-    assert "pip install torch" in run_python(code, path)
+    require_slice_to_read_its_pages_alone(tmp_path, ml_dtypes.bfloat16, program)
 
 
 def test_importing_the_module_does_not_import_pytorch() -> None:
