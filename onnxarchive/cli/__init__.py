@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.commands import parser
-from onnxarchive.cli.frame import DONE, FAULTY_FILE, WRONG_USE
+from onnxarchive.cli.frame import DONE, FAULTY_FILE, WRONG_USE, call
+from onnxarchive.cli.parser import parser
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            status: int = arguments.command(arguments)
+            status = call(arguments)
             sys.stdout.flush()
     except BrokenPipeError:
         raise

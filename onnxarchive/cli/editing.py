@@ -5,113 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
-from typing import Any
 
 import onnx
 
-from onnxarchive.cli.frame import DONE, add_command, say
+from onnxarchive.cli.frame import DONE, say
+from onnxarchive.cli.parser import WORDS
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
 from onnxarchive.edit import change_model, recover, replace_model
 from onnxarchive.errors import shown
 from onnxarchive.model import proto, renaming
 
-_FIELDS = ("doc_string", "producer_name", "producer_version", "domain")
 
-
-def add_replace_model(commands: Any) -> None:
-    """Adds `replace-model`."""
-    command = add_command(
-        commands,
-        "replace-model",
-        _replace_model,
-        "Give an archive another model; weights are neither read nor moved.",
-    )
-    command.add_argument("archive")
-    command.add_argument(
-        "model",
-        help="a .onnx whose external data is in the archive (a changed link, or the archive's own "
-        "__MODEL_PROTO), beside it, or in it",
-    )
-    command.add_argument(
-        "--compact",
-        action="store_true",
-        help="write the whole archive anew where tensors are gone, renamed or in another order",
-    )
-    command.add_argument(
-        "--size-threshold",
-        type=int,
-        metavar="BYTES",
-        help="store new tensors of this size or more outside the model (default: as the archive's)",
-    )
-    _add_common(command)
-
-
-def add_set_metadata(commands: Any) -> None:
-    """Adds `set-metadata`."""
-    command = add_command(
-        commands,
-        "set-metadata",
-        _set_metadata,
-        "Set metadata and other words of an archive's model, and rename its inputs and outputs.",
-    )
-    command.add_argument("archive")
-    command.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set")
-    command.add_argument(
-        "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"
-    )
-    for field in _FIELDS:
-        words = field.replace("_", " ")
-        command.add_argument(
-            f"--{field.replace('_', '-')}", metavar="TEXT", help=f"set the {words}; '' removes it"
-        )
-    for kind in ("input", "output"):
-        command.add_argument(
-            f"--rename-{kind}",
-            action="append",
-            default=[],
-            metavar="OLD=NEW",
-            help=f"give an {kind} another name, wherever it is used",
-        )
-    _add_common(command)
-
-
-def add_recover(commands: Any) -> None:
-    """Adds `recover`."""
-    command = add_command(
-        commands,
-        "recover",
-        _recover,
-        "Take back a change of an archive that a crash cut off, and remove what was left of it.",
-    )
-    command.add_argument("archive")
-    command.add_argument(
-        "--force",
-        action="store_true",
-        help="write back a journal also where it says that it is of another file",
-    )
-    _add_timeout(command)
-
-
-def _add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--copy",
-        action="store_true",
-        help="put a new file in the archive's place, for one with several names (links)",
-    )
-    _add_timeout(command)
-
-
-def _add_timeout(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help="wait so long for others who change the archive, 0 for not at all (default: for ever)",
-    )
-
-
-def _replace_model(arguments: argparse.Namespace) -> int:
+def replace_model_command(arguments: argparse.Namespace) -> int:
+    """Runs `replace-model`."""
     with progress_bar("replace-model") as progress:
         replace_model(
             arguments.archive,
@@ -125,7 +32,8 @@ def _replace_model(arguments: argparse.Namespace) -> int:
     return _say_size(arguments)
 
 
-def _set_metadata(arguments: argparse.Namespace) -> int:
+def set_metadata_command(arguments: argparse.Namespace) -> int:
+    """Runs `set-metadata`."""
     names = [
         dict(_pairs(f"--rename-{kind}", getattr(arguments, f"rename_{kind}")))
         for kind in ("input", "output")
@@ -134,7 +42,7 @@ def _set_metadata(arguments: argparse.Namespace) -> int:
 
     def change(model: onnx.ModelProto) -> onnx.ModelProto:
         renamed = renaming.renamed(model, *names)
-        for field in _FIELDS:
+        for field in WORDS:
             value = getattr(arguments, field)
             if value:
                 setattr(renamed, field, value)
@@ -180,7 +88,8 @@ def _say_size(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _recover(arguments: argparse.Namespace) -> int:
+def recover_command(arguments: argparse.Namespace) -> int:
+    """Runs `recover`."""
     recovery = recover(arguments.archive, force=arguments.force, timeout=arguments.timeout)
     result = {
         "path": arguments.archive,

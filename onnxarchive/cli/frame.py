@@ -6,7 +6,7 @@ import argparse
 import errno
 import json
 import os
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 DONE: Final = 0
@@ -15,14 +15,26 @@ WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
 
 
-def add_command(
-    commands: Any, name: str, function: Callable[[argparse.Namespace], int], help: str
-) -> argparse.ArgumentParser:
-    """Adds a command, which gives its result as JSON, too."""
+def add_command(commands: Any, name: str, command: str, help: str) -> argparse.ArgumentParser:
+    """Adds a command, which gives its result as JSON, too.
+
+    Args:
+        commands: Where to add it.
+        name: Its name.
+        command: What carries it out, as `module.function` of this package.
+        help: What it does.
+    """
     added: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
-    added.set_defaults(command=function)
+    added.set_defaults(command=command)
     added.add_argument("--json", action="store_true", help="print the result as JSON")
     return added
+
+
+def call(arguments: argparse.Namespace) -> int:
+    """Carries out the command of parsed arguments, and gives the exit status."""
+    module, _, function = arguments.command.rpartition(".")
+    status: int = getattr(import_module(f"onnxarchive.cli.{module}"), function)(arguments)
+    return status
 
 
 def add_force(command: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from onnxarchive.cli.frame import DONE, FOUND, add_command, add_force, require_free, say
+from onnxarchive.cli.frame import DONE, FOUND, require_free, say
 from onnxarchive.cli.progress import count_bar
 from onnxarchive.cli.table import count, printable, shape, table
 from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input
@@ -34,75 +34,8 @@ _MS: Final = 1000.0
 _PLACE: Final = re.compile(r"(\[[0-9]+\]|\.keys|\.values)*")
 
 
-def add_run(commands: Any) -> None:
-    """Adds `run`."""
-    command = add_command(
-        commands,
-        "run",
-        _run,
-        "Run a model once with ONNX Runtime, and tell what came out, how fast, in how much memory.",
-    )
-    command.add_argument("model", help="an archive, or a .onnx")
-    command.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="NAME=FILE.npy",
-        help="an input (.npz for a sequence); those that are not given are random",
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of random inputs (default %(default)s)"
-    )
-    command.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        metavar="NAME=SIZE",
-        help="the size of a dimension that the model leaves open (default 1)",
-    )
-    command.add_argument(
-        "--provider",
-        action="append",
-        metavar="NAME",
-        help="an execution provider, such as cpu or cuda; several in the order of preference",
-    )
-    command.add_argument(
-        "--repeat",
-        type=int,
-        default=1,
-        metavar="N",
-        help="run it N times and tell the median (default %(default)s)",
-    )
-    command.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="DIR|NAME=FILE.npy",
-        help="save every output in a directory, or one as a file",
-    )
-    command.add_argument(
-        "--compare",
-        metavar="OTHER",
-        help="run another model on the same inputs, too; status 1 if an output differs",
-    )
-    command.add_argument(
-        "--atol",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="how far numbers may be apart (default 0: every bit the same)",
-    )
-    command.add_argument(
-        "--rtol",
-        type=float,
-        default=0.0,
-        metavar="X",
-        help="how far beyond that in proportion to OTHER's (default 0)",
-    )
-    add_force(command)
-
-
-def _run(arguments: argparse.Namespace) -> int:
+def run_command(arguments: argparse.Namespace) -> int:
+    """Runs `run`."""
     _require_comparable(arguments)
     inputs, declared = _read(arguments) if arguments.output else ([], _Declared())
     _require_writable(arguments, inputs, declared)

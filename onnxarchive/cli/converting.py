@@ -1,0 +1,172 @@
+"""The command that converts models, one or many, in this process or in several."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, wait
+from typing import Any
+
+from onnxarchive.batch import convert_many
+from onnxarchive.cli.frame import DONE, FOUND, require_free, say
+from onnxarchive.cli.progress import count_bar, progress_bar
+from onnxarchive.cli.table import count, printable, size, table
+from onnxarchive.convert import Conversion, convert
+from onnxarchive.files import remove_temporaries
+
+_STANDARD_STREAM = "-"
+
+
+def convert_command(arguments: argparse.Namespace) -> int:
+    """Runs `convert`."""
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs must be 1 or more, got {arguments.jobs}")
+    options = {
+        "size_threshold": arguments.size_threshold,
+        "alignment": arguments.alignment,
+        "convert_attribute": arguments.convert_attribute,
+        "assets": _assets(arguments.asset),
+        "dedupe": arguments.dedupe,
+        "verify_checksum": arguments.verify_checksum,
+        "dry_run": arguments.dry_run,
+    }
+    if arguments.output_dir is not None:
+        return _convert_many(arguments, options)
+    if len(arguments.paths) != 2 or arguments.jobs is not None:
+        raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir and --jobs")
+    source, target = arguments.paths
+    if source == _STANDARD_STREAM:
+        raise ValueError("a source must be a file, which is mapped; save standard input to one")
+    to_stream = target == _STANDARD_STREAM
+    if to_stream and arguments.json and not arguments.dry_run:
+        raise ValueError("standard output takes either the archive or --json")
+    if not to_stream:
+        require_free(target, arguments.force)
+    with progress_bar("convert") as progress:
+        conversion = convert(
+            source, sys.stdout.buffer if to_stream else target, progress=progress, **options
+        )
+    if not to_stream or arguments.dry_run:
+        say(arguments, _described(conversion), _told(conversion, arguments.dry_run))
+    return DONE
+
+
+def _described(conversion: Conversion) -> dict[str, Any]:
+    """A conversion as JSON has it."""
+    return {
+        "source": conversion.source,
+        "path": conversion.target,
+        "error": conversion.error,
+        "nbytes": conversion.nbytes,
+        "tensors": conversion.tensors,
+        "assets": conversion.assets,
+        "saved_nbytes": conversion.saved_nbytes,
+        "warnings": list(conversion.warnings),
+    }
+
+
+def _told(conversion: Conversion, is_dry_run: bool) -> str:
+    told = (
+        f"{printable(conversion.target)}: {'would be ' if is_dry_run else ''}"
+        f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
+        f"{size(conversion.nbytes or 0)}"
+    )
+    if conversion.saved_nbytes:
+        told += f"; {size(conversion.saved_nbytes)} saved by merging identical initializers"
+    return told
+
+
+def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    with contextlib.ExitStack() as stack:
+        several = arguments.jobs is not None and arguments.jobs > 1
+        executor = stack.enter_context(_executor(arguments.jobs)) if several else None
+        advance = stack.enter_context(count_bar("convert", "model"))
+        conversions = convert_many(
+            arguments.paths,
+            arguments.output_dir,
+            executor,
+            replace=arguments.force,
+            on_done=lambda _, done, total: advance(done, total),
+            **options,
+        )
+    for item in conversions:
+        for warning in item.warnings:
+            print(
+                f"onnxarchive: warning: {printable(item.source)}: {printable(warning)}",
+                file=sys.stderr,
+            )
+    failed = [item for item in conversions if item.error is not None]
+    rows = [
+        [item.source, item.target, "failed" if item.nbytes is None else item.nbytes]
+        for item in conversions
+    ]
+    verb = "would be converted" if arguments.dry_run else "converted"
+    total = f"{count(len(conversions) - len(failed), 'model')} {verb}, {len(failed)} failed"
+    saved = sum(item.saved_nbytes for item in conversions)
+    if saved:
+        total += f"; {size(saved)} saved by merging identical initializers"
+    lines = [table(["source", "archive", "bytes"], rows), "", total]
+    lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
+    say(arguments, [_described(item) for item in conversions], "\n".join(lines))
+    return FOUND if failed else DONE
+
+
+@contextlib.contextmanager
+def _executor(jobs: int) -> Iterator[Executor]:
+    """Processes that convert; an interrupt ends them, and they clean up after themselves."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_await_the_end) as executor:
+        try:
+            # Workers that are born now ignore interrupts from their first moment, by inheritance;
+            # one is born for each piece of work, as none is idle yet.
+            with _interrupts_ignored():
+                wait([executor.submit(_await_the_end) for _ in range(jobs)])
+            yield executor
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # which alone gets them
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _await_the_end() -> None:
+    """In a worker: the terminal's interrupt is for the parent, which then terminates this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_worker)
+
+
+def _end_worker(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends it, too
+    # An exception would be taken for the outcome of the work, and the worker would go on.
+    remove_temporaries()
+    os._exit(FOUND)
+
+
+def _assets(given: list[str]) -> dict[str, str]:
+    assets: dict[str, str] = {}
+    for argument in given:
+        name, equals, path = argument.partition("=")
+        if not equals:
+            name, path = os.path.basename(argument), argument
+        if name in assets:
+            raise ValueError(f"expected each asset once, found {name!r} again")
+        assets[name] = path
+    return assets

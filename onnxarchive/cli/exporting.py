@@ -1,0 +1,59 @@
+"""The commands that give an archive to tools which know none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import onnxarchive
+from onnxarchive.cli.frame import DONE, require_free, say
+from onnxarchive.cli.progress import progress_bar
+from onnxarchive.cli.table import printable, size
+from onnxarchive.model.keys import MODEL_PROTO
+
+
+def export_command(arguments: argparse.Namespace) -> int:
+    """Runs `export`."""
+    require_free(arguments.target, arguments.force)
+    written = [arguments.target]
+    if arguments.external_data is not None:
+        beside = os.path.join(os.path.dirname(arguments.target), arguments.external_data)
+        require_free(beside, arguments.force)
+        written.append(beside)
+    with progress_bar("export") as progress:
+        onnxarchive.export(
+            arguments.archive,
+            arguments.target,
+            external_data=arguments.external_data,
+            progress=progress,
+        )
+    files = [{"path": path, "nbytes": os.path.getsize(path)} for path in written]
+    lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
+    say(arguments, {"files": files}, "\n".join(lines))
+    return DONE
+
+
+def link_command(arguments: argparse.Namespace) -> int:
+    """Runs `link`."""
+    require_free(arguments.target, arguments.force)
+    onnxarchive.link(arguments.archive, arguments.target)
+    result = {
+        "path": arguments.target,
+        "archive": arguments.archive,
+        "nbytes": os.path.getsize(arguments.target),
+    }
+    told = (
+        f"{printable(arguments.target)}: {size(result['nbytes'])}, "
+        f"its large tensors in {printable(arguments.archive)}"
+    )
+    say(arguments, result, told)
+    return DONE
+
+
+def extract_command(arguments: argparse.Namespace) -> int:
+    """Runs `extract`."""
+    with progress_bar("extract") as progress:
+        onnxarchive.extract(arguments.archive, arguments.directory, progress=progress)
+    model = os.path.join(arguments.directory, MODEL_PROTO)
+    say(arguments, {"model": model}, f"{printable(model)}: the model, its tensors beside it")
+    return DONE

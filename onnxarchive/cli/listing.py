@@ -1,0 +1,220 @@
+"""The commands that look at an archive: its entries, its model, the rules that it keeps."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from typing import Any
+
+import onnx
+
+import onnxarchive
+from onnxarchive.archive import Archive
+from onnxarchive.cli.frame import DONE, FOUND, say
+from onnxarchive.cli.progress import progress_bar
+from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.tensors import text
+from onnxarchive.rules import rules
+from onnxarchive.runtime.link import linked_archive
+from onnxarchive.zipformat.layout import Placement
+
+
+def ls_command(arguments: argparse.Namespace) -> int:
+    """Runs `ls`."""
+    with onnxarchive.open(arguments.archive) as archive:
+        listed = _listed_tensors(archive)
+        others = [
+            {
+                "name": entry.name,
+                "nbytes": entry.nbytes,
+                "data_offset": entry.data_offset,
+                "crc32": entry.crc32,
+            }
+            for entry in archive.entries.values()
+            if entry.name == MODEL_PROTO or entry.name.startswith(ASSET_PREFIX)
+        ]
+        counts = _counts(archive)
+    nbytes = os.path.getsize(arguments.archive)
+    rows: list[list[object]] = [
+        [
+            item["name"],
+            item["key"],
+            item["data_type"],
+            shape(item["dims"]),
+            item["nbytes"],
+            item["data_offset"],
+        ]
+        for item in listed
+    ]
+    rows += [["", item["name"], "", "", item["nbytes"], item["data_offset"]] for item in others]
+    shown = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
+    weights = sum(item["nbytes"] for item in listed)
+    shown += (
+        f"\n\n{count(counts['tensors'], 'tensor')} of {size(weights)}, "
+        f"{counts['in_model']:,} more in the model, {count(counts['assets'], 'asset')}; "
+        f"archive of {size(nbytes)}"
+    )
+    result = {
+        "path": arguments.archive,
+        "tensors": listed,
+        "others": others,
+        "totals": {**counts, "weights": weights, "nbytes": nbytes},
+    }
+    say(arguments, result, shown)
+    return DONE
+
+
+def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
+    listed = []
+    for site in tensors.walk(archive.model):
+        key = tensors.location(site.tensor)
+        if key is None:
+            continue
+        entry = archive.entries[key]
+        listed.append(
+            {
+                "name": site.name,
+                "key": key,
+                "data_type": dtypes.BY_NUMBER[site.tensor.data_type].name,
+                "dims": list(site.tensor.dims),
+                "nbytes": entry.nbytes,
+                "data_offset": entry.data_offset,
+                "crc32": entry.crc32,
+            }
+        )
+    return sorted(listed, key=lambda item: item["data_offset"])
+
+
+def _counts(archive: Archive) -> dict[str, int]:
+    sites = list(tensors.walk(archive.model))
+    outside = sum(tensors.location(site.tensor) is not None for site in sites)
+    return {
+        "tensors": outside,
+        "in_model": len(sites) - outside,
+        "assets": len(archive.assets),
+    }
+
+
+def info_command(arguments: argparse.Namespace) -> int:
+    """Runs `info`."""
+    with onnxarchive.open(arguments.archive) as archive:
+        model = archive.model
+        version = model.producer_version
+        initializers = [site.tensor for site in tensors.walk(model) if site.is_initializer]
+        result: dict[str, Any] = {
+            "path": arguments.archive,
+            "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
+            "ir_version": model.ir_version,
+            "opsets": {
+                text(opset.domain) or "ai.onnx": opset.version for opset in model.opset_import
+            },
+            "graph": text(model.graph.name),
+            "nodes": len(model.graph.node),
+            "inputs": {text(value.name): _type(value.type) for value in model.graph.input},
+            "outputs": {text(value.name): _type(value.type) for value in model.graph.output},
+            "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
+            "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
+            "metadata": proto.metadata(model),
+        }
+    lines = []
+    for label, value in result.items():
+        if label == "bytes":
+            lines += [f"{part:<12}{size(nbytes)}" for part, nbytes in value.items()]
+        elif isinstance(value, dict):
+            described = [printable(f"{name}: {what}") for name, what in value.items()]
+            lines += [f"{label if not row else '':<12}{line}" for row, line in enumerate(described)]
+        elif value:
+            lines.append(f"{label:<12}{value:,}" if isinstance(value, int) else _line(label, value))
+    say(arguments, result, "\n".join(lines))
+    return DONE
+
+
+def _line(label: str, value: str) -> str:
+    return f"{label:<12}{printable(value)}"
+
+
+def _type(proto: onnx.TypeProto) -> str:
+    """A type as text: `FLOAT 1x3xN`, `sequence of INT64`."""
+    kind = proto.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        described = getattr(proto, kind)
+        name = dtypes.name_of(described.elem_type)
+        if not described.HasField("shape"):
+            return name
+        dims = [
+            dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or "?"
+            for dim in described.shape.dim
+        ]
+        return f"{name} {shape(dims)}"
+    if kind == "sequence_type":
+        return f"sequence of {_type(proto.sequence_type.elem_type)}"
+    if kind == "optional_type":
+        return f"optional {_type(proto.optional_type.elem_type)}"
+    return (kind or "unknown").removesuffix("_type")
+
+
+def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
+    """Where the bytes of an archive are."""
+    entries = archive.entries.values()
+    assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
+    model = archive.entries[MODEL_PROTO].nbytes
+    data = sum(entry.nbytes for entry in entries)
+    padding = sum(
+        entry.data_offset
+        - Placement(entry.name.encode(), entry.nbytes, 0, entry.header_offset).unpadded_offset
+        for entry in entries
+    )
+    return {
+        "weights": data - model - assets,
+        "model": model,
+        "assets": assets,
+        "padding": padding,
+        "headers": nbytes - data - padding,
+        "archive": nbytes,
+    }
+
+
+def check_command(arguments: argparse.Namespace) -> int:
+    """Runs `check`."""
+    archive, link = arguments.archive, arguments.link
+    if archive is None and link is None:
+        raise ValueError("check takes an ARCHIVE, or --link LINK")
+    result: list[dict[str, Any]] = []
+    lines = []
+    checked = archive if archive is not None else linked_archive(link)
+    if checked is not None and (archive is not None or os.path.exists(checked)):
+        with progress_bar("check") as progress:
+            findings = onnxarchive.check(checked, full=arguments.full, progress=progress)
+        result = [
+            {
+                "rule": finding.rule,
+                "severity": finding.severity,
+                "entry": finding.entry,
+                "message": finding.message,
+            }
+            for finding in findings
+        ]
+        lines = [printable(f"{finding.severity}: {finding}") for finding in findings]
+        if not findings:
+            passed = [rule for rule in rules().values() if arguments.full or rule.seen != "data"]
+            lines = [f"{printable(checked)}: keeps all {len(passed)} rules that were checked"]
+    if link is not None and not result:
+        misfits = onnxarchive.check_link(link, archive)
+        result = [
+            {
+                "rule": None,
+                "severity": "error",
+                "entry": None,
+                "tensor": misfit.tensor,
+                "message": misfit.message,
+            }
+            for misfit in misfits
+        ]
+        lines += [printable(f"error: {link}: {misfit}") for misfit in misfits]
+        if not misfits:
+            lines.append(f"{printable(link)}: fits it")
+    say(arguments, result, "\n".join(lines))
+    return FOUND if result else DONE
