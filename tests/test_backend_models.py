@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.backend.test
-import onnxruntime as ort
 import pytest
 from models import (
     NUMBERS,
@@ -107,6 +106,7 @@ def _require_outputs(path: Path, inputs: list[Any], expected: list[Any]) -> None
 
 
 def _session(path: Path) -> Any:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

@@ -888,7 +888,7 @@ def _runnable_models(draw: st.DrawFn) -> onnx.ModelProto:
 
 
 def _computed(model: onnx.ModelProto, is_so: bool, is_optimized: bool) -> list[Any]:
-    import onnxruntime as ort
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
