@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType, TracebackType
@@ -32,8 +32,7 @@ from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import Site
 from onnxarchive.zipformat import directory, writer
-from onnxarchive.zipformat.directory import Entry
-from onnxarchive.zipformat.records import DirectoryRecord
+from onnxarchive.zipformat.directory import Entry, Records
 from onnxarchive.zipformat.writer import Counter, Progress
 
 if TYPE_CHECKING:
@@ -55,12 +54,14 @@ class Contents:
         entries: The entries in directory order.
         records: The directory record of each of them.
         model: The model, or None where it cannot be read.
+        walked: All tensors of the model, in its order.
         sites: The tensor of each key.
     """
 
-    entries: tuple[Entry, ...]
-    records: tuple[DirectoryRecord, ...]
+    entries: Sequence[Entry]
+    records: Records
     model: onnx.ModelProto | None
+    walked: Sequence[Site]
     sites: Mapping[str, Site]
 
 
@@ -77,20 +78,22 @@ def read_contents(
     tail_offset = max(file.size - directory.TAIL_SIZE, 0)
     bounds = directory.locate(file.read(tail_offset, directory.TAIL_SIZE), file.size, report)
     if bounds is None:
-        return Contents((), (), None, {})
+        return Contents((), Records(b"", ()), None, (), {})
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
-    names = [item.name if item.is_utf8 else None for item in listed.listed]
-    keys.check_names(names, report, are_all=listed.is_whole)
+    named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     model = _read_model(file, listed.entries, report, max_model_nbytes)
+    walked: Sequence[Site] = ()
     sites: Mapping[str, Site] = {}
     if model is not None:
-        sizes = {item.name: item.nbytes for item in listed.listed if keys.is_key(item.name)}
-        sites = proto.check_references(model, sizes, report, are_all=listed.is_whole)
-    return Contents(listed.entries, listed.records, model, sites)
+        size_of = dict(zip(listed.names, listed.sizes, strict=True))
+        sizes = {key: size_of[key] for key in named}
+        walked = list(tensors.walk(model))
+        sites = proto.check_references(walked, sizes, report, are_all=listed.is_whole)
+    return Contents(listed.entries, listed.records, model, walked, sites)
 
 
 def _read_model(
-    file: MappedFile, entries: tuple[Entry, ...], report: Report, max_model_nbytes: int
+    file: MappedFile, entries: Sequence[Entry], report: Report, max_model_nbytes: int
 ) -> onnx.ModelProto | None:
     entry = next((entry for entry in entries if entry.name == MODEL_PROTO), None)
     if entry is None:
@@ -120,11 +123,20 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
 
 
 def check_local_header(
-    file: MappedFile, entry: Entry, record: DirectoryRecord, report: Report
+    file: MappedFile, entry: Entry, records: Records, number: int, report: Report
 ) -> None:
-    """Compares an entry's local header with its directory record."""
+    """Compares an entry's local header with its directory record.
+
+    Args:
+        file: The archive.
+        entry: The entry.
+        records: The directory records.
+        number: The index of the entry's among them.
+        report: Takes each broken rule.
+    """
     header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-    directory.check_local_header(header, entry, record, report)
+    if not directory.is_local_header(header, entry, records.packed(number)):
+        directory.check_local_header(header, entry, records[number], report)
 
 
 def check_data(
@@ -179,7 +191,8 @@ class Archive:
     Attributes:
         path: The archive's path as it was given.
         file: The open file.
-        sites: The tensor of each key and where it stands in the model, in the order of the model.
+        walked: Every tensor of the model and where it stands in it, in the order of the model.
+        sites: Those that are stored outside it, by key.
     """
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
@@ -190,13 +203,15 @@ class Archive:
         contents = read_contents(file, Report(), max_model_nbytes)
         assert contents.model is not None  # the report would have raised
         self.path = file.path
+        self.walked = contents.walked
         self.sites: Mapping[str, Site] = MappingProxyType(contents.sites)
         self.file = file
         self._model = contents.model
         self._entries = {entry.name: entry for entry in contents.entries}
-        self._records = dict(zip(self._entries, contents.records, strict=True))
-        check_local_header(file, self._entries[MODEL_PROTO], self._records[MODEL_PROTO], Report())
-        self._compared = {MODEL_PROTO}
+        self._records = contents.records
+        self._numbers = dict(zip(self._entries, range(len(self._entries)), strict=True))
+        self._compared: set[str] = set()
+        self._compare(MODEL_PROTO)
         self._tensors: Tensors | None = None
 
     @property
@@ -218,9 +233,9 @@ class Archive:
         return proto.metadata(self._model)
 
     @property
-    def records(self) -> Mapping[str, DirectoryRecord]:
-        """The directory record of every entry by name, in the order of the archive."""
-        return MappingProxyType(self._records)
+    def records(self) -> Records:
+        """The directory record of every entry, in the order of the archive."""
+        return self._records
 
     @property
     def alignment(self) -> int:
@@ -263,10 +278,18 @@ class Archive:
             return self._read_model(entry)
         view = self.file.view()
         if name not in self._compared:
-            with naming(self.path):
-                check_local_header(self.file, entry, self._records[name], Report())
-            self._compared.add(name)
+            self._compare(name)
         return view[entry.data_offset : entry.data_offset + entry.nbytes]
+
+    def _compare(self, name: str) -> None:
+        """Compares an entry's local header with its directory record."""
+        number = self._numbers[name]
+        try:
+            check_local_header(self.file, self._entries[name], self._records, number, Report())
+        except ArchiveError as error:
+            error.path = self.path
+            raise
+        self._compared.add(name)
 
     def _read_model(self, entry: Entry) -> memoryview:
         data = self.file.read(entry.data_offset, entry.nbytes)
@@ -318,8 +341,7 @@ class Archive:
         counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
         with naming(self.path):
             for name, entry in self._entries.items():
-                check_local_header(self.file, entry, self._records[name], Report())
-                self._compared.add(name)
+                self._compare(name)
                 check_data(self.file, entry, self.sites.get(name), Report(), counter)
 
     def close(self) -> None:
@@ -361,8 +383,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         self._archive = archive
         self._sites: dict[str, Site] = {}
         self._ambiguous: dict[str, list[Site]] = {}
-        self._keys = {site.path: key for key, site in archive.sites.items()}
-        for site in tensors.walk(archive.model):
+        for site in archive.walked:
             if not site.is_initializer:
                 continue
             name = site.name
@@ -372,6 +393,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
                 self._ambiguous[name] = [self._sites.pop(name), site]
             else:
                 self._sites[name] = site
+        self._keys = {
+            site.name: key
+            for key, site in archive.sites.items()
+            if site.is_initializer and site.name in self._sites
+        }
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.
@@ -390,7 +416,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        return self._keys.get(self.site(name).path)
+        self.site(name)
+        return self._keys.get(name)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -403,10 +430,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
+        key = self._keys.get(name)
+        if key is not None:
+            return self._archive.tensor(key)
         site = self.site(name)
         tensor = site.tensor
-        if site.path in self._keys:
-            return self._archive.tensor(self._keys[site.path])
         data_type = tensors.stored_type(tensor)
         with naming(self._archive.path):
             if data_type is not None:
@@ -435,8 +463,9 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
         sites = self._ambiguous[name]
+        keys = {site.path: key for key, site in self._archive.sites.items()}
         owners = ", ".join(
-            f"tensor({self._keys[site.path]!r})" if site.path in self._keys else f"model.{site}"
+            f"tensor({keys[site.path]!r})" if site.path in keys else f"model.{site}"
             for site in islice(sites, _MAX_SHOWN_OWNERS)
         )
         more = f" or one of {len(sites)} in all" if len(sites) > _MAX_SHOWN_OWNERS else ""

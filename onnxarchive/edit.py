@@ -23,7 +23,13 @@ import onnx
 from onnxarchive import journal, locking
 from onnxarchive.archive import MAX_MODEL_NBYTES, Archive
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming, shown
-from onnxarchive.files import MappedFile, Replacement, clone, remove_abandoned
+from onnxarchive.files import (
+    MappedFile,
+    Replacement,
+    clone,
+    remove_abandoned,
+    require_no_input,
+)
 from onnxarchive.journal import Positioned, Span
 from onnxarchive.model import dtypes, proto, renaming, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
@@ -32,6 +38,7 @@ from onnxarchive.referring import (
     entry_data,
     has_outside_attributes,
     kept_assets,
+    referred,
     resolver,
 )
 from onnxarchive.save import (
@@ -102,8 +109,8 @@ def replace_model(
         copy: Whether to write a new file under this name, which is needed where the file has
             further names: a hard link keeps the old content, and so does what a symbolic link at
             `path` led to. Where the file system can share blocks this costs no more.
-        size_threshold: Tensors of this many bytes or more that are new are stored outside the
-            model; None for the threshold that fits the archive's tensors: 1024 if that does.
+        size_threshold: Tensors of this many bytes or more are stored outside the model; None for
+            the threshold that fits the archive's tensors: 1024 if that does.
         convert_attribute: As in `save`; None for True if the archive has any such tensor outside.
         timeout: Seconds to wait for others who are at work on the archive; None waits as long as
             it takes, 0 fails at once.
@@ -146,11 +153,7 @@ def change_model(
         OSError: As in `replace_model`.
     """
     with naming(path), _alone_with(path, timeout, copy=copy) as (archive, descriptor):
-        model = onnx.ModelProto()
-        model.CopyFrom(archive.model)
-        changed = change(model)
-        if changed != archive.model:
-            _replace_model(archive, descriptor, changed, _Options(copy=copy))
+        _change_model(archive, descriptor, change, copy)
 
 
 def replace_tensor(
@@ -330,7 +333,7 @@ class EditableArchive(Archive):
             ValueError: There is none of an old name, or a new one is taken.
             ArchiveError: As in `replace_model`, and so for the other errors.
         """
-        self.model = renaming.renamed(self.model, inputs or {}, outputs or {})
+        self._edit(lambda model: renaming.renamed(model, inputs or {}, outputs or {}))
 
     def replace_model(
         self,
@@ -394,13 +397,18 @@ class EditableArchive(Archive):
         )
 
     def _set(self, field: str, value: str) -> None:
-        model = onnx.ModelProto()
-        model.CopyFrom(self.model)
-        if value:
-            setattr(model, field, value)
-        else:
-            model.ClearField(field)
-        self.model = model
+        def change(model: onnx.ModelProto) -> onnx.ModelProto:
+            if value:
+                setattr(model, field, value)
+            else:
+                model.ClearField(field)
+            return model
+
+        self._edit(change)
+
+    def _edit(self, change: Callable[[onnx.ModelProto], onnx.ModelProto]) -> None:
+        """Changes the model as it is in the archive, and not as it was changed in memory."""
+        self._change(None, False, partial(_change_model, change=change, copy=False))
 
     def _change(
         self, timeout: float | None, copy: bool, change: Callable[[Archive, int], None]
@@ -437,12 +445,10 @@ class Metadata(MutableMapping[str, str]):
         return proto.metadata(self._archive.model)[key]
 
     def __setitem__(self, key: str, value: str) -> None:
-        self._write({**proto.metadata(self._archive.model), key: value})
+        self.update({key: value})
 
     def __delitem__(self, key: str) -> None:
-        left = proto.metadata(self._archive.model)
-        del left[key]
-        self._write(left)
+        self._write(lambda found: found.pop(key))
 
     def __iter__(self) -> Iterator[str]:
         return iter(proto.metadata(self._archive.model))
@@ -455,19 +461,22 @@ class Metadata(MutableMapping[str, str]):
 
     def update(self, *others: Any, **pairs: str) -> None:
         """Adds or replaces pairs, all of them in one change of the archive."""
-        self._write({**proto.metadata(self._archive.model), **dict(*others, **pairs)})
+        given = dict(*others, **pairs)
+        self._write(lambda found: found.update(given))
 
     def clear(self) -> None:
         """Removes all pairs, in one change of the archive."""
-        self._write({})
+        self._write(dict.clear)
 
-    def _write(self, pairs: Mapping[str, str]) -> None:
-        if pairs == proto.metadata(self._archive.model):
-            return
-        model = onnx.ModelProto()
-        model.CopyFrom(self._archive.model)
-        onnx.helper.set_model_props(model, dict(pairs))
-        self._archive.model = model
+    def _write(self, change: Callable[[dict[str, str]], object]) -> None:
+        def changed(model: onnx.ModelProto) -> onnx.ModelProto:
+            pairs = proto.metadata(model)
+            change(pairs)
+            if pairs != proto.metadata(model):
+                onnx.helper.set_model_props(model, pairs)
+            return model
+
+        self._archive._edit(changed)
 
 
 # One writer at a time
@@ -568,7 +577,11 @@ def _replace_model(archive: Archive, descriptor: int, model: Model, options: _Op
     with contextlib.ExitStack() as resources:
         if isinstance(model, onnx.ModelProto):
             given = _Given(model, resolver(archive, threshold, convert_attribute))
+            for site in tensors.walk(model):
+                if site.tensor.data_location == tensors.EXTERNAL:
+                    referred(site, archive)  # whatever else is the matter with the model
         elif isinstance(model, str | os.PathLike):
+            require_no_input(archive.path, [os.fspath(model)])  # which is locked
             source = resources.enter_context(open_source(model, archive=archive))
             given = _Given(source.model, source.resolve)
         else:
@@ -586,6 +599,19 @@ def _replace_model(archive: Archive, descriptor: int, model: Model, options: _Op
             else:
                 raise ValueError(_why_moved(plan, archive))
         _write_end(archive, descriptor, plan, options)
+
+
+def _change_model(
+    archive: Archive,
+    descriptor: int,
+    change: Callable[[onnx.ModelProto], onnx.ModelProto],
+    copy: bool,
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    changed = change(model)
+    if changed != archive.model:
+        _replace_model(archive, descriptor, changed, _Options(copy=copy))
 
 
 def _replace_tensor(
@@ -647,17 +673,19 @@ def _directory_of(archive: Archive) -> str:
 def _placing(archive: Archive, options: _Options) -> tuple[int, bool]:
     """The size threshold and `convert_attribute` by which the archive's tensors lie where they do.
 
-    Where none fits all of them, the threshold leaves those of the model where they are.
+    What `options` say takes their place. Where no threshold fits all tensors, the one that is given
+    leaves those of the model where they are.
     """
+    outside_attributes = has_outside_attributes(archive)
     convert_attribute = options.convert_attribute
     if convert_attribute is None:
-        convert_attribute = has_outside_attributes(archive)
+        convert_attribute = outside_attributes
     threshold = options.size_threshold
     if threshold is None:
         threshold = DEFAULT_SIZE_THRESHOLD
         inside, outside = -1, threshold
         for site in tensors.walk(archive.model):
-            if not (site.is_initializer or convert_attribute):
+            if not (site.is_initializer or outside_attributes):
                 continue
             key = tensors.location(site.tensor)
             if key is not None:
@@ -727,8 +755,8 @@ def _plan_in_archive_order(
     An archive that was written tensor by tensor is such a one. That is no reason to move anything,
     as long as each of its tensors is still there.
     """
-    resolve = resolver(archive, threshold, convert_attribute)
-    before = _plan(archive, _Given(archive.model, resolve), threshold, convert_attribute)
+    placing = _placing(archive, _Options())
+    before = _plan(archive, _Given(archive.model, resolver(archive, *placing)), *placing)
     if _keeps_all(before, archive):
         return None
     stored = {}
@@ -790,7 +818,7 @@ def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> None
 def _write_end(archive: Archive, descriptor: int, plan: Plan, options: _Options) -> None:
     """Writes what follows the archive's entries but for its model, which all stay."""
     offset = archive.entries[MODEL_PROTO].header_offset
-    kept = list(archive.records.values())[:-1]
+    kept = archive.records[:-1]
     new = Plan(plan.items[len(kept) :], plan.model)
 
     def write(target: int) -> int:
@@ -827,7 +855,7 @@ def _replace_entry(
     offset = archive.entries[MODEL_PROTO].header_offset
     kept = [
         replace(record, crc32=crc32) if name == key else record
-        for name, record in archive.records.items()
+        for name, record in zip(archive.entries, archive.records, strict=True)
     ][:-1]
     header = archive.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     unpacked = LocalHeader.unpack(header, 0)

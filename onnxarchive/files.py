@@ -82,7 +82,7 @@ class MappedFile:
             raise
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
-        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
         self._is_open = True
         self._position_lock = threading.Lock()
 
@@ -95,14 +95,15 @@ class MappedFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; a copy."""
-        parts: list[bytes] = []
-        while size > 0:
-            part = self._read_once(offset, size)
-            if not part:
-                break
+        part = self._read_once(offset, size)
+        if len(part) == size:
+            return part
+        parts = []
+        while part:
             parts.append(part)
             offset += len(part)
             size -= len(part)
+            part = self._read_once(offset, size)
         return b"".join(parts)
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes]:
@@ -129,9 +130,9 @@ class MappedFile:
         self._require_open()
         if not self.size:
             return memoryview(b"")
-        if self._map is None:
+        if self._view is None:
             try:
-                self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+                mapped = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
             except ValueError:
                 now = os.fstat(self._descriptor).st_size
                 error = ArchiveFormatError(
@@ -139,7 +140,8 @@ class MappedFile:
                 )
                 error.path = self.path
                 raise error from None
-        return memoryview(self._map)
+            self._view = memoryview(mapped)
+        return self._view
 
     def paths(self) -> Iterator[str]:
         """Where the file may be, without symbolic links: where it was opened, or is by now.
@@ -160,7 +162,7 @@ class MappedFile:
         """Closes the descriptor and lets go of the map, which lives as long as a view of it."""
         if self._is_open:
             self._is_open = False
-            self._map = None
+            self._view = None
             os.close(self._descriptor)
 
     def __enter__(self) -> MappedFile:

@@ -152,8 +152,8 @@ def check(
         return [Finding("FILE-1", None, error.message)]
     with file, journal.reading(file):
         contents = read_contents(file, findings, max_model_nbytes)
-        for entry, record in zip(contents.entries, contents.records, strict=True):
-            check_local_header(file, entry, record, findings)
+        for number, entry in enumerate(contents.entries):
+            check_local_header(file, entry, contents.records, number, findings)
         if full:
             counter = Counter(progress, sum(entry.nbytes for entry in contents.entries))
             for entry in contents.entries:

@@ -718,7 +718,7 @@ class Writer:
     def _check(self, model: onnx.ModelProto, items: Iterable[Item]) -> None:
         """Refuses what a reader of the archive would."""
         sizes = self._nbytes | {item.name: item.nbytes for item in items}
-        proto.check_references(model, sizes, Report())
+        proto.check_references(tensors.walk(model), sizes, Report())
 
 
 def _describe(tensor: onnx.TensorProto) -> str:

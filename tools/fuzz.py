@@ -143,7 +143,7 @@ def _read_directory(data: bytes, report: Report) -> tuple[Entry, ...]:
     for entry, record in zip(listed.entries, listed.records, strict=True):
         header = data[entry.header_offset : entry.data_offset]
         directory.check_local_header(header, entry, record, report)
-    return listed.entries
+    return tuple(listed.entries)
 
 
 def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:

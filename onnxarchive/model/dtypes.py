@@ -160,16 +160,19 @@ def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDAr
         or for packed types an unpacked copy of one byte an element. On a big-endian host also
         the extension types of 2 bytes (bfloat16) are copies, since numpy cannot swap them in place.
     """
+    shape = tuple(dims)
+    if not (data_type.is_packed or is_extension(data_type.dtype)):
+        array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data)
+        array.flags.writeable = False
+        return array
     if data_type.is_packed:
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)
-    elif is_extension(data_type.dtype):
+    else:
         # Numpy knows no byte order of an extension type, but that of the integers it lies over.
         bits = np.frombuffer(data, np.dtype(f"<u{data_type.dtype.itemsize}"))
         array = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(data_type.dtype)
-    else:
-        array = np.frombuffer(data, data_type.dtype)
-    array = array.reshape(tuple(dims))
+    array = array.reshape(shape)
     array.flags.writeable = False
     return array
 

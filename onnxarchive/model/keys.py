@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Final, TypeGuard
 
 from onnxarchive.errors import Report, shown
 
@@ -112,14 +113,39 @@ def _derive(name: str) -> str:
     return key[:MAX_KEY_SIZE]
 
 
-def check_names(names: Sequence[str | None], report: Report, *, are_all: bool = True) -> None:
+# Keys (KEY-1), each with a comma, which none of them has.
+_KEYS: Final = re.compile(
+    rf"(?:(?!__|[aA][sS][sS][eE][tT][sS],)[A-Za-z_][A-Za-z0-9_]{{0,{MAX_KEY_SIZE - 1}}},)*"
+)
+
+
+def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
+    """Whether all names are keys, no two the same under ASCII down-casing (KEY-1, NAME-2)."""
+    joined = "".join(f"{name}," for name in names)
+    folded = joined.lower().split(",")
+    return (
+        None not in names
+        and _KEYS.fullmatch(joined) is not None
+        and len(set(folded)) == len(folded) == len(names) + 1
+    )
+
+
+def check_names(
+    names: Sequence[str | None], report: Report, *, are_all: bool = True
+) -> Sequence[str]:
     """Checks the names of an archive's entries.
 
     Args:
         names: The names, in directory order; None for one that is not UTF-8.
         report: Takes each broken rule (MODEL-1, NAME-2, KEY-1, ASSET-1).
         are_all: Whether the last of them is known to be that of the last entry.
+
+    Returns:
+        Those that are keys.
     """
+    before = names[:-1]
+    if are_all and names and names[-1] == MODEL_PROTO and are_keys(before):
+        return before  # as almost always; what is else is found out one by one
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
         found = (
@@ -154,6 +180,7 @@ def check_names(names: Sequence[str | None], report: Report, *, are_all: bool = 
             )
         seen[folded] = name
     _check_folders(assets, report)
+    return [name for name in names if name is not None and is_key(name)]
 
 
 def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:

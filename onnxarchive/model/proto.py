@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -130,7 +130,7 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def check_references(
-    model: onnx.ModelProto,
+    walked: Iterable[Site],
     sizes: Mapping[str, int | None],
     report: Report,
     *,
@@ -139,7 +139,7 @@ def check_references(
     """Holds the external tensors of a model against the entries of its archive.
 
     Args:
-        model: The model.
+        walked: All tensors of the model.
         sizes: The size in bytes of the entry of each key; None where it cannot be told.
         report: Takes each broken rule (DATA-1 to DATA-5, DATA-7, TENSOR-1 to TENSOR-3).
         are_all: Whether there are no keys but those of `sizes`.
@@ -149,9 +149,13 @@ def check_references(
     """
     sites: dict[str, Site] = {}
     named: set[str] = set()
-    for site in tensors.walk(model):
+    for site in walked:
         tensor = site.tensor
         if tensor.data_location == tensors.EXTERNAL:
+            plain = _plain_reference(tensor, sizes)
+            if plain is not None and plain not in sites:
+                sites[plain] = site
+                continue
             if len(tensor.external_data) > 1:
                 named.update(tensors.locations(tensor))
             _check_reference(site, sizes, sites, report, are_all)
@@ -165,6 +169,45 @@ def check_references(
         if key not in sites and key not in named:
             report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
     return sites
+
+
+def _plain_reference(tensor: onnx.TensorProto, sizes: Mapping[str, int | None]) -> str | None:
+    """The key of an external tensor that has nothing but a location, if it breaks no rule.
+
+    None says that `_check_reference` has to look. Almost all tensors are told here, which takes a
+    tenth of the time.
+    """
+    if len(tensor.external_data) != 1:
+        return None
+    (pair,) = tensor.external_data
+    data_type = dtypes.BY_NUMBER.get(tensor.data_type)
+    nbytes = sizes.get(pair.value)
+    if pair.key != tensors.LOCATION or data_type is None or nbytes is None:
+        return None
+    dims = tuple(tensor.dims)
+    if (
+        len(dims) > dtypes.MAX_RANK
+        or min(dims, default=1) < 1
+        or data_type.nbytes(dims) != nbytes
+        or not _HARMLESS.issuperset(field.number for field, _ in tensor.ListFields())
+    ):
+        return None
+    return pair.value
+
+
+# The fields that an external tensor has beside no data.
+_HARMLESS: Final = frozenset(
+    onnx.TensorProto.DESCRIPTOR.fields_by_name[name].number
+    for name in (
+        "data_location",
+        "data_type",
+        "dims",
+        "doc_string",
+        "external_data",
+        "metadata_props",
+        "name",
+    )
+)
 
 
 def _check_reference(

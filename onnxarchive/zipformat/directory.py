@@ -10,9 +10,13 @@ where the next header begins, less the entry's size. No local header is read to 
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+
+import numpy as np
 
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
@@ -25,6 +29,9 @@ from onnxarchive.zipformat.records import (
     Zip64Locator,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 MAX_NAME_SIZE = 1024  # bytes
 # A record with the longest name and a Zip64 field of three values; comments are not allowed.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
@@ -36,8 +43,7 @@ _MAX_SHOWN_FIELDS = 8  # in a message
 _VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of an archive.
 
     Attributes:
@@ -194,6 +200,41 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
     return bounds
 
 
+class Records(Sequence[DirectoryRecord]):
+    """Directory records as they are packed, each unpacked when it is looked at."""
+
+    def __init__(self, data: bytes, offsets: Sequence[int]) -> None:
+        """Takes the directory's bytes and where each record begins in them."""
+        self._data = data
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> DirectoryRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Records: ...
+
+    def __getitem__(self, index: int | slice) -> DirectoryRecord | Records:
+        if isinstance(index, slice):
+            return Records(self._data, self._offsets[index])
+        record = DirectoryRecord.unpack(self._data, self._offsets[index])
+        assert record is not None  # it has been unpacked, or looked at, before
+        return record
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Records) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def packed(self, index: int) -> bytes:
+        """A record's bytes without name, extra fields and comment."""
+        offset = self._offsets[index]
+        return self._data[offset : offset + DirectoryRecord.SIZE]
+
+
 @dataclass(frozen=True, slots=True)
 class Directory:
     """The central directory, read.
@@ -201,13 +242,17 @@ class Directory:
     Attributes:
         entries: The entries in directory order. Names may still occur twice.
         records: The directory record of each of them.
-        listed: Name and size of every record, in directory order, also of those that give no entry.
-        is_whole: Whether every record that the end records count is among `listed`, and no other.
+        names: The name of every record, in directory order, also of those that give no entry; None
+            for one that is not UTF-8.
+        sizes: Size in bytes of the data of every record, in the same order; None where it cannot
+            be told.
+        is_whole: Whether every record that the end records count is among them, and no other.
     """
 
-    entries: tuple[Entry, ...]
-    records: tuple[DirectoryRecord, ...]
-    listed: tuple[Listed, ...] = ()
+    entries: Sequence[Entry]
+    records: Records
+    names: Sequence[str | None] = ()
+    sizes: Sequence[int | None] = ()
     is_whole: bool = True
 
 
@@ -220,6 +265,7 @@ class Listed(NamedTuple):
         nbytes: Size of its data in bytes; None where it cannot be told.
         header_offset: Where its local header begins; None where it cannot be told.
         record: The record.
+        offset: Where the record begins, in bytes from the start of the directory.
     """
 
     name: str
@@ -227,6 +273,7 @@ class Listed(NamedTuple):
     nbytes: int | None
     header_offset: int | None
     record: DirectoryRecord
+    offset: int
 
 
 def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
@@ -241,15 +288,115 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     Returns:
         The entries whose records make sense; all of them where nothing was reported.
     """
+    return _read_at_once(data, bounds) or _read_one_by_one(data, bounds, report)
+
+
+# A directory record (4.3.12), its attributes as the lower and upper half of the external ones.
+_PACKED: Final = np.dtype(
+    [
+        ("signature", "S4"),
+        *((name, "<u2") for name in ("made_by", "needed", "flags", "method", "time", "date")),
+        *((name, "<u4") for name in ("crc32", "compressed_size", "size")),
+        *((name, "<u2") for name in ("name_size", "extra_size", "comment_size", "disk")),
+        *((f"{name}_attributes", "<u2") for name in ("internal", "dos", "unix")),
+        ("header_offset", "<u4"),
+    ]
+)
+# The Zip64 field where the header's offset alone does not fit (4.5.3).
+_PACKED_ZIP64: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("header_offset", "<i8")])
+# The sizes of name, extra fields and comment, and how far they are from the record's end.
+_SIZES_BEHIND: Final = struct.Struct("<3H")
+_SIZES_BEHIND_DISTANCE: Final = 18
+
+
+def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
+    """A directory of ASCII names and of entries below 4 GiB each, if it breaks no rule.
+
+    It makes the checks of `_read_one_by_one` on all records together. None says that one of them
+    fails, or that there is more to be looked at, and not which.
+    """
+    offsets, position = [], 0
+    for _ in range(bounds.count):
+        if position + DirectoryRecord.SIZE > len(data):
+            return None
+        offsets.append(position)
+        position += DirectoryRecord.SIZE
+        position += sum(_SIZES_BEHIND.unpack_from(data, position - _SIZES_BEHIND_DISTANCE))
+    if position != len(data) or not offsets:
+        return None
+    raw = np.frombuffer(data, np.uint8)
+    begins = np.array(offsets)
+    packed = _gathered(raw, begins, _PACKED)
+    size = packed["size"].astype(np.int64)
+    name_begins = begins + DirectoryRecord.SIZE
+    name_size = packed["name_size"].astype(np.int64)
+    header_offset = packed["header_offset"].astype(np.int64)
+    has_zip64 = header_offset == records.SATURATED_32
+    zip64 = _gathered(raw, (name_begins + name_size)[has_zip64], _PACKED_ZIP64)
+    if (
+        (packed["extra_size"] != np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)).any()
+        or (zip64["identifier"] != records.ZIP64_EXTRA).any()
+        or (zip64["size"] != zip64["header_offset"].itemsize).any()
+        or (zip64["header_offset"] < records.SATURATED_32).any()
+        or (packed["needed"][has_zip64] != records.VERSION_ZIP64).any()
+    ):
+        return None
+    header_offset[has_zip64] = zip64["header_offset"]
+    data_offset = np.append(header_offset[1:], bounds.offset) - size
+    least = LocalHeader.SIZE + name_size + records.ALIGNMENT_EXTRA_SIZE
+    space = data_offset - header_offset
+    unix_type = packed["unix_attributes"] & records.UNIX_TYPE_MASK
+    is_sound = (
+        (packed["signature"] == DirectoryRecord.SIGNATURE)
+        & (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)
+        & np.isin(packed["needed"], _VERSIONS_NEEDED)
+        & (packed["flags"] == 0)
+        & (packed["method"] == records.METHOD_STORED)
+        & (packed["compressed_size"] == size)
+        & (size < records.SATURATED_32)
+        & (packed["comment_size"] == 0)
+        & (packed["disk"] == 0)
+        & (packed["internal_attributes"] == 0)
+        & (packed["dos_attributes"] & ~np.uint16(records.DOS_FILE_ATTRIBUTES) == 0)
+        & ((unix_type == 0) | (unix_type == records.UNIX_REGULAR))
+        & (least <= space)
+        & (space < least + layout.MAX_ALIGNMENT)
+        & (data_offset % layout.MIN_ALIGNMENT == 0)
+    )
+    if header_offset[0] != 0 or not is_sound.all():
+        return None
+    ends = name_begins + name_size
+    try:
+        names = [
+            data[begin:end].decode("ascii")
+            for begin, end in zip(name_begins.tolist(), ends.tolist(), strict=True)
+        ]
+    except UnicodeDecodeError:
+        return None
+    columns = (header_offset, data_offset, size, packed["crc32"])
+    values = zip(names, *(column.tolist() for column in columns), strict=True)
+    return Directory(list(map(Entry._make, values)), Records(data, offsets), names, size.tolist())
+
+
+def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What begins at each of these bytes, as one array; where it would end behind all, nothing."""
+    if not begins.size or raw.size < dtype.itemsize:
+        return np.empty(0, dtype)
+    windows = np.lib.stride_tricks.sliding_window_view(raw, dtype.itemsize)
+    found: NDArray[Any] = windows[np.minimum(begins, raw.size - dtype.itemsize)].view(dtype)[:, 0]
+    return found
+
+
+def _read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
     listed, is_whole = _list(data, bounds, report)
     entries: list[Entry] = []
-    directory_records: list[DirectoryRecord] = []
+    offsets: list[int] = []
     if not listed:
         if bounds.count == 0 and bounds.offset:
             report.broken(
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
             )
-        return Directory((), (), (), is_whole)
+        return Directory((), Records(data, ()), is_whole=is_whole)
     if listed[0].header_offset not in (0, None):
         report.broken(
             "ZIP-1",
@@ -260,7 +407,7 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     ends.append(bounds.offset if is_whole else None)
     end_of_last = 0
     for item, end in zip(listed, ends, strict=True):
-        name, _, nbytes, header_offset, record = item
+        name, _, nbytes, header_offset, record, offset = item
         if nbytes is None or header_offset is None or end is None:
             continue  # why that is has been reported
         entry = Entry(name, header_offset, end - nbytes, nbytes, record.crc32)
@@ -275,8 +422,10 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
         elif _require_header_space(entry, record, bounds, report):
             end_of_last = end
             entries.append(entry)
-            directory_records.append(record)
-    return Directory(tuple(entries), tuple(directory_records), tuple(listed), is_whole)
+            offsets.append(offset)
+    names = [item.name if item.is_utf8 else None for item in listed]
+    sizes = [item.nbytes for item in listed]
+    return Directory(entries, Records(data, offsets), names, sizes, is_whole)
 
 
 def _list(data: bytes, bounds: Bounds, report: Report) -> tuple[list[Listed], bool]:
@@ -292,10 +441,10 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> tuple[list[Listed], bo
                 f"{bounds.offset + position}, found none",
             )
             return listed, False
-        position += record.packed_size
         name, is_utf8 = _decode(record.name, report)
         _require_plain_record(record, name, report)
-        listed.append(Listed(name, is_utf8, *_values(record, name, report), record))
+        listed.append(Listed(name, is_utf8, *_values(record, name, report), record, position))
+        position += record.packed_size
     if position != bounds.size:
         report.broken(
             "ZIP-4",
@@ -449,6 +598,40 @@ def _require_header_space(
             entry=entry.name,
         )
     return True
+
+
+def is_local_header(header: bytes, entry: Entry, packed_record: bytes) -> bool:
+    """Whether a local header is the one that `layout` has for a directory record without Zip64.
+
+    What it refuses may yet be right: `check_local_header` tells.
+
+    Args:
+        header: The bytes from `entry.header_offset` to `entry.data_offset`.
+        entry: The entry.
+        packed_record: Its directory record, as `Records.packed` gives it.
+    """
+    name = entry.name.encode()
+    padding = len(header) - LocalHeader.SIZE - len(name) - records.ALIGNMENT_EXTRA_SIZE
+    if (
+        entry.nbytes >= records.SATURATED_32
+        or entry.data_offset % layout.MIN_ALIGNMENT
+        or not 0 <= padding < layout.MIN_ALIGNMENT
+    ):
+        return False
+    # From the version needed to the size of the name, both records say the same (4.3.7, 4.3.12).
+    return header == b"".join(
+        (LocalHeader.SIGNATURE, packed_record[6:30], _EXTRAS[padding][0], name, _EXTRAS[padding][1])
+    )
+
+
+# The size of the extra fields and these themselves, for each padding of the usual alignment.
+_EXTRAS: Final = [
+    (len(extra).to_bytes(2, "little"), extra)
+    for extra in (
+        records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
+        for padding in range(layout.MIN_ALIGNMENT)
+    )
+]
 
 
 def check_local_header(

@@ -131,11 +131,17 @@ def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: i
     for entry, header in zip(found.entries, image.headers, strict=True):
         assert entry.data_offset == entry.header_offset + len(header.pack())
         assert entry.crc32 == CRC32
-    assert found.records == tuple(image.records)
+    assert list(found.records) == image.records
+    assert list(found.records[1:]) == image.records[1:]
+    assert [found.records.packed(index) for index in range(len(named))] == [
+        record.pack()[: DirectoryRecord.SIZE] for record in image.records
+    ]
 
 
 def test_an_archive_without_entries_is_located() -> None:
-    assert inspect(Image.of([]).file(), Report()) == Directory((), ())
+    found = inspect(Image.of([]).file(), Report())
+    assert found is not None
+    assert (list(found.entries), len(found.records), found.is_whole) == ([], 0, True)
 
 
 @pytest.mark.parametrize("base", [small, large])
@@ -708,9 +714,9 @@ def test_a_record_without_size_or_offset_is_listed_and_gives_no_entry(
     findings = Findings()
     found = inspect(image.file(), findings)
     assert found is not None
-    assert (findings.rules, findings.entries) == (["ZIP-13"], [found.listed[index].name])
+    assert (findings.rules, findings.entries) == (["ZIP-13"], [found.names[index]])
     names = [record.name.decode() for record in image.records]
-    assert [item.name for item in found.listed] == names
+    assert found.names == names
     kept = [name for number, name in enumerate(names) if number not in left_out]
     assert [entry.name for entry in found.entries] == kept
     assert found.is_whole
@@ -733,7 +739,7 @@ def test_a_name_that_is_not_utf8_is_refused() -> None:
     assert found is not None
     assert found is not None
     assert found.entries[2].name == r"assets/\xc3"
-    assert [item.is_utf8 for item in found.listed] == [True, True, False, True]
+    assert [name is None for name in found.names] == [False, False, True, False]
 
 
 def test_all_broken_rules_are_reported_and_not_only_the_first() -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import directory, layout
-from onnxarchive.zipformat.directory import Directory
+from onnxarchive.zipformat.directory import Bounds, Directory
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
@@ -60,11 +60,33 @@ def inspect(file: Sparse, report: Report) -> Directory | None:
     bounds = directory.locate(tail, file.size, report)
     if bounds is None:
         return None
-    found = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
-    for entry, record in zip(found.entries, found.records, strict=True):
+    data = file.read(bounds.offset, bounds.size)
+    found = directory.read(data, bounds, report)
+    _require_same(directory._read_at_once(data, bounds), data, bounds)
+    for index, (entry, record) in enumerate(zip(found.entries, found.records, strict=True)):
         header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+        if directory.is_local_header(header, entry, found.records.packed(index)):
+            directory.check_local_header(header, entry, record, _Contradiction())
         directory.check_local_header(header, entry, record, report)
     return found
+
+
+class _Contradiction(Report):
+    """What was found right at a glance breaks a rule."""
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        raise AssertionError(f"{rule}: {message}")
+
+
+def _require_same(at_once: Directory | None, data: bytes, bounds: Bounds) -> None:
+    """A directory that is read at once is what it is record by record, and breaks no rule."""
+    if at_once is None:
+        return
+    slowly = directory._read_one_by_one(data, bounds, _Contradiction())
+    assert list(at_once.entries) == list(slowly.entries)
+    assert list(at_once.records) == list(slowly.records)
+    assert (list(at_once.names), list(at_once.sizes)) == (slowly.names, slowly.sizes)
+    assert at_once.is_whole == slowly.is_whole
 
 
 @dataclass
