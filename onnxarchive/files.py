@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-READ_SIZE = 8 << 20  # bytes read at a time by `MappedFile.pieces`
+READ_SIZE = 1 << 19  # bytes read at a time by `MappedFile.pieces`: they stay in a core's cache
 _NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # What systems say where a file system has no permission bits.
 _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)

@@ -10,6 +10,7 @@ import errno
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Protocol, TypeAlias, TypeVar
 
 from zlib_ng import zlib_ng
@@ -105,7 +106,7 @@ def require_entries(count: int) -> None:
 
 
 class Counter:
-    """Tells how far the work on many pieces is.
+    """Tells how far the work on many pieces is, which may be that of several threads.
 
     Args:
         progress: Called with the bytes done and the bytes in all after each piece, or None.
@@ -116,6 +117,7 @@ class Counter:
         self._progress = progress
         self._total = total
         self._done = 0
+        self._lock = Lock()
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
         """Passes pieces on and counts each when it has been dealt with."""
@@ -125,8 +127,10 @@ class Counter:
 
     def add(self, nbytes: int) -> None:
         """Counts `nbytes` bytes as done."""
-        self._done += nbytes
-        if self._progress is not None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += nbytes
             self._progress(self._done, self._total)
 
 
