@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onnxarchive.archive import Archive, load, open
     from onnxarchive.batch import convert_many
     from onnxarchive.convert import Conversion, convert, export, extract
+    from onnxarchive.diff import Change, Difference, diff
     from onnxarchive.edit import (
         EditableArchive,
         Recovery,
@@ -53,8 +54,10 @@ __all__ = [
     "Archive",
     "ArchiveError",
     "ArchiveFormatError",
+    "Change",
     "ChecksumError",
     "Conversion",
+    "Difference",
     "EditableArchive",
     "Entry",
     "Finding",
@@ -71,6 +74,7 @@ __all__ = [
     "check_model",
     "convert",
     "convert_many",
+    "diff",
     "export",
     "extract",
     "infer_shapes",
@@ -93,8 +97,10 @@ _SUBMODULES: Final = {
     "Archive": "archive",
     "ArchiveError": "errors",
     "ArchiveFormatError": "errors",
+    "Change": "diff",
     "ChecksumError": "errors",
     "Conversion": "convert",
+    "Difference": "diff",
     "EditableArchive": "edit",
     "Entry": "zipformat.directory",
     "Finding": "rules",
@@ -111,6 +117,7 @@ _SUBMODULES: Final = {
     "check_model": "runtime.checker",
     "convert": "convert",
     "convert_many": "batch",
+    "diff": "diff",
     "export": "convert",
     "extract": "convert",
     "infer_shapes": "runtime.shape_inference",

@@ -276,10 +276,10 @@ class Archive:
             raise self._not_found(f"expected the name of an entry, found {shown(name)}")
         if name == MODEL_PROTO:
             return self._read_model(entry)
-        view = self.file.view()
+        view = self.file.part(entry.data_offset, entry.nbytes)
         if name not in self._compared:
             self._compare(name)
-        return view[entry.data_offset : entry.data_offset + entry.nbytes]
+        return view
 
     def _compare(self, name: str) -> None:
         """Compares an entry's local header with its directory record."""
@@ -552,14 +552,8 @@ def open(
         return EditableArchive(path, max_model_nbytes)
     if mode != "r":
         raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")
-    with naming(path):
-        file = MappedFile(path, rule="FILE-1")
-        try:
-            with journal.reading(file):
-                return Archive(file, max_model_nbytes)
-        except BaseException:
-            file.close()
-            raise
+    with naming(path), journal.opened(path, rule="FILE-1") as file:
+        return Archive(file, max_model_nbytes)
 
 
 def load(path: str | os.PathLike[str]) -> onnx.ModelProto:

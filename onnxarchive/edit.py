@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 
 from onnxarchive import journal, locking
-from onnxarchive.archive import MAX_MODEL_NBYTES, Archive
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming, shown
+from onnxarchive.archive import MAX_MODEL_NBYTES, Archive, check_local_header
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming, shown
 from onnxarchive.files import (
     MappedFile,
     Replacement,
@@ -30,7 +30,7 @@ from onnxarchive.files import (
     remove_abandoned,
     require_no_input,
 )
-from onnxarchive.journal import Positioned, Span
+from onnxarchive.journal import Journal, Positioned, Span
 from onnxarchive.model import dtypes, proto, renaming, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.referring import (
@@ -54,7 +54,7 @@ from onnxarchive.save import (
     write_archive,
 )
 from onnxarchive.sources import open_source
-from onnxarchive.zipformat import writer
+from onnxarchive.zipformat import directory, writer
 from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import Data, Progress, Stored, ZipWriter
 
@@ -140,7 +140,7 @@ def change_model(
 ) -> None:
     """Gives an archive the model that a function makes of its own, as `replace_model` does.
 
-    Nobody else changes the archive meanwhile.
+    Nobody else opens or changes the archive meanwhile: `change` must not, either.
 
     Args:
         path: The archive.
@@ -230,11 +230,10 @@ def recover(
     if removed and not os.path.exists(path):
         return Recovery(False, tuple(removed))
     with naming(path), _locked(path, timeout, os.O_RDWR) as descriptor:
-        if _roll_back(path, descriptor, force=force):
+        had_journal = os.path.lexists(journal.path_of(path))
+        if _settle(path, descriptor, force=force):
             return Recovery(True, tuple(removed))
-        if os.path.exists(journal.path_of(path)):
-            _require_archive(path)
-            journal.remove(path)  # which belonged to another file, or was never completed
+        if had_journal:
             removed.append(journal.path_of(path))
     return Recovery(False, tuple(removed))
 
@@ -261,17 +260,12 @@ class EditableArchive(Archive):
     ) -> None:
         """Opens the archive at `path`; a change that was cut off is taken back first."""
         with naming(path):
-            if os.path.exists(journal.path_of(path)):
+            if os.path.lexists(journal.path_of(path)):
                 with _locked(path, None, os.O_RDWR) as descriptor:
-                    _roll_back(path, descriptor)
+                    _settle(path, descriptor)
             self._max_model_nbytes = max_model_nbytes
-            file = MappedFile(path, rule="FILE-1")
-            try:
-                with journal.reading(file):
-                    super().__init__(file, max_model_nbytes)
-            except BaseException:
-                file.close()
-                raise
+            with journal.opened(path, rule="FILE-1") as file:
+                super().__init__(file, max_model_nbytes)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -485,18 +479,9 @@ class Metadata(MutableMapping[str, str]):
 @contextlib.contextmanager
 def _locked(path: str | os.PathLike[str], timeout: float | None, flags: int) -> Iterator[int]:
     """The file at `path`, open and locked against all others."""
-    with MappedFile(path, rule="FILE-1"):  # refuses what is no regular file
-        pass
-    while True:
-        descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
-        try:
-            with locking.exclusive(descriptor, timeout):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    yield descriptor
-                    return
-        finally:
-            os.close(descriptor)
-        # While the lock was waited for, another file has taken the name.
+    MappedFile(path, rule="FILE-1").close()  # refuses what is no regular file
+    with locking.exclusive_at(path, flags, timeout) as descriptor:
+        yield descriptor
 
 
 @contextlib.contextmanager
@@ -508,10 +493,10 @@ def _alone_with(
     with _locked(path, timeout, flags) as descriptor:
         if not copy:
             _require_one_name(path, descriptor)
-            _roll_back(path, descriptor)
+            _settle(path, descriptor)
         file = MappedFile(path, rule="FILE-1")
         try:
-            journal.require_complete(file)
+            journal.require_complete(file)  # of one that was not settled
             archive = Archive(file)
         except BaseException:
             file.close()
@@ -534,16 +519,50 @@ def _require_one_name(path: str | os.PathLike[str], descriptor: int) -> None:
         )
 
 
-def _roll_back(path: str | os.PathLike[str], descriptor: int, *, force: bool = False) -> bool:
-    """Takes back a change that was cut off; gives whether there was one."""
-    found = journal.read(path)
-    if found is None:
+def _settle(path: str | os.PathLike[str], descriptor: int, *, force: bool = False) -> bool:
+    """Takes back a change that was cut off, and removes the journal, of whichever file it is.
+
+    Returns:
+        Whether there was such a change.
+
+    Raises:
+        ArchiveError: The journal is of another file or damaged, and this one is no archive.
+    """
+    if not os.path.lexists(journal.path_of(path)):
         return False
-    with MappedFile(path) as file:
-        if not (force or found.is_of(file)):
-            return False
-    found.roll_back(descriptor)
-    journal.remove(path)
+    found = journal.read(path)
+    if found is not None:
+        with MappedFile(path) as file:
+            is_of_file = force or (found.is_of(file) and _is_of_archive(found, file))
+        if is_of_file:
+            found.roll_back(descriptor)
+            journal.remove(path)
+            return True
+    _require_archive(path)
+    journal.remove(path)  # which was never completed, or is of no use to this archive
+    return False
+
+
+def _is_of_archive(found: Journal, file: MappedFile) -> bool:
+    """Whether a file has the entries that stay, by the directory that a journal holds.
+
+    Another archive may have been written into the same file since, as `cp` does.
+    """
+    tail = found.read(max(found.size - directory.TAIL_SIZE, found.spans[-1].offset), found.size)
+    report = Report()
+    try:
+        bounds = directory.locate(tail, found.size, report)
+        assert bounds is not None  # the report would have raised
+        listed = directory.read(found.read(bounds.offset, bounds.size), bounds, report)
+        for number, entry in enumerate(listed.entries):
+            end = entry.data_offset + entry.nbytes
+            if all(
+                end <= start or start + nbytes <= entry.header_offset
+                for start, nbytes in found.spans
+            ):
+                check_local_header(file, entry, listed.records, number, report)
+    except ArchiveFormatError:
+        return False
     return True
 
 
@@ -629,7 +648,7 @@ def _replace_tensor(
     expected = dtypes.BY_NUMBER.get(site.tensor.data_type)
     if found != expected or elements.shape != tuple(site.tensor.dims):
         raise ValueError(
-            f"{site}: expected {dtypes.name_of(site.tensor.data_type)} of shape "
+            f"{archive.path}: {site}: expected {dtypes.name_of(site.tensor.data_type)} of shape "
             f"{list(site.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
         )
     data = dtypes.as_raw_data(elements)
@@ -811,7 +830,12 @@ def _why_moved(plan: Plan, archive: Archive) -> str:
 
 def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> None:
     write_archive(
-        plan, archive.path, alignment=archive.alignment, progress=progress, follow_links=False
+        plan,
+        archive.path,
+        alignment=archive.alignment,
+        progress=progress,
+        follow_links=False,
+        is_locked=True,
     )
 
 
@@ -894,5 +918,5 @@ def _changes_clone(archive: Archive, write: Callable[[int], int]) -> bool:
     except BaseException as error:
         replacement.discard(error)
         raise
-    replacement.commit(partial(journal.remove_stale, archive.path))
+    replacement.commit(partial(journal.superseding, archive.path, is_locked=True))
     return True

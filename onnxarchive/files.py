@@ -127,21 +127,38 @@ class MappedFile:
         Raises:
             ArchiveFormatError: The file has become shorter since it was opened.
         """
+        return self.part(0, self.size)
+
+    def part(self, offset: int, nbytes: int) -> memoryview:
+        """Some bytes of the file as a read-only view, as `view` gives all.
+
+        The file may have become shorter behind them, as it does when its end is written anew.
+
+        Raises:
+            ArchiveFormatError: The file has become shorter since it was opened, by some of them.
+        """
         self._require_open()
-        if not self.size:
+        if not nbytes:
             return memoryview(b"")
         if self._view is None:
+            self._view = self._map()
+        if offset + nbytes > self._view.nbytes:
+            error = ArchiveFormatError(
+                f"expected {self.size} bytes as when opened, found {self._view.nbytes}"
+            )
+            error.path = self.path
+            raise error
+        return self._view[offset : offset + nbytes]
+
+    def _map(self) -> memoryview:
+        """The file through a map: as much as it had when it was opened, or as it still has."""
+        size = self.size
+        while size:
             try:
-                mapped = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
-            except ValueError:
-                now = os.fstat(self._descriptor).st_size
-                error = ArchiveFormatError(
-                    f"expected {self.size} bytes as when opened, found {now}"
-                )
-                error.path = self.path
-                raise error from None
-            self._view = memoryview(mapped)
-        return self._view
+                return memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
+            except ValueError:  # it has become shorter, perhaps again
+                size = min(size - 1, os.fstat(self._descriptor).st_size)
+        return memoryview(b"")
 
     def paths(self) -> Iterator[str]:
         """Where the file may be, without symbolic links: where it was opened, or is by now.
@@ -152,6 +169,14 @@ class MappedFile:
         yield os.path.realpath(self.path)
         with contextlib.suppress(OSError):  # of another system
             yield os.readlink(f"/proc/self/fd/{self._descriptor}")
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether `path` leads to this very file."""
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # ValueError: a path with a NUL
+            return False
+        return (status.st_dev, status.st_ino) == self.identity
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -209,10 +234,10 @@ class MemoryFile(MappedFile):
         """Nobody changes it."""
         yield
 
-    def view(self) -> memoryview:
-        """All bytes."""
+    def part(self, offset: int, nbytes: int) -> memoryview:
+        """Some of the bytes."""
         self._require_open()
-        return self._data
+        return self._data[offset : offset + nbytes]
 
     def paths(self) -> Iterator[str]:
         """None: it has no file."""
@@ -325,8 +350,8 @@ class Replacement:
     It is written beside the target under a temporary name. `commit` syncs it, renames it over the
     target and syncs the directory: at any moment the target is what it was or is complete. A
     target that is a symbolic link keeps being one: the file that it leads to is replaced. An
-    existing target's permission bits are kept. As long as the file is written it is locked, by
-    which it can be told from one that was abandoned.
+    existing target's permission bits are kept, and its owner where that is allowed. As long as the
+    file is written it is locked, by which it can be told from one that was abandoned.
 
     Attributes:
         file: Where to write.
@@ -352,19 +377,25 @@ class Replacement:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if os.path.exists(self._target) and not os.path.isfile(self._target):
             raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        try:
-            self._temporary = _Temporary(self._target, _open_new, _unlink)
-        except OSError as error:
-            error.filename = self._path  # not that of the temporary file
-            raise
-        self.file: BinaryIO = self._temporary.made
-        locking.try_exclusive(self.file.fileno())
+        while True:
+            try:
+                self._temporary = _Temporary(self._target, _open_new, _unlink)
+            except OSError as error:
+                error.filename = self._path  # not that of the temporary file
+                raise
+            self.file: BinaryIO = self._temporary.made
+            locking.try_exclusive(self.file.fileno())
+            if os.path.lexists(self._temporary.path):
+                break
+            self.discard()  # before it was locked, somebody took it for an abandoned one
 
-    def commit(self, then: Callable[[], object] | None = None) -> None:
+    def commit(
+        self, around: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    ) -> None:
         """Puts the file in the target's place; on failure it is discarded instead.
 
         Args:
-            then: Called when it is there, while it is still locked.
+            around: Entered before the rename and left behind it, while the file is still locked.
 
         Raises:
             OSError: The file cannot be synced or renamed.
@@ -375,16 +406,14 @@ class Replacement:
             if os.name == "nt":  # which renames no open file
                 self.file.close()
             with contextlib.suppress(FileNotFoundError):
-                mode = stat.S_IMODE(os.stat(self._target).st_mode)
-                _set_mode(self._temporary.path, mode)
-            os.replace(self._temporary.path, self._target)
+                _set_owner_and_mode(self._temporary.path, os.stat(self._target))
+            with contextlib.nullcontext() if around is None else around():
+                os.replace(self._temporary.path, self._target)
+                self._temporary.keep()
         except BaseException as error:
             self.discard(error)
             raise
-        self._temporary.keep()
-        with self.file:
-            if then is not None:
-                then()
+        self.file.close()
         with contextlib.suppress(OSError):  # the file is complete in any case
             sync_directory(os.path.dirname(self._target))
 
@@ -401,9 +430,12 @@ class Replacement:
         self._temporary.remove()
 
 
-def _set_mode(path: str, mode: int) -> None:
+def _set_owner_and_mode(path: str, status: os.stat_result) -> None:
+    if hasattr(os, "chown"):
+        with contextlib.suppress(OSError):  # as who is not root may not
+            os.chown(path, status.st_uid, status.st_gid)
     try:
-        os.chmod(path, mode)
+        os.chmod(path, stat.S_IMODE(status.st_mode))
     except OSError as error:
         if error.errno not in _NO_MODES:
             raise
@@ -482,14 +514,14 @@ def replacing(
     path: str | os.PathLike[str],
     *,
     follow_links: bool = True,
-    then: Callable[[], object] | None = None,
+    around: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
 ) -> Iterator[BinaryIO]:
     """A `Replacement` that is committed when the block ends and discarded when it raises.
 
     Args:
         path: The target.
         follow_links: As `Replacement` takes it.
-        then: As `Replacement.commit` takes it.
+        around: As `Replacement.commit` takes it.
     """
     replacement = Replacement(path, follow_links=follow_links)
     try:
@@ -497,7 +529,7 @@ def replacing(
     except BaseException as error:
         replacement.discard(error)
         raise
-    replacement.commit(then)
+    replacement.commit(around)
 
 
 @contextlib.contextmanager

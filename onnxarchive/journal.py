@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from onnxarchive import locking
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.files import MappedFile, sync, sync_directory
 
@@ -31,9 +32,11 @@ _MAGIC: Final = b"onnxa-journal 1\n"
 _HEADER: Final = struct.Struct("<16sIQQ32s")
 _SPAN: Final = struct.Struct("<QQ")
 _CHECKSUM_SIZE: Final = hashlib.sha256().digest_size
+_ABSENT: Final = (errno.ENOENT, errno.ENAMETOOLONG)
 _MAX_SPANS: Final = 16
 _SURROUNDING_SIZE: Final = 4096  # bytes that are looked at on either side of what changes
 _MAX_INODE: Final = (1 << 64) - 1
+_MAX_SIZE: Final = (1 << 63) - 1  # of a file, in bytes
 
 
 class Span(NamedTuple):
@@ -98,6 +101,13 @@ class Journal:
         os.ftruncate(descriptor, self.size)
         sync(descriptor)
 
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads bytes of the file as it was, in its last span; fewer at the end of that."""
+        with MappedFile(self.path) as journal:
+            end = journal.size - _CHECKSUM_SIZE
+            start = end - self.spans[-1].nbytes + offset - self.spans[-1].offset
+            return journal.read(start, min(size, end - start))
+
     def _pieces(self) -> Iterator[tuple[int, bytes]]:
         """The bytes that were there, in pieces, each with its offset in the file."""
         with MappedFile(self.path) as journal:
@@ -120,7 +130,7 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
     try:
         file = MappedFile(name)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+        if error.errno in _ABSENT:
             return None
         raise
     with file:
@@ -134,6 +144,8 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
         if len(table) != _SPAN.size * count:
             return None
         spans = tuple(itertools.starmap(Span, _SPAN.iter_unpack(table)))
+        if not _are_in_order(spans, size):
+            return None
         covered = _HEADER.size + len(table) + sum(span.nbytes for span in spans)
         if file.size != covered + _CHECKSUM_SIZE:
             return None
@@ -145,21 +157,40 @@ def read(path: str | os.PathLike[str]) -> Journal | None:
     return Journal(name, inode, size, surroundings, spans)
 
 
-@contextlib.contextmanager
-def reading(file: MappedFile) -> Iterator[None]:
-    """Keeps those out who would change a file, and refuses one whose change was cut off.
+def _are_in_order(spans: Sequence[Span], size: int) -> bool:
+    """Whether spans follow one another in a file of `size` bytes, which there can be."""
+    bounds = [0, *(bound for offset, nbytes in spans for bound in (offset, offset + nbytes)), size]
+    return size <= _MAX_SIZE and bounds == sorted(bounds)
 
-    A change that was cut off before it began does no harm, and is passed over.
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str], *, rule: str | None = None) -> Iterator[MappedFile]:
+    """Opens the file at a path, and keeps those out who would change it while the block runs.
+
+    A change that was cut off before it began does no harm, and is passed over. The file stays open
+    unless the block raises.
 
     Args:
-        file: The file. Its size is read anew.
+        path: The file.
+        rule: As `MappedFile` takes it.
 
     Raises:
         UnfinishedEditError: It is neither what it was nor what it was to be.
+        ArchiveFormatError: As `MappedFile` does.
+        OSError: It cannot be opened.
     """
-    with file.unchanged():
-        require_complete(file)
-        yield
+    while True:
+        file = MappedFile(path, rule=rule)
+        try:
+            with file.unchanged():
+                if file.is_at(path):  # and not replaced while the lock was waited for
+                    require_complete(file)
+                    yield file
+                    return
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def require_complete(file: MappedFile) -> None:
@@ -185,26 +216,46 @@ def remove(path: str | os.PathLike[str]) -> bool:
     name = path_of(path)
     try:
         os.unlink(name)
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
     with contextlib.suppress(OSError):  # it is removed in any case, for now
         sync_directory(os.path.dirname(name))
     return True
 
 
-def remove_stale(path: str | os.PathLike[str]) -> None:
-    """Removes a journal of the file that another one, which nobody changes, has replaced at `path`.
+@contextlib.contextmanager
+def superseding(path: str | os.PathLike[str], *, is_locked: bool = False) -> Iterator[None]:
+    """Around the moment at which another file takes a path, for its journals.
 
-    It would say so itself, by its inode, until that was given to yet another file.
+    Nobody changes the file meanwhile that has been there, and no journal is left that the new one
+    could be taken for the subject of: an inode that has become free may be given to any new file.
+
+    Args:
+        path: The path.
+        is_locked: Whether the caller has the lock of the file that is there already.
     """
-    with contextlib.suppress(OSError):  # then it stays, and says so
-        found = read(path)
-        if found is None:
-            return
-        with MappedFile(path) as file:
-            is_stale = not found.is_of(file)
-        if is_stale:
+    with contextlib.ExitStack() as lock:
+        if not is_locked:
+            with contextlib.suppress(OSError):  # there is none, or it has no locks
+                lock.enter_context(locking.exclusive_at(path, os.O_RDONLY))
+        if not _is_of_file_at(path):
             remove(path)
+        yield
+        remove(path)
+
+
+def _is_of_file_at(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a journal that the file at `path` may need."""
+    found = read(path)
+    if found is None:
+        return False
+    try:
+        with MappedFile(path) as file:
+            return found.is_of(file)
+    except FileNotFoundError:
+        return False
 
 
 def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
@@ -262,7 +313,7 @@ def change(
         sync(descriptor)
         remove(path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
             error.filename = file.path
         if journal is not None and os.path.exists(journal.path):
             _take_back(journal, path, descriptor, error)
@@ -305,7 +356,7 @@ def _write(path: str, file: MappedFile, spans: Sequence[Span]) -> Journal:
             os.close(descriptor)
         sync_directory(os.path.dirname(journal.path))
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
             error.filename = journal.path
         with contextlib.suppress(OSError):
             os.unlink(journal.path)

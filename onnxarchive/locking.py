@@ -68,6 +68,35 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
         _unlock(descriptor)
 
 
+@contextlib.contextmanager
+def exclusive_at(
+    path: str | os.PathLike[str], flags: int, timeout: float | None = None
+) -> Iterator[int]:
+    """The file at a path, open and locked against all others; it stays at the path meanwhile.
+
+    Those who put another file there are kept out as well, if they take the lock of the one before.
+
+    Args:
+        path: The file.
+        flags: How to open it, as `os.open` takes them.
+        timeout: As in `exclusive`.
+
+    Raises:
+        LockedError: Somebody else had the lock all the time.
+        OSError: It cannot be opened, or the file system has no locks.
+    """
+    while True:
+        descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+        try:
+            with exclusive(descriptor, timeout):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    yield descriptor
+                    return
+        finally:
+            os.close(descriptor)
+        # While the lock was waited for, another file has taken the path.
+
+
 def try_exclusive(descriptor: int) -> bool:
     """Takes the lock for as long as the file is open, if that can be done at once.
 

@@ -147,10 +147,10 @@ def check(
     """
     findings = _Findings()
     try:
-        file = MappedFile(path, rule="FILE-1")
+        MappedFile(path, rule="FILE-1").close()
     except ArchiveFormatError as error:
         return [Finding("FILE-1", None, error.message)]
-    with file, journal.reading(file):
+    with journal.opened(path) as file, file:
         contents = read_contents(file, findings, max_model_nbytes)
         for number, entry in enumerate(contents.entries):
             check_local_header(file, entry, contents.records, number, findings)

@@ -435,6 +435,7 @@ def write_archive(
     alignment: int = layout.MIN_ALIGNMENT,
     progress: Progress | None = None,
     follow_links: bool = True,
+    is_locked: bool = False,
 ) -> None:
     """Writes a planned archive, whole or not at all.
 
@@ -444,13 +445,14 @@ def write_archive(
         alignment: As in `save`.
         progress: As in `save`.
         follow_links: As `Replacement` takes it.
+        is_locked: Whether the caller has the lock of the archive that is there.
     """
     _require_names([item.name for item in plan.items])
     if not isinstance(path, str | os.PathLike):
         stream(plan, ZipWriter(path, alignment=alignment), progress)
         return
-    then = partial(journal.remove_stale, path)
-    with replacing(path, follow_links=follow_links, then=then) as file:
+    around = partial(journal.superseding, path, is_locked=is_locked)
+    with replacing(path, follow_links=follow_links, around=around) as file:
         stream(plan, ZipWriter(file, alignment=alignment), progress)
 
 
@@ -628,7 +630,7 @@ class Writer:
             model_proto = Pieces((memoryview(proto.serialize(complete)),))
             stream(Plan(items, model_proto), self._zip, None)
             self._is_open = False
-            self._replacement.commit(partial(journal.remove_stale, self._path))
+            self._replacement.commit(partial(journal.superseding, self._path))
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:

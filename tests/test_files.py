@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onnxarchive import files
-from onnxarchive.errors import ArchiveFormatError
+from onnxarchive import files, locking
+from onnxarchive.edit import recover
+from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files import (
     MappedFile,
     MemoryFile,
     Replacement,
+    clone,
     new_directory,
+    remove_abandoned,
     replacing,
     require_no_input,
+    sync,
+    sync_directory,
 )
 
 CONTENT = bytes(range(256)) * 64
@@ -242,6 +250,61 @@ def test_bytes_in_memory_are_read_as_a_file_and_not_copied() -> None:
     for read in (file.view, lambda: file.read(0, 1)):
         with pytest.raises(ValueError, match="closed"):
             read()
+
+
+def test_a_file_says_where_it_was_opened_and_where_it_is_by_now(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source.parent)
+    moved = source.with_name("moved")
+    with MappedFile("source") as file:
+        opened = os.path.realpath(source)
+        assert set(file.paths()) == {opened}
+        if os.name == "nt":  # which renames no open file
+            return
+        source.rename(moved)
+        source.write_bytes(b"another")
+        paths = list(file.paths())
+        assert paths[0] == opened
+        if sys.platform == "linux":
+            assert paths[1:] == [os.path.realpath(moved)]
+            status = os.stat(paths[1])
+            assert file.identity == (status.st_dev, status.st_ino)
+        moved.unlink()
+        assert next(file.paths()) == opened
+    assert list(MemoryFile(memoryview(b"")).paths()) == []
+
+
+@posix
+def test_a_file_says_where_it_is_without_symbolic_links(source: Path) -> None:
+    (source.parent / "link").symlink_to("source")
+    with MappedFile(source.parent / "link") as file:
+        assert file.path == str(source.parent / "link")
+        assert set(file.paths()) == {os.path.realpath(source)}
+
+
+def test_a_file_is_unchanged_as_long_as_its_block_runs_and_knows_its_size_then(
+    source: Path,
+) -> None:
+    with MappedFile(source) as file, open(source, "r+b") as changed:
+        changed.truncate(100)
+        assert file.size == len(CONTENT)
+        with file.unchanged():
+            assert file.size == 100
+            with pytest.raises(LockedError), locking.exclusive(changed.fileno(), timeout=0):
+                raise AssertionError("it was changed meanwhile")
+        with locking.exclusive(changed.fileno(), timeout=0):
+            pass
+    memory = MemoryFile(memoryview(b"0123"))
+    with memory.unchanged():
+        assert memory.size == 4
+
+
+def test_an_open_file_gives_its_descriptor(source: Path) -> None:
+    with MappedFile(source) as file:
+        assert os.path.samestat(os.fstat(file.fileno()), os.stat(source))
+    with pytest.raises(ValueError, match="the file is closed"):
+        file.fileno()
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
@@ -501,6 +564,52 @@ def test_a_link_that_leads_to_itself_is_an_os_error(tmp_path: Path) -> None:
 
 
 @posix
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
+    tmp_path: Path, exists: bool
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    if exists:
+        (there / "file").write_bytes(b"old")
+        (there / "file").chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to("there/file")
+    with replacing(link, follow_links=False) as file:
+        assert len(names(tmp_path)) == 3
+        assert link.is_symlink()
+        file.write(b"new")
+    assert names(tmp_path) == ["link", "there"]
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+    assert names(there) == ["file"] * exists
+    if exists:
+        assert (there / "file").read_bytes() == b"old"
+        assert stat.S_IMODE(link.stat().st_mode) == 0o640
+
+
+@posix
+def test_a_link_that_is_not_followed_may_lie_behind_another_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "directory").symlink_to("there")
+    (tmp_path / "there" / "link").symlink_to("nowhere")
+    with replacing(tmp_path / "directory" / "link", follow_links=False) as file:
+        file.write(b"new")
+    assert names(tmp_path) == ["directory", "there"]
+    assert names(tmp_path / "there") == ["link"]
+    assert (tmp_path / "there" / "link").read_bytes() == b"new"
+
+
+@posix
+def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    with pytest.raises(IsADirectoryError):
+        Replacement(tmp_path / "link", follow_links=False)
+    assert names(tmp_path) == ["link", "there"]
+
+
+@posix
 def test_another_name_of_the_target_keeps_what_it_was(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"old")
@@ -551,13 +660,14 @@ def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("follow_links", [True, False])
 def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, follow_links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "first")
-    with replacing("target") as file:
+    with replacing("target", follow_links=follow_links) as file:
         file.write(b"new")
         monkeypatch.chdir(tmp_path / "second")
     assert (tmp_path / "first" / "target").read_bytes() == b"new"
@@ -574,6 +684,56 @@ def test_two_at_once_do_not_meet_and_the_last_one_stays(tmp_path: Path) -> None:
     first.commit()
     assert target.read_bytes() == b"first"
     assert names(tmp_path) == ["target"]
+
+
+def is_free(path: Path) -> bool:
+    with open(path, "r+b") as file:
+        return locking.try_exclusive(file.fileno())
+
+
+def test_a_file_is_locked_until_it_has_its_name_and_all_is_done(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    seen = []
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        assert not target.exists()
+        yield
+        assert target.read_bytes() == b"new"
+        seen.append((names(tmp_path), is_free(target)))
+
+    replacement = Replacement(target)
+    (temporary,) = names(tmp_path)
+    assert not is_free(tmp_path / temporary)
+    replacement.file.write(b"new")
+    replacement.commit(around)
+    assert seen == [(["target"], os.name == "nt")]
+    assert is_free(target)
+    assert replacement.file.closed
+
+
+def test_what_is_to_be_done_then_is_not_done_where_nothing_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "it fails")
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        yield
+        done.append(1)
+
+    def replace() -> None:
+        with replacing(tmp_path / "target", around=around) as file:
+            file.write(b"new")
+
+    done: list[int] = []
+    replace()
+    assert done == [1]
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="it fails"):
+        replace()
+    assert done == [1]
 
 
 def test_a_name_that_is_taken_is_passed_over(tmp_path: Path) -> None:
@@ -824,3 +984,215 @@ def test_the_permission_bits_of_a_new_directory_are_those_that_the_umask_leaves(
     with new_directory(tmp_path / "target"):
         pass
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o750
+
+
+# What killed processes leave
+
+SAVER = """
+    import sys
+    import numpy as np, onnx, onnxarchive
+    from onnx import numpy_helper
+
+    def progress(done, total):
+        if done < total:
+            print("amid", flush=True)
+            sys.stdin.readline()
+
+    tensor = numpy_helper.from_array(np.ones(5 << 20, np.float32), "w")  # 20 MiB
+    graph = onnx.GraphProto(name="graph", initializer=[tensor])
+    model = onnx.ModelProto(
+        ir_version=10, opset_import=[onnx.OperatorSetIdProto(version=21)], graph=graph
+    )
+    onnxarchive.save(model, sys.argv[1], progress=progress)
+"""
+
+
+@contextlib.contextmanager
+def amid_a_save(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has written some MiB of an archive, and waits."""
+    command = [sys.executable, "-c", textwrap.dedent(SAVER), str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "amid\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("name", ["model.onnxa", "m" * 255, "a model [1]*.onnxa"])
+def test_what_a_killed_save_leaves_is_removed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with amid_a_save(path) as process:
+        process.kill()
+        process.wait()
+    (left,) = names(tmp_path)
+    assert (tmp_path / left).stat().st_size > 8 << 20
+    recovery = recover(path)  # which was never there
+    assert not recovery.is_rolled_back
+    assert recovery.removed == (os.path.join(os.path.realpath(tmp_path), left),)
+    assert names(tmp_path) == []
+    with pytest.raises(FileNotFoundError) as caught:
+        recover(path)
+    assert caught.value.filename == str(path)
+
+
+def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnxa"
+    with amid_a_save(path) as process:
+        (left,) = names(tmp_path)
+        assert remove_abandoned(path) == []
+        with pytest.raises(FileNotFoundError):
+            recover(path)
+        assert names(tmp_path) == [left]
+        process.communicate("\n" * 9)
+        assert process.returncode == 0
+    assert names(tmp_path) == ["model.onnxa"]
+    assert recover(path).removed == ()
+    assert path.stat().st_size > 20 << 20
+
+
+def test_what_this_process_writes_stays(tmp_path: Path) -> None:
+    path = tmp_path / "target"
+    with replacing(path) as file:
+        file.write(b"new")
+        assert remove_abandoned(path) == []
+    assert path.read_bytes() == b"new"
+
+
+@posix
+def test_what_only_looks_like_an_abandoned_file_stays(tmp_path: Path) -> None:
+    stay = [
+        ".target.1-1.tmp.bak",
+        ".target.1-1",
+        ".target.-1.tmp",
+        ".target.1-.tmp",
+        ".target.a-1.tmp",
+        ".target.onnxa.1-1.tmp",
+        ".targets.1-1.tmp",
+        "target.1-1.tmp",
+        ".Target.1-1.tmp",
+        "x.target.1-1.tmp",
+        "target",
+        "target-journal",
+    ]
+    for name in stay:
+        (tmp_path / name).write_bytes(b"of somebody")
+    (tmp_path / ".target.2-1.tmp").symlink_to("target")
+    (tmp_path / ".target.2-2.tmp").symlink_to("nowhere")
+    (tmp_path / ".target.2-3.tmp").mkdir()
+    os.mkfifo(tmp_path / ".target.2-4.tmp")
+    before = names(tmp_path)
+    (tmp_path / ".target.1-1.tmp").write_bytes(b"abandoned")
+    (tmp_path / ".target.23-456.tmp").write_bytes(b"")
+    removed = [
+        os.path.join(os.path.realpath(tmp_path), f".target.{n}.tmp") for n in ("1-1", "23-456")
+    ]
+    assert remove_abandoned(tmp_path / "target") == removed
+    assert names(tmp_path) == before
+    assert remove_abandoned(tmp_path / "target") == []
+
+
+@posix
+def test_what_is_abandoned_is_looked_for_beside_what_a_link_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there/file")
+    left = tmp_path / "there" / ".file.1-1.tmp"
+    monkeypatch.chdir(tmp_path)
+    left.touch()
+    assert remove_abandoned("link") == [os.path.realpath(left.parent) + "/.file.1-1.tmp"]
+    monkeypatch.chdir("there")
+    left.touch()
+    assert remove_abandoned("file") == [os.path.realpath(left.parent) + "/.file.1-1.tmp"]
+
+
+def test_in_a_directory_that_is_missing_nothing_is_abandoned_but_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        remove_abandoned(tmp_path / "missing" / "target")
+
+
+# The file system
+
+
+def test_a_clone_has_all_bytes_or_there_is_none(source: Path, tmp_path: Path) -> None:
+    with MappedFile(source) as file, open(tmp_path / "target", "xb") as target:
+        is_cloned = clone(file, target)
+    assert (tmp_path / "target").read_bytes() == (CONTENT if is_cloned else b"")
+
+
+def test_there_is_no_clone_on_a_system_without_ioctl(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    with MappedFile(source) as file, open(tmp_path / "target", "xb") as target:
+        assert not clone(file, target)
+
+
+def test_a_file_is_synced_as_far_as_the_system_can(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    fails = False
+
+    def full_sync(descriptor: int, command: int) -> None:
+        calls.append((descriptor, command))
+        if fails:
+            raise OSError(errno.ENOTSUP, "not on this file system")
+
+    monkeypatch.setattr(os, "fsync", calls.append)
+    with open(source, "r+b") as file:
+        monkeypatch.setattr(files, "fcntl", SimpleNamespace())
+        sync(file.fileno())
+        assert calls == [file.fileno()]
+        calls.clear()
+        monkeypatch.setattr(files, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync))
+        sync(file.fileno())
+        assert calls == [(file.fileno(), 51)]
+        calls.clear()
+        fails = True
+        sync(file.fileno())
+        assert calls == [(file.fileno(), 51), file.fileno()]
+
+
+@posix
+def test_a_directory_that_cannot_be_synced_is_no_error_but_a_broken_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = errno.EINVAL
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    sync_directory(str(tmp_path))
+    before = next_descriptor()
+    monkeypatch.setattr(os, "fsync", fail)
+    sync_directory(str(tmp_path))
+    code = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync_directory(str(tmp_path))
+    assert next_descriptor() == before
+
+
+@posix
+def test_a_directory_that_may_be_written_and_not_listed_is_not_synced() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o333)
+        done = run(
+            """
+            import os, sys
+            from onnxarchive.files import replacing, sync_directory
+
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            with replacing(sys.argv[1] + "/target") as file:
+                file.write(b"new")
+            sync_directory(sys.argv[1])
+            """,
+            directory,
+        )
+        os.chmod(directory, 0o700)
+        assert done.returncode == 0, done.stderr
+        assert (Path(directory) / "target").read_bytes() == b"new"

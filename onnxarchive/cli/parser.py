@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     _add_replace_model(commands)
     _add_set_metadata(commands)
     _add_recover(commands)
+    _add_diff(commands)
     _add_run(commands)
     _add_view(commands)
     return top
@@ -242,6 +243,20 @@ def _add_recover(commands: Any) -> None:
         help="write back a journal also where it says that it is of another file",
     )
     _add_timeout(command)
+
+
+def _add_diff(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "diff",
+        "comparing.diff_command",
+        "Tell in what two archives differ: graphs, tensors, assets. No weight is read.",
+    )
+    command.add_argument("archive")
+    command.add_argument("other")
+    command.add_argument(
+        "--full", action="store_true", help="compare every byte, also where CRC-32s are the same"
+    )
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:

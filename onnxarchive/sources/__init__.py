@@ -125,11 +125,24 @@ class _Opening:
         file = self._resources.enter_context(MappedFile(self._path))
         view = file.view()
         if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
-            archive = _strictly(file)
+            archive = self._strictly()
             return self._zip(view) if archive is None else self._archive(archive)
         place = DirectoryPlace(os.path.dirname(self._path) or os.curdir)
         external = self._external(_parse(view), place)
         return Source(external.model, external.data, files=(self._path, *place.paths))
+
+    def _strictly(self) -> Archive | None:
+        """The file as an archive, every local header compared; None where it is not one."""
+        try:
+            with journal.opened(self._path) as file:
+                archive = self._resources.enter_context(Archive(file))
+            for name in archive.entries:
+                archive.read(name)
+        except UnfinishedEditError:
+            raise
+        except ArchiveError:
+            return None
+        return archive
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""
@@ -327,20 +340,6 @@ class _Embedded:
 
     def __iter__(self) -> Iterator[memoryview]:
         return wire.decode(self._model, self._span)
-
-
-def _strictly(file: MappedFile) -> Archive | None:
-    """The file as an archive, every local header compared; None where it is not one."""
-    try:
-        with journal.reading(file):
-            archive = Archive(file)
-        for name in archive.entries:
-            archive.read(name)
-    except UnfinishedEditError:
-        raise
-    except ArchiveError:
-        return None
-    return archive
 
 
 def _listed(place: Place, name: str) -> DataFile:

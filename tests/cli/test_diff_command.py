@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import onnx
+import pytest
+from models import flip_byte, model_of, raw_tensor, runnable_model
+from onnx import helper
+
+import onnxarchive
+from onnxarchive.cli import main
+
+Captured = pytest.CaptureFixture[str]
+Compare = Callable[..., tuple[int, list[str]]]
+SECTIONS = [
+    "nodes",
+    "inputs",
+    "outputs",
+    "values",
+    "opsets",
+    "metadata",
+    "fields",
+    "functions",
+    "training",
+    "tensors",
+    "assets",
+]
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Compare:
+    """Saves two models as `a.onnxa` and `b.onnxa`, and gives the status and what is printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def compare(
+        model: onnx.ModelProto, other: onnx.ModelProto, *options: str
+    ) -> tuple[int, list[str]]:
+        onnxarchive.save(model, "a.onnxa")
+        onnxarchive.save(other, "b.onnxa")
+        status = run("diff", "a.onnxa", "b.onnxa", *options)
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return status, captured.out.splitlines()
+
+    return compare
+
+
+def test_what_differs_is_told_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, other = runnable_model(1 << 12), runnable_model(1 << 11)
+    other.graph.node[1].op_type = "Sub"
+    other.graph.node[1].attribute.append(helper.make_attribute("alpha", 0.5))
+    branch = onnx.GraphProto(name="branch", node=[helper.make_node("Neg", ["x"], ["z"])])
+    for it in (model, other):
+        it.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=branch))
+    other.graph.node[2].attribute[0].g.node[0].op_type = "Abs"
+    other.graph.node.append(helper.make_node("Relu", ["y"], ["u"], name="new"))
+    other.graph.initializer.append(raw_tensor("added"))
+    other.producer_name = ""
+    onnxarchive.save(model, "a.onnxa", assets={"labels.txt": b"cat"})
+    onnxarchive.save(other, "b.onnxa", alignment=128)
+    assert run("diff", "a.onnxa", "b.onnxa") == 1
+    weights = [it.graph.initializer[0].raw_data for it in (model, other)]
+    data = [f"{len(it):,} bytes, CRC-32 {crc32(it):#010x}" for it in weights]
+    added = raw_tensor("added").raw_data
+    assert capsys.readouterr().out.splitlines() == [
+        "--- a.onnxa",
+        "+++ b.onnxa",
+        "nodes: 1 added, 2 changed",
+        "  ~ node[1]: op_type Add => Sub; + attribute alpha 0.5",
+        "  ~ node[2]: attribute then_branch: node[0]: op_type Neg => Abs",
+        "  + new: u = Relu(y)",
+        "inputs: 1 changed",
+        "  ~ x: type FLOAT 2x64 => FLOAT 2x32",
+        "fields: 1 changed",
+        "  ~ producer_name: test => ''",
+        "tensors: 1 added, 1 changed",
+        f"  ~ layer.0/weight: shape 64x16 => 32x16; data {data[0]} => {data[1]}",
+        f"  + added: FLOAT 4, 16 bytes, CRC-32 {crc32(added):#010x}",
+        "assets: 1 removed",
+        f"  - labels.txt: 3 bytes, CRC-32 {crc32(b'cat'):#010x}",
+        "held differently, which is no difference: alignment 64 and 128",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [((), "weights compared by CRC-32"), (("--full",), "compared byte by byte")],
+)
+def test_what_is_the_same_is_told_in_a_line(
+    compare: Compare, options: tuple[str, ...], how: str
+) -> None:
+    status, lines = compare(runnable_model(), runnable_model(), *options)
+    assert status == 0
+    assert lines == [f"a.onnxa and b.onnxa: the same model, tensors and assets; {how}"]
+
+
+def test_another_layout_is_told_and_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnxarchive.save(runnable_model(), "a.onnxa")
+    onnxarchive.save(runnable_model(), "b.onnxa", alignment=4096, size_threshold=0)
+    assert run("diff", "a.onnxa", "b.onnxa") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "held differently, which is no difference: alignment 64 and 4096, "
+        "1 tensor inside one of the models only"
+    ]
+
+
+def test_json_has_all(compare: Compare) -> None:
+    other = runnable_model()
+    other.graph.node[1].op_type = "Sub"
+    status, lines = compare(runnable_model(), other, "--json")
+    assert status == 1
+    result = json.loads("\n".join(lines))
+    part = {"name": "op_type", "kind": "changed", "before": "Add", "after": "Sub", "parts": []}
+    assert result == {
+        "path": "a.onnxa",
+        "other": "b.onnxa",
+        "is_same": False,
+        "is_same_layout": True,
+        **{section: [] for section in SECTIONS},
+        "nodes": [
+            {
+                "name": "node[1]",
+                "kind": "changed",
+                "before": "y = Add(product, layer.0/bias)",
+                "after": "y = Sub(product, layer.0/bias)",
+                "parts": [part],
+            }
+        ],
+        "layout": [],
+    }
+
+
+def test_json_of_what_is_the_same(compare: Compare) -> None:
+    status, lines = compare(runnable_model(), runnable_model(), "--json")
+    assert status == 0
+    result = json.loads("\n".join(lines))
+    assert result["is_same"] is True
+    assert not any(result[section] for section in SECTIONS)
+
+
+def test_of_many_lines_fifty_are_shown_and_json_has_all(compare: Compare) -> None:
+    other = model_of(*(raw_tensor(f"w{index}") for index in range(1200)))
+    _, lines = compare(model_of(), other)
+    assert lines[2] == "tensors: 1,200 added"
+    assert len(lines) == 3 + 50 + 1
+    assert lines[-2].startswith("  + w49: ")
+    assert lines[-1] == "  and 1,150 more"
+    _, lines = compare(model_of(), other, "--json")
+    assert len(json.loads("\n".join(lines))["tensors"]) == 1200
+
+
+def test_of_many_parts_eight_are_shown(compare: Compare) -> None:
+    model, other = runnable_model(), runnable_model()
+    for index in range(10):
+        other.graph.node[0].attribute.append(helper.make_attribute(f"a{index}", index))
+    _, lines = compare(model, other)
+    assert lines[3].startswith("  ~ node[0]: + attribute a0 0; + attribute a1 1; ")
+    assert lines[3].endswith("; + attribute a7 7; and 2 more")
+    _, lines = compare(model, other, "--json")
+    assert len(json.loads("\n".join(lines))["nodes"][0]["parts"]) == 10
+
+
+def test_long_values_are_cut_in_the_middle(compare: Compare) -> None:
+    other = model_of()
+    other.doc_string = "a" * 300 + "z" * 300
+    _, lines = compare(model_of(), other)
+    assert lines[-1] == f"  + doc_string: {'a' * 50}...{'z' * 50}"
+    _, lines = compare(model_of(), other, "--json")
+    assert json.loads("\n".join(lines))["fields"][0]["after"] == other.doc_string
+
+
+def test_names_cannot_play_tricks_on_a_terminal(compare: Compare) -> None:
+    name = "\x1b[2J\nw"
+    other = model_of(raw_tensor(name))
+    other.graph.node.append(helper.make_node("Neg", [name], [name], name=name, **{name: name}))
+    changed = onnx.ModelProto()
+    changed.CopyFrom(other)
+    changed.graph.node[0].attribute[0].s = b"\x1b"
+    changed.metadata_props.add(key=name, value=name)
+    for models in ((model_of(), other), (other, changed)):
+        status, lines = compare(*models)
+        assert status == 1
+        assert all(line.isprintable() for line in lines)
+    assert r"  ~ \x1b[2J\nw: attribute \x1b[2J\nw \x1b[2J\nw => \x1b" in lines
+
+
+def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:
+    assert compare(runnable_model(), runnable_model(), "--full")[0] == 0
+    with onnxarchive.open("b.onnxa") as archive:
+        flip_byte("b.onnxa", archive.entries["layer_0_weight"].data_offset)
+    assert run("diff", "a.onnxa", "b.onnxa") == 0
+    assert run("diff", "a.onnxa", "b.onnxa", "--full") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["good.onnxa", "missing.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
+        (["missing.onnxa", "good.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
+        (["good.onnxa", "model.onnx"], 3, "onnxarchive: model.onnx: expected an end record"),
+        (["model.onnx", "good.onnxa"], 3, "onnxarchive: model.onnx: expected an end record"),
+        (["good.onnxa", "."], 3, "onnxarchive: .: expected a regular file"),
+        (["good.onnxa"], 2, "required: other"),
+    ],
+)
+def test_wrong_use_and_bad_files_are_told_in_a_line(
+    arguments: list[str],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnxarchive.save(runnable_model(), "good.onnxa")
+    Path("model.onnx").write_bytes(runnable_model().SerializeToString())
+    assert run("diff", *arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert "Traceback" not in captured.err

@@ -1,0 +1,310 @@
+"""A new model for an archive of 64 GiB costs what the model does, and not what the weights do.
+
+The weights are holes, which have to stay: nothing of them is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import model_of
+from onnx import TensorProto
+from sparse_files import GIB
+
+import onnxarchive
+from onnxarchive.edit import replace_model, replace_tensor
+from onnxarchive.journal import Positioned
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.writer import ZipWriter, crc32
+
+MIB = 1 << 20
+COUNT = 64
+SMALL = np.arange(300, dtype=np.float32)
+NODES = 2000
+NODE_SIZE = 4096  # bytes of text in a node
+MODEL_SIZE = NODES * NODE_SIZE
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files are sparse elsewhere")
+
+
+@cache
+def zeros_crc32(nbytes: int) -> int:
+    """The CRC-32 of so many zeros."""
+    zeros = memoryview(bytes(16 * MIB))
+    crc = 0
+    for start in range(0, nbytes, len(zeros)):
+        crc = crc32(zeros[: nbytes - start], crc)
+    return crc
+
+
+def weights_of(sizes: dict[str, int]) -> onnx.ModelProto:
+    """A model of weights that are in the archive, under their names."""
+    model = model_of()
+    for name, nbytes in sizes.items():
+        tensor = TensorProto(
+            name=name,
+            data_type=TensorProto.INT8,
+            dims=[nbytes],
+            data_location=TensorProto.EXTERNAL,
+        )
+        tensor.external_data.add(key="location", value=name)
+        model.graph.initializer.append(tensor)
+    return model
+
+
+def with_small(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the tensor that lies behind all others in the archive."""
+    tensor = model.graph.initializer.add(
+        name="small",
+        data_type=TensorProto.FLOAT,
+        dims=SMALL.shape,
+        data_location=TensorProto.EXTERNAL,
+    )
+    tensor.external_data.add(key="location", value="small")
+    return model
+
+
+def with_nodes(model: onnx.ModelProto, text: str) -> onnx.ModelProto:
+    """The model with nodes that take `MODEL_SIZE` bytes."""
+    for index in range(NODES):
+        model.graph.node.add(
+            op_type="Identity",
+            input=[f"v{index}"],
+            output=[f"v{index + 1}"],
+            doc_string=(text * NODE_SIZE)[:NODE_SIZE],
+        )
+    return model
+
+
+def write_sparsely(path: Path, sizes: dict[str, int], model: onnx.ModelProto) -> None:
+    """An archive of weights that are zeros and holes, and of `SMALL` behind them."""
+    placements = []
+    offset = 0
+    with open(path, "xb") as file:
+        for name, nbytes in sizes.items():
+            placement = Placement(name.encode(), nbytes, zeros_crc32(nbytes), offset)
+            file.seek(offset)
+            file.write(placement.local_header().pack())
+            placements.append(placement)
+            offset = placement.end
+        file.flush()
+        kept = [placement.directory_record() for placement in placements]
+        positioned = Positioned(file.fileno(), offset)
+        writer = ZipWriter(positioned, kept=kept, offset=offset)
+        writer.add("small", SMALL.tobytes())
+        writer.add(MODEL_PROTO, with_small(model).SerializeToString(deterministic=True))
+        writer.finish()
+
+
+def nbytes_on_disk(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+SIZES = {f"layer_{index:02}": GIB for index in range(COUNT)}
+SMALL_SIZES = {f"layer_{index:02}": MIB for index in range(COUNT)}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Path]:
+    """An archive of 64 GiB that takes some MiB of the disk."""
+    path = tmp_path / "large.onnxa"
+    try:
+        write_sparsely(path, SIZES, with_nodes(weights_of(SIZES), "old "))
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.ENOSPC):
+            raise
+        pytest.skip(f"no file of 64 GiB can be made: {error}")
+    if nbytes_on_disk(path) > 32 * MIB:
+        path.unlink()
+        pytest.skip("files are not sparse here")
+    yield path
+    path.unlink()
+
+
+def end_of(path: Path) -> bytes:
+    """The model and what follows it."""
+    with onnxarchive.open(path) as archive:
+        offset = archive.entries[MODEL_PROTO].header_offset
+        return archive.file.read(offset, archive.file.size - offset)
+
+
+def test_a_new_model_is_put_behind_64_gib_of_weights_in_the_same_file(archive: Path) -> None:
+    before = end_of(archive)
+    blocks = nbytes_on_disk(archive)
+    new = with_small(with_nodes(weights_of(SIZES), "newer "))
+    new.doc_string = "new"
+    replace_model(archive, new)
+    assert list(onnxarchive.check(archive)) == []
+    with onnxarchive.open(archive) as opened:
+        assert opened.model == new
+        assert opened.entries["layer_63"].header_offset > 63 * GIB
+        assert opened.tensors["layer_00"][-1] == 0
+        assert opened.tensors["layer_63"][-1] == 0
+        assert (opened.tensors["small"] == SMALL).all()
+    old = with_small(with_nodes(weights_of(SIZES), "old "))
+    replace_model(archive, old)
+    assert end_of(archive) == before
+    assert nbytes_on_disk(archive) <= blocks + MIB
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_a_tensor_is_added_behind_64_gib_of_weights(archive: Path) -> None:
+    added = np.random.default_rng(0).random(MIB, np.float32)
+    new = with_small(with_nodes(weights_of(SIZES), "new "))
+    new.graph.initializer.add(
+        name="zz", data_type=TensorProto.FLOAT, dims=added.shape, raw_data=added.tobytes()
+    )
+    replace_model(archive, new)
+    assert list(onnxarchive.check(archive)) == []
+    with onnxarchive.open(archive) as opened:
+        assert (opened.tensors["zz"] == added).all()
+        assert (opened.tensors["small"] == SMALL).all()
+        assert opened.entries["zz"].header_offset > COUNT * GIB
+    assert nbytes_on_disk(archive) < 32 * MIB
+
+
+def test_a_small_tensor_behind_64_gib_of_weights_is_replaced_in_place(archive: Path) -> None:
+    replace_tensor(archive, "small", SMALL + 1, in_place=True)
+    assert list(onnxarchive.check(archive)) == []
+    with onnxarchive.open(archive) as opened:
+        assert (opened.tensors["small"] == SMALL + 1).all()
+    assert nbytes_on_disk(archive) < 32 * MIB
+
+
+ZIP64 = b"PK\6\6"
+
+
+@pytest.mark.parametrize("below", [0, 1, MIB])
+def test_a_model_takes_an_archive_over_4_gib_and_back(tmp_path: Path, below: int) -> None:
+    """Where the directory begins decides: at 2**32 - 1 it takes Zip64."""
+    path = tmp_path / "model.onnxa"
+    limit = (1 << 32) - 1
+    size = {"w": limit - 10 * MIB}
+
+    def model(padding: int) -> onnx.ModelProto:
+        made = with_small(weights_of(size))
+        made.doc_string = "x" * padding
+        return made
+
+    write_sparsely(path, size, weights_of(size))
+    with onnxarchive.open(path) as archive:
+        data_offset = archive.entries[MODEL_PROTO].data_offset
+    padding = limit - data_offset - below - len(model(4 * MIB).SerializeToString()) + 4 * MIB
+    replace_model(path, model(0))
+    original = end_of(path)
+    assert ZIP64 not in original
+    replace_model(path, model(padding))
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries[MODEL_PROTO]
+        assert entry.data_offset + entry.nbytes == limit - below
+    assert (ZIP64 in end_of(path)[-200:]) == (below == 0)
+    assert list(onnxarchive.check(path)) == []
+    replace_model(path, model(padding + 2 * MIB))
+    assert ZIP64 in end_of(path)[-200:]
+    assert path.stat().st_size > 1 << 32
+    assert list(onnxarchive.check(path)) == []
+    replace_model(path, model(0))
+    assert end_of(path) == original
+    assert list(onnxarchive.check(path)) == []
+    assert nbytes_on_disk(path) < 16 * MIB
+
+
+# Memory
+
+MEASURED = """
+    import json, os, sys
+    import onnx, onnxarchive
+    from onnxarchive.edit import replace_model
+
+    path, model_path = sys.argv[1:]
+    journal = path + "-journal"
+
+    def status(field):
+        with open("/proc/self/status") as file:
+            line = next(line for line in file if line.startswith(field + ":"))
+        return int(line.split()[1]) << 10
+
+    def progress(done, total):
+        global largest, journal_size
+        largest = max(largest, status("RssAnon"))
+        if os.path.exists(journal):
+            journal_size = max(journal_size, os.path.getsize(journal))
+
+    # Everything that is imported late has been, once a small archive was changed.
+    largest = journal_size = 0
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[3000], raw_data=bytes(12000))
+    graph = onnx.GraphProto(name="graph", initializer=[tensor])
+    opset = onnx.OperatorSetIdProto(version=21)
+    model = onnx.ModelProto(ir_version=10, opset_import=[opset], graph=graph)
+    onnxarchive.save(model, path + ".small")
+    model.doc_string = "new"
+    replace_model(path + ".small", model, progress=progress)
+    os.unlink(path + ".small")
+
+    model = onnx.load(model_path, load_external_data=False)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM begins anew
+    before = status("RssAnon")
+    resident = status("VmHWM")
+    journal_size = 0
+    inode = os.stat(path).st_ino
+    replace_model(path, model, progress=progress)
+    print(json.dumps({
+        "anonymous": max(largest, status("RssAnon")) - before,
+        "resident": status("VmHWM") - resident,
+        "journal": journal_size,
+        "is_clone": os.stat(path).st_ino != inode,
+    }))
+"""
+
+
+def measure(path: Path, model: onnx.ModelProto) -> dict[str, int]:
+    """What a new model costs, in a process of its own."""
+    model_path = path.with_suffix(".model")
+    model_path.write_bytes(model.SerializeToString())
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEASURED), str(path), str(model_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout)
+    print({name: f"{size / MIB:.1f} MiB" for name, size in found.items()})  # noqa: T201
+    return found
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"), reason="Linux says how much was resident"
+)
+def test_a_new_model_takes_memory_for_the_model_and_not_for_64_gib_of_weights(
+    archive: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.onnxa"
+    write_sparsely(other, SMALL_SIZES, with_nodes(weights_of(SMALL_SIZES), "old "))
+    small = measure(other, with_small(with_nodes(weights_of(SMALL_SIZES), "new ")))
+    end = len(end_of(archive))
+    large = measure(archive, with_small(with_nodes(weights_of(SIZES), "new ")))
+    assert list(onnxarchive.check(archive)) == []
+    for found in (small, large):
+        assert found["anonymous"] < 6 * MODEL_SIZE
+        assert found["resident"] < 6 * MODEL_SIZE
+        # The model is in memory, of course: so this measures what it should.
+        assert found["resident"] > MODEL_SIZE
+    assert large["resident"] < small["resident"] + MODEL_SIZE
+    if not large["is_clone"]:
+        assert MODEL_SIZE < large["journal"] < end + 200
+    assert nbytes_on_disk(archive) < 32 * MIB

@@ -1,0 +1,1180 @@
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+from models import (
+    MEASURE_MEMORY,
+    attribute,
+    break_local_header,
+    flip_byte,
+    full_graph,
+    full_model,
+    model_of,
+    model_protos,
+    nested_model,
+    node,
+    open_below,
+    raw_tensor,
+    run_python,
+    runnable_model,
+    sparse_tensor,
+    string_tensor,
+    typed,
+)
+from onnx import AttributeProto, TensorProto, helper
+
+import onnxarchive
+from onnxarchive.diff import Change, Difference, diff
+from onnxarchive.model import schema
+
+MIB = 1 << 20
+Compare = Callable[..., Difference]
+SECTIONS = [
+    "nodes",
+    "inputs",
+    "outputs",
+    "values",
+    "opsets",
+    "metadata",
+    "fields",
+    "functions",
+    "training",
+    "tensors",
+    "assets",
+]
+
+
+def a_model() -> onnx.ModelProto:
+    """A model with something in each list that is compared, and names for its nodes."""
+    model = runnable_model(1 << 12)
+    for index, it in enumerate(model.graph.node):
+        it.name = f"node {index}"
+    model.graph.node[1].attribute.append(helper.make_attribute("alpha", 1.5))
+    model.graph.output.append(helper.make_tensor_value_info("product", TensorProto.FLOAT, None))
+    model.graph.value_info.append(
+        helper.make_tensor_value_info("product", TensorProto.FLOAT, ["batch", 16])
+    )
+    model.metadata_props.add(key="author", value="Ada")
+    opset = [helper.make_opsetid("", 21)]
+    model.functions.append(
+        helper.make_function(
+            "test", "f", ["a"], ["b"], [helper.make_node("Abs", ["a"], ["b"])], opset
+        )
+    )
+    model.training_info.add(algorithm=onnx.GraphProto(name="step"))
+    return model
+
+
+def copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Compare:
+    """Saves two models and compares them; keywords that begin with `other_` are for the second."""
+
+    def compare(
+        model: onnx.ModelProto, other: onnx.ModelProto, *, full: bool = False, **options: Any
+    ) -> Difference:
+        others = {
+            key.removeprefix("other_"): options.pop(key)
+            for key in list(options)
+            if key.startswith("other_")
+        }
+        onnxarchive.save(model, tmp_path / "one.onnxa", **options)
+        onnxarchive.save(other, tmp_path / "other.onnxa", **{**options, **others})
+        return diff(tmp_path / "one.onnxa", tmp_path / "other.onnxa", full=full)
+
+    return compare
+
+
+def only(difference: Difference, *sections: str) -> tuple[Change, ...]:
+    """The changes, which all are in these sections."""
+    assert sorted(sections) == sorted(name for name in SECTIONS if getattr(difference, name))
+    assert not difference.is_same
+    return tuple(change for name in sections for change in getattr(difference, name))
+
+
+def test_there_are_these_lists_of_changes(compare: Compare) -> None:
+    assert [*compare(a_model(), a_model()).sections] == SECTIONS
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("make", [a_model, full_model, model_of, lambda: nested_model(31)])
+def test_an_archive_is_the_same_as_itself(
+    make: Callable[[], onnx.ModelProto], full: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(make(), path, convert_attribute=True, size_threshold=0, assets={"a": b"1"})
+    found = diff(path, path, full=full)
+    assert found.is_same
+    assert found.is_same_layout
+    assert not any(found.sections.values())
+    assert (found.path, found.other, found.layout) == (str(path), str(path), ())
+
+
+def test_another_alignment_is_no_difference(compare: Compare) -> None:
+    found = compare(a_model(), a_model(), other_alignment=4096, assets={"a": b"1"})
+    assert found.is_same
+    assert not found.is_same_layout
+    assert found.layout == ("alignment 64 and 4096",)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_tensor_outside_is_the_same_as_one_in_the_model(compare: Compare, full: bool) -> None:
+    found = compare(
+        full_model(10), full_model(10), size_threshold=0, other_size_threshold=1 << 20, full=full
+    )
+    assert found.is_same
+    assert found.layout == ("8 tensors inside one of the models only",)
+
+
+def test_the_field_of_the_elements_is_no_difference(compare: Compare) -> None:
+    numbers = [TensorProto.FLOAT, TensorProto.INT4, TensorProto.BFLOAT16, TensorProto.COMPLEX64]
+    raw = [raw_tensor(f"w{number}", number, (3,)) for number in numbers]
+    found = compare(model_of(*raw), model_of(*map(typed, raw)))
+    assert found.is_same
+    assert found.layout == ("the bytes of the model",)
+
+
+def test_the_order_of_what_has_names_is_no_difference(compare: Compare) -> None:
+    model = model_of(raw_tensor("a"), raw_tensor("b", seed=1))
+    model.graph.node.append(node(attribute("i", i=1), attribute("j", i=2)))
+    model.graph.node[0].metadata_props.add(key="k", value="1")
+    model.graph.node[0].metadata_props.add(key="l", value="2")
+    model.graph.value_info.add(name="u")
+    model.graph.value_info.add(name="v")
+    model.opset_import.add(domain="test", version=1)
+    other = copied(model)
+    for items in (
+        other.graph.initializer,
+        other.graph.node[0].attribute,
+        other.graph.node[0].metadata_props,
+        other.graph.value_info,
+        other.opset_import,
+    ):
+        items.reverse()
+    found = compare(model, other)
+    assert found.is_same
+    assert found.layout == ("the bytes of the model",)
+    assert compare(model, other, size_threshold=0).layout == ("the order of entries",)
+
+
+def test_the_order_of_nodes_is_no_difference(compare: Compare) -> None:
+    model = model_of()
+    for name in "abc":
+        model.graph.node.add(op_type="Neg", input=["x"], output=[name])
+    other = copied(model)
+    other.graph.node.reverse()
+    found = compare(model, other)
+    assert found.is_same
+    assert found.layout == ("the order of nodes",)
+
+
+def test_another_key_is_no_difference(compare: Compare) -> None:
+    model = model_of(raw_tensor("a.b"), raw_tensor("a/b", seed=1))
+    other = copied(model)
+    other.graph.initializer.reverse()
+    found = compare(model, other, size_threshold=0)
+    assert found.is_same
+    assert found.layout == ("2 tensors under another key", "the order of entries")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_node_is_the_same_if_only_the_key_of_its_tensor_is_another(
+    compare: Compare, is_named: bool
+) -> None:
+    model = model_of()
+    for index in range(3):
+        constant = helper.make_node("Constant", [], [f"c{index}"], value=raw_tensor("", seed=index))
+        constant.name = f"constant {index}" if is_named else ""
+        model.graph.node.append(constant)
+    other = copied(model)
+    added = helper.make_node("Constant", [], ["c"], value=raw_tensor("", seed=9), name="new")
+    other.graph.node.insert(0, added)
+    found = compare(model, other, convert_attribute=True, size_threshold=0)
+    assert [change.name for change in found.nodes] == ["new"]
+    assert [(it.name, it.kind) for it in found.tensors] == [
+        ("graph.node[0].attribute[0].t", "added")
+    ]
+    assert found.layout == ("3 tensors under another key",)
+
+
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_a_tensor_of_a_node_is_changed_with_the_node(compare: Compare, is_outside: bool) -> None:
+    def make(seed: int) -> onnx.ModelProto:
+        model = model_of()
+        value = raw_tensor("t", seed=seed)
+        model.graph.node.append(helper.make_node("Constant", [], ["c"], value=value))
+        return model
+
+    other = make(2)
+    other.graph.node.insert(0, helper.make_node("Abs", ["x"], ["y"]))
+    found = compare(make(1), other, convert_attribute=is_outside, size_threshold=0)
+    changed, added, tensor = only(found, "nodes", "tensors")
+    assert (changed.name, changed.kind) == ("node[0]", "changed")
+    assert (added.name, added.kind) == ("node[0]", "added")
+    assert (tensor.name, tensor.kind) == ("graph.node[0].attribute[0].t", "changed")
+    assert [part.name for part in changed.parts] == ["attribute value"]
+    assert changed.parts[0].parts == tensor.parts
+    assert [part.name for part in tensor.parts] == ["data"]
+
+
+def remove(items: Any, index: int = 0) -> None:
+    del items[index]
+
+
+def set_shape(value: onnx.ValueInfoProto, index: int, size: int) -> None:
+    value.type.tensor_type.shape.dim[index].dim_value = size
+
+
+def set_elem_type(value: onnx.ValueInfoProto, number: int) -> None:
+    value.type.tensor_type.elem_type = number
+
+
+def set_array(model: onnx.ModelProto, index: int, array: Any) -> None:
+    it = model.graph.initializer[index]
+    it.CopyFrom(onnx.numpy_helper.from_array(array, it.name))
+
+
+BIAS = np.arange(16, dtype=np.float32)
+BIAS_TOLD = f"64 bytes, CRC-32 {zlib.crc32(BIAS.tobytes()):#010x}"
+MATMUL = "product = MatMul(x, layer.0/weight)"
+ADD = "y = Add(product, layer.0/bias)"
+# What is done to a model, where it is told, and as what.
+SINGLE_CHANGES: dict[str, tuple[Callable[[onnx.ModelProto], object], str, Change]] = {
+    "another operator": (
+        lambda it: setattr(it.graph.node[1], "op_type", "Sub"),
+        "nodes",
+        Change(
+            "node 1",
+            ADD,
+            "y = Sub(product, layer.0/bias)",
+            (Change("op_type", "Add", "Sub"),),
+        ),
+    ),
+    "another domain": (
+        lambda it: setattr(it.graph.node[1], "domain", "test"),
+        "nodes",
+        Change(
+            "node 1",
+            ADD,
+            "y = test.Add(product, layer.0/bias)",
+            (Change("domain", None, "test"),),
+        ),
+    ),
+    "another input": (
+        lambda it: it.graph.node[0].input.__setitem__(0, "y"),
+        "nodes",
+        Change(
+            "node 0",
+            MATMUL,
+            "product = MatMul(y, layer.0/weight)",
+            (Change("input", "x, layer.0/weight", "y, layer.0/weight"),),
+        ),
+    ),
+    "another output": (
+        lambda it: it.graph.node[0].output.__setitem__(0, "z"),
+        "nodes",
+        Change(
+            "node 0",
+            MATMUL,
+            "z = MatMul(x, layer.0/weight)",
+            (Change("output", "product", "z"),),
+        ),
+    ),
+    "another attribute": (
+        lambda it: setattr(it.graph.node[1].attribute[0], "f", 2.5),
+        "nodes",
+        Change("node 1", ADD, ADD, (Change("attribute alpha", "1.5", "2.5"),)),
+    ),
+    "an added attribute": (
+        lambda it: it.graph.node[0].attribute.append(helper.make_attribute("to", [1, 2])),
+        "nodes",
+        Change("node 0", MATMUL, MATMUL, (Change("attribute to", None, "[1, 2]"),)),
+    ),
+    "a removed attribute": (
+        lambda it: remove(it.graph.node[1].attribute),
+        "nodes",
+        Change("node 1", ADD, ADD, (Change("attribute alpha", "1.5", None),)),
+    ),
+    "a renamed node": (
+        lambda it: setattr(it.graph.node[1], "name", "sum"),
+        "nodes",
+        Change("node 1", ADD, ADD, (Change("name", "node 1", "sum"),)),
+    ),
+    "an added node": (
+        lambda it: it.graph.node.insert(0, helper.make_node("Neg", ["x"], ["z"], name="new")),
+        "nodes",
+        Change("new", None, "z = Neg(x)"),
+    ),
+    "a removed node": (
+        lambda it: remove(it.graph.node),
+        "nodes",
+        Change("node 0", MATMUL, None),
+    ),
+    "an input of another shape": (
+        lambda it: set_shape(it.graph.input[0], 0, 3),
+        "inputs",
+        Change("x", "FLOAT 2x64", "FLOAT 3x64", (Change("type", "FLOAT 2x64", "FLOAT 3x64"),)),
+    ),
+    "an input of another type": (
+        lambda it: set_elem_type(it.graph.input[0], TensorProto.INT8),
+        "inputs",
+        Change("x", "FLOAT 2x64", "INT8 2x64", (Change("type", "FLOAT 2x64", "INT8 2x64"),)),
+    ),
+    "an input without a shape": (
+        lambda it: it.graph.input[0].type.tensor_type.ClearField("shape"),
+        "inputs",
+        Change("x", "FLOAT 2x64", "FLOAT", (Change("type", "FLOAT 2x64", "FLOAT"),)),
+    ),
+    "an input of an unknown size": (
+        lambda it: it.graph.input[0].type.tensor_type.shape.dim[1].Clear(),
+        "inputs",
+        Change("x", "FLOAT 2x64", "FLOAT 2x?", (Change("type", "FLOAT 2x64", "FLOAT 2x?"),)),
+    ),
+    "an added input": (
+        lambda it: it.graph.input.append(
+            helper.make_tensor_sequence_value_info("z", TensorProto.FLOAT, ["n"])
+        ),
+        "inputs",
+        Change("z", None, "sequence of FLOAT n"),
+    ),
+    "a removed input": (
+        lambda it: remove(it.graph.input),
+        "inputs",
+        Change("x", "FLOAT 2x64", None),
+    ),
+    "an output of another shape": (
+        lambda it: set_shape(it.graph.output[0], 1, 17),
+        "outputs",
+        Change("y", "FLOAT 2x16", "FLOAT 2x17", (Change("type", "FLOAT 2x16", "FLOAT 2x17"),)),
+    ),
+    "a removed output": (
+        lambda it: remove(it.graph.output, 1),
+        "outputs",
+        Change("product", "FLOAT", None),
+    ),
+    "outputs in another order": (
+        lambda it: it.graph.output.reverse(),
+        "fields",
+        Change("order of outputs", "y, product", "product, y"),
+    ),
+    "a value of another shape": (
+        lambda it: set_shape(it.graph.value_info[0], 0, 2),
+        "values",
+        Change(
+            "product",
+            "FLOAT batchx16",
+            "FLOAT 2x16",
+            (Change("type", "FLOAT batchx16", "FLOAT 2x16"),),
+        ),
+    ),
+    "another opset": (
+        lambda it: setattr(it.opset_import[0], "version", 22),
+        "opsets",
+        Change("ai.onnx", "21", "22"),
+    ),
+    "an added opset": (
+        lambda it: it.opset_import.add(domain="test", version=1),
+        "opsets",
+        Change("test", None, "1"),
+    ),
+    "other metadata": (
+        lambda it: setattr(it.metadata_props[0], "value", "Grace"),
+        "metadata",
+        Change("author", "Ada", "Grace"),
+    ),
+    "added metadata": (
+        lambda it: it.metadata_props.add(key="licence", value=""),
+        "metadata",
+        Change("licence", None, ""),
+    ),
+    "removed metadata": (
+        lambda it: remove(it.metadata_props),
+        "metadata",
+        Change("author", "Ada", None),
+    ),
+    "another IR version": (
+        lambda it: setattr(it, "ir_version", 11),
+        "fields",
+        Change("ir_version", "10", "11"),
+    ),
+    "another producer": (
+        lambda it: setattr(it, "producer_name", "Ada"),
+        "fields",
+        Change("producer_name", "test", "Ada"),
+    ),
+    "a version of the producer": (
+        lambda it: setattr(it, "producer_version", "1.0"),
+        "fields",
+        Change("producer_version", None, "1.0"),
+    ),
+    "a domain of the model": (
+        lambda it: setattr(it, "domain", "test"),
+        "fields",
+        Change("domain", None, "test"),
+    ),
+    "a version of the model": (
+        lambda it: setattr(it, "model_version", 2),
+        "fields",
+        Change("model_version", None, "2"),
+    ),
+    "words on the model": (
+        lambda it: setattr(it, "doc_string", "words"),
+        "fields",
+        Change("doc_string", None, "words"),
+    ),
+    "words on the graph": (
+        lambda it: setattr(it.graph, "doc_string", "words"),
+        "fields",
+        Change("graph.doc_string", None, "words"),
+    ),
+    "another name of the graph": (
+        lambda it: setattr(it.graph, "name", "other"),
+        "fields",
+        Change("graph.name", "linear", "other"),
+    ),
+    "another function": (
+        lambda it: setattr(it.functions[0].node[0], "op_type", "Neg"),
+        "functions",
+        Change(
+            "test::f",
+            "function of 1 node",
+            "function of 1 node",
+            (Change("node[0]", "b = Abs(a)", "b = Neg(a)", (Change("op_type", "Abs", "Neg"),)),),
+        ),
+    ),
+    "a removed function": (
+        lambda it: remove(it.functions),
+        "functions",
+        Change("test::f", "function of 1 node", None),
+    ),
+    "another step of training": (
+        lambda it: setattr(it.training_info[0].algorithm, "name", "other"),
+        "training",
+        Change(
+            "training_info[0]",
+            "initialization by graph of 0 nodes, algorithm by graph of 0 nodes",
+            "initialization by graph of 0 nodes, algorithm by graph of 0 nodes",
+            (
+                Change(
+                    "algorithm",
+                    "graph of 0 nodes",
+                    "graph of 0 nodes",
+                    (Change("name", "step", "other"),),
+                ),
+            ),
+        ),
+    ),
+    "other elements": (
+        lambda it: set_array(it, 1, BIAS + 1),
+        "tensors",
+        Change(
+            "layer.0/bias",
+            f"FLOAT 16, {BIAS_TOLD}",
+            f"FLOAT 16, 64 bytes, CRC-32 {zlib.crc32((BIAS + 1).tobytes()):#010x}",
+            (
+                Change(
+                    "data",
+                    BIAS_TOLD,
+                    f"64 bytes, CRC-32 {zlib.crc32((BIAS + 1).tobytes()):#010x}",
+                ),
+            ),
+        ),
+    ),
+    "another shape": (
+        lambda it: set_array(it, 1, BIAS.reshape(4, 4)),
+        "tensors",
+        Change(
+            "layer.0/bias",
+            f"FLOAT 16, {BIAS_TOLD}",
+            f"FLOAT 4x4, {BIAS_TOLD}",
+            (Change("shape", "16", "4x4"),),
+        ),
+    ),
+    "another type": (
+        lambda it: set_array(it, 1, BIAS.view(np.int32)),
+        "tensors",
+        Change(
+            "layer.0/bias",
+            f"FLOAT 16, {BIAS_TOLD}",
+            f"INT32 16, {BIAS_TOLD}",
+            (Change("type", "FLOAT", "INT32"),),
+        ),
+    ),
+    "words on a tensor": (
+        lambda it: setattr(it.graph.initializer[1], "doc_string", "words"),
+        "tensors",
+        Change(
+            "layer.0/bias",
+            f"FLOAT 16, {BIAS_TOLD}",
+            f"FLOAT 16, {BIAS_TOLD}",
+            (Change("doc_string", None, "words"),),
+        ),
+    ),
+    "a removed tensor": (
+        lambda it: remove(it.graph.initializer, 1),
+        "tensors",
+        Change("layer.0/bias", f"FLOAT 16, {BIAS_TOLD}", None),
+    ),
+    "an added tensor": (
+        lambda it: it.graph.initializer.append(string_tensor("words")),
+        "tensors",
+        Change("words", None, "STRING 3"),
+    ),
+}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("size_threshold", [0, 1 << 20])
+@pytest.mark.parametrize("name", SINGLE_CHANGES)
+def test_a_change_alone_is_told_and_nothing_else(
+    compare: Compare, name: str, size_threshold: int, full: bool
+) -> None:
+    change, section, expected = SINGLE_CHANGES[name]
+    other = a_model()
+    change(other)
+    found = compare(a_model(), other, size_threshold=size_threshold, full=full)
+    assert only(found, section) == (expected,)
+    kinds = (expected.before is None, expected.after is None)
+    assert expected.kind == {(1, 0): "added", (0, 1): "removed", (0, 0): "changed"}[kinds]
+
+
+@pytest.mark.parametrize("name", SINGLE_CHANGES)
+def test_the_other_way_round_it_is_the_other_way_round(compare: Compare, name: str) -> None:
+    def reverse(change: Change) -> Change:
+        parts = tuple(map(reverse, change.parts))
+        return Change(change.name, change.after, change.before, parts)
+
+    change, section, expected = SINGLE_CHANGES[name]
+    other = a_model()
+    change(other)
+    (found,) = only(compare(other, a_model()), section)
+    if name == "a renamed node":  # which goes by its name in the first
+        assert found.name == "sum"
+        found = Change(expected.name, found.before, found.after, found.parts)
+    assert found == reverse(expected)
+
+
+def test_assets_are_compared(compare: Compare) -> None:
+    assets = {"same": b"1", "removed": b"2", "changed": b"3", "longer": b""}
+    others = {"same": b"1", "added/name": b"2", "changed": b"4", "longer": b"5"}
+    found = only(compare(model_of(), model_of(), assets=assets, other_assets=others), "assets")
+    told = {name: f"1 bytes, CRC-32 {zlib.crc32(name):#010x}" for name in (b"2", b"3", b"4", b"5")}
+    assert found == (
+        Change("changed", told[b"3"], told[b"4"]),
+        Change("longer", "0 bytes, CRC-32 0x00000000", told[b"5"]),
+        Change("removed", told[b"2"], None),
+        Change("added/name", None, told[b"2"]),
+    )
+
+
+def chain(count: int, *, is_named: bool) -> onnx.ModelProto:
+    """A model of so many nodes, each of which takes what the one before gives out."""
+    model = model_of()
+    for index in range(count):
+        it = model.graph.node.add(op_type="Clip", input=[f"t{index}"], output=[f"t{index + 1}"])
+        it.attribute.append(helper.make_attribute("max", index % 7))
+        if is_named:
+            it.name = f"node {index}"
+    return model
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_one_of_many_nodes_is_changed_and_one_inserted(compare: Compare, is_named: bool) -> None:
+    model, other = chain(20_000, is_named=is_named), chain(20_000, is_named=is_named)
+    nodes = other.graph.node
+    nodes[10_000].attribute[0].i = 99
+    # Between two nodes: the new one gives out what the first did, which gives out something new.
+    nodes[12_000].output[0] = "before"
+    nodes.insert(12_001, helper.make_node("Neg", ["before"], ["t12001"]))
+    found = only(compare(model, other), "nodes")
+    names = [f"node {index}" if is_named else f"node[{index}]" for index in (10_000, 12_000)]
+    assert [(it.name, it.kind) for it in found] == [
+        (names[0], "changed"),
+        (names[1], "changed"),
+        ("node[12001]", "added"),
+    ]
+    assert found[0].parts == (Change("attribute max", "4", "99"),)
+    assert found[1].parts == (Change("output", "t12001", "before"),)
+
+
+def test_nodes_that_share_a_name_go_by_their_places(compare: Compare) -> None:
+    model = chain(4, is_named=False)
+    for it in model.graph.node:
+        it.name = "same"
+    other = copied(model)
+    other.graph.node[2].attribute[0].i = 9
+    del other.graph.node[0]
+    found = only(compare(model, other), "nodes")
+    assert [(it.name, it.kind) for it in found] == [("node[0]", "removed"), ("node[2]", "changed")]
+    other.graph.node.append(helper.make_node("Neg", ["x"], ["y"], name="same"))
+    assert only(compare(model, other), "nodes")[2] == Change("node[3]", None, "y = Neg(x)")
+
+
+def test_a_node_is_found_by_what_it_takes_where_all_its_names_changed(compare: Compare) -> None:
+    model = model_of()
+    model.graph.node.append(helper.make_node("Relu", ["x"], ["y"]))
+    other = model_of()
+    other.graph.node.append(helper.make_node("Relu", ["x"], ["z"], name="relu"))
+    (found,) = only(compare(model, other), "nodes")
+    assert found.parts == (Change("output", "y", "z"), Change("name", None, "relu"))
+
+
+def test_nodes_that_are_the_same_are_found_before_others_that_are_alike(compare: Compare) -> None:
+    model = model_of()
+    for words in ("first", "second", "third"):
+        model.graph.node.append(helper.make_node("Print", ["x"], [], doc_string=words))
+    other = copied(model)
+    del other.graph.node[0]
+    found = only(compare(model, other), "nodes")
+    assert [(it.name, it.kind) for it in found] == [("node[0]", "removed")]
+
+
+def test_a_node_is_found_by_what_it_gives_out_where_others_take_the_same(compare: Compare) -> None:
+    model = model_of()
+    for name in ("a", "b"):
+        model.graph.node.append(helper.make_node("Relu", ["x"], [name]))
+    other = copied(model)
+    other.graph.node.reverse()
+    for it in other.graph.node:
+        it.doc_string = "words"
+    for change in only(compare(model, other), "nodes"):
+        assert change.parts == (Change("doc_string", None, "words"),)
+
+
+def test_a_node_is_found_by_its_name_whatever_else_changed(compare: Compare) -> None:
+    model, other = model_of(), model_of()
+    model.graph.node.append(helper.make_node("Relu", ["a"], ["b"], name="n"))
+    other.graph.node.append(helper.make_node("Neg", ["c"], ["d"], name="n"))
+    (found,) = only(compare(model, other), "nodes")
+    assert {part.name for part in found.parts} == {"input", "output", "op_type"}
+
+
+def branches(model: onnx.ModelProto, *seeds: int, name: str = "w") -> onnx.ModelProto:
+    """The model with an If that has an initializer of this name in each branch."""
+    graphs = [
+        onnx.GraphProto(name=f"branch {index}", initializer=[raw_tensor(name, seed=seed)])
+        for index, seed in enumerate(seeds)
+    ]
+    fields = ("then_branch", "else_branch")
+    attributes = [attribute(it, g=graph) for it, graph in zip(fields, graphs, strict=False)]
+    model.graph.node.add(op_type="If", input=["c"], output=["y"], attribute=attributes)
+    return model
+
+
+@pytest.mark.parametrize("size_threshold", [0, 1 << 20])
+def test_names_that_several_graphs_have_go_by_their_places(
+    compare: Compare, size_threshold: int
+) -> None:
+    other = model_of()
+    other.graph.node.add(op_type="Not", input=["x"], output=["c"])
+    found = compare(
+        branches(model_of(), 1, 2), branches(other, 1, 3), size_threshold=size_threshold
+    )
+    changed, added, tensor = only(found, "nodes", "tensors")
+    assert (added.name, added.kind) == ("node[0]", "added")
+    place = "graph.node[0].attribute[1].g.initializer[0]"
+    assert (tensor.name, tensor.kind) == (place, "changed")
+    told = {seed: zlib.crc32(raw_tensor("w", seed=seed).raw_data) for seed in (2, 3)}
+    texts = {seed: f"16 bytes, CRC-32 {crc:#010x}" for seed, crc in told.items()}
+    assert tensor.parts == (Change("data", texts[2], texts[3]),)
+    (branch,) = changed.parts
+    assert branch.name == "attribute else_branch"
+    assert [(it.name, it.parts) for it in branch.parts] == [("initializer w", tensor.parts)]
+
+
+def test_a_name_that_one_graph_has_is_that_of_its_tensor(compare: Compare) -> None:
+    found = compare(branches(model_of(), 1), branches(model_of(), 2))
+    _, tensor = only(found, "nodes", "tensors")
+    assert tensor.name == "w"
+
+
+def test_an_initializer_that_went_to_another_graph_is_found_by_its_name(compare: Compare) -> None:
+    model = branches(model_of(raw_tensor("v"), raw_tensor("other")), 1)
+    other = branches(model_of(raw_tensor("other"), raw_tensor("w", seed=1)), 0, name="v")
+    (change,) = only(compare(model, other), "nodes")
+    assert [(it.name, it.kind) for it in change.parts[0].parts] == [
+        ("initializer w", "removed"),
+        ("initializer v", "added"),
+    ]
+
+
+def test_a_change_deep_down_is_told_with_the_way_to_it(compare: Compare) -> None:
+    model = nested_model(31)
+    other = copied(model)
+    graph = other.graph
+    for _ in range(30):
+        graph = graph.node[0].attribute[0].g
+    graph.doc_string = "words"
+    (change,) = only(compare(model, other), "nodes")
+    for _ in range(29):
+        assert [part.name for part in change.parts] == ["attribute b"]
+        (change,) = change.parts[0].parts
+    assert change.parts[0].parts == (Change("doc_string", None, "words"),)
+
+
+def test_strings_are_compared_by_content(compare: Compare) -> None:
+    words = [f"word {index}" for index in range(40)]
+    same = compare(model_of(string_tensor("s", words)), model_of(string_tensor("s", words)))
+    assert same.is_same
+    others = [*words]
+    others[35] = "Wort"
+    found = compare(model_of(string_tensor("s", words)), model_of(string_tensor("s", others)))
+    (change,) = only(found, "tensors")
+    texts = ("40 elements, [35] word 35", "40 elements, [35] Wort")
+    assert change == Change("s", "STRING 40", "STRING 40", (Change("string_data", *texts),))
+    found = compare(model_of(string_tensor("s", ["a", "b"])), model_of(string_tensor("s", ["ab"])))
+    (change,) = only(found, "tensors")
+    assert change.parts == (Change("shape", "2", "1"), Change("string_data", "a, b", "ab"))
+
+
+def test_what_a_branch_gives_out_in_another_order_is_a_difference(compare: Compare) -> None:
+    model = branches(model_of(), 1)
+    graph = model.graph.node[0].attribute[0].g
+    graph.output.add(name="a")
+    graph.output.add(name="b")
+    other = copied(model)
+    other.graph.node[0].attribute[0].g.output.reverse()
+    (change,) = only(compare(model, other), "nodes")
+    assert change.parts[0].parts == (Change("order of outputs", "a, b", "b, a"),)
+
+
+def test_an_unknown_size_is_not_the_size_zero(compare: Compare) -> None:
+    model, other = model_of(), model_of()
+    for it, size in ((model, None), (other, 0)):
+        value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [size])
+        it.graph.input.append(value)
+    (change,) = only(compare(model, other), "inputs")
+    assert (change.before, change.after) == ("FLOAT ?", "FLOAT 0")
+
+
+def test_a_difference_deep_in_a_type_is_found(compare: Compare) -> None:
+    model = model_of()
+    type = model.graph.input.add(name="x").type
+    for _ in range(40):
+        type = type.optional_type.elem_type
+    type.tensor_type.elem_type = TensorProto.FLOAT
+    other = copied(model)
+    assert compare(model, other).is_same
+    type.denotation = "IMAGE"  # of which the text of a type says nothing
+    (change,) = only(compare(other, model), "inputs")
+    assert change.before == change.after == "optional " * 40 + "FLOAT"
+    while change.parts:
+        (change,) = change.parts
+    assert change == Change("denotation", None, "IMAGE")
+
+
+def test_sparse_initializers_are_compared(compare: Compare) -> None:
+    model, other = model_of(), model_of()
+    model.graph.sparse_initializer.append(sparse_tensor("s"))
+    model.graph.sparse_initializer.append(sparse_tensor("t", 1))
+    other.graph.sparse_initializer.append(sparse_tensor("t", 1))
+    other.graph.sparse_initializer.append(sparse_tensor("s"))
+    assert compare(model, other).is_same
+    other.graph.sparse_initializer[0].dims[0] = 200
+    (change,) = only(compare(model, other), "fields")
+    assert change.name == "graph.sparse_initializer t"
+    assert change.parts == (Change("dims", "100", "200"),)
+
+
+def test_tensors_that_are_none_are_compared_field_by_field(compare: Compare) -> None:
+    short = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], float_data=[1, 2])
+    other = copied_tensor(short)
+    assert compare(model_of(short), model_of(other)).is_same
+    other.float_data[1] = 3
+    (change,) = only(compare(model_of(short), model_of(other)), "tensors")
+    assert change.parts == (Change("float_data", "1.0, 2.0", "1.0, 3.0"),)
+    other.float_data.append(4)  # now it has as many as its shape
+    (change,) = only(compare(model_of(short), model_of(other)), "tensors")
+    assert [part.name for part in change.parts] == ["data", "float_data"]
+
+
+def copied_tensor(tensor: TensorProto) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    return copy
+
+
+def test_numbers_are_the_same_if_their_bits_are(compare: Compare) -> None:
+    def make(*floats: float) -> onnx.ModelProto:
+        model = model_of()
+        model.graph.node.append(helper.make_node("Neg", ["x"], ["y"], a=[float("nan"), *floats]))
+        return model
+
+    assert compare(make(0.1), make(0.1)).is_same
+    words = make(0.1)
+    words.graph.node[0].attribute[0].doc_string = "words"
+    (change,) = only(compare(make(0.1), words), "nodes")
+    assert change.parts[0].parts == (Change("doc_string", None, "words"),)
+    (change,) = only(compare(make(0.0), make(-0.0)), "nodes")
+    assert change.parts == (Change("attribute a", "[nan, 0.0]", "[nan, -0.0]"),)
+    (change,) = only(compare(make(0.1), make(0.5)), "nodes")
+    assert change.parts == (Change("attribute a", "[nan, 0.1]", "[nan, 0.5]"),)
+
+
+def test_of_a_long_list_the_first_difference_is_told(compare: Compare) -> None:
+    def make(*numbers: int) -> onnx.ModelProto:
+        model = model_of()
+        model.graph.node.append(helper.make_node("Neg", ["x"], ["y"], a=numbers))
+        return model
+
+    (change,) = only(compare(make(*range(30)), make(*range(20), 7, *range(21, 30))), "nodes")
+    texts = ("30 elements, [20] 20", "30 elements, [20] 7")
+    assert change.parts[0].parts == (Change("ints", *texts),)
+    (change,) = only(compare(make(*range(30)), make(*range(31))), "nodes")
+    texts = ("30 elements", "31 elements, [30] 30")
+    assert change.parts[0].parts == (Change("ints", *texts),)
+
+
+def test_fields_that_onnx_does_not_know_are_compared(compare: Compare) -> None:
+    other = a_model()
+    other.graph.MergeFromString(b"\xf2\x7f\x03abc")  # field 2046 of bytes
+    (change,) = only(compare(a_model(), other), "fields")
+    assert change == Change("graph.unknown fields", None, "2046: b'abc'")
+    assert compare(other, copied(other)).is_same
+
+
+def test_names_that_are_not_utf_8_are_told_apart(compare: Compare) -> None:
+    def make(*names: bytes) -> onnx.ModelProto:
+        model = model_of()
+        for name in names:
+            graph = b"\x0a" + bytes([len(name) + 2, 0x0A, len(name)]) + name  # a node's input
+            model.graph.MergeFromString(graph)
+        return model
+
+    (change,) = only(compare(make(b"\xff"), make(b"\xfe")), "nodes")[:1]
+    assert change == Change("node[0]", "(\\xff)", None)
+
+
+def messages(message: Message, path: str = "model") -> Iterator[tuple[str, Any]]:
+    """Every message below one, with the names of the fields on the way."""
+    yield path, message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for child in [value] if isinstance(value, Message) else value:
+                yield from messages(child, f"{path}.{field.name}")
+
+
+def rich_model() -> onnx.ModelProto:
+    """A model with every kind of message that ONNX has."""
+    model = a_model()
+    parts = [full_graph("main", 3, subgraphs=False), full_graph("below", 3, subgraphs=False)]
+    model.graph.MergeFrom(parts[0])
+    model.graph.metadata_props.add(key="k", value="v")
+    annotation = model.graph.quantization_annotation.add(tensor_name="q")
+    annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="s")
+    inner = model.graph.value_info.add(name="types").type.optional_type.elem_type
+    inner = inner.sequence_type.elem_type
+    inner.map_type.key_type = TensorProto.INT64
+    inner.map_type.value_type.sparse_tensor_type.elem_type = TensorProto.FLOAT
+    inner.map_type.value_type.sparse_tensor_type.shape.dim.add(dim_value=1)
+    first = model.graph.node[0]
+    first.attribute.append(attribute("g", g=parts[1]))
+    first.attribute.add(name="tp", type=AttributeProto.TYPE_PROTO)
+    first.attribute[-1].tp.tensor_type.elem_type = TensorProto.FLOAT
+    model.configuration.add(name="two", num_devices=2, device=["a", "b"])
+    placed = first.device_configurations.add(configuration_id="two", pipeline_stage=1)
+    sharding = placed.sharding_spec.add(tensor_name="x", device=[0])
+    sharding.index_to_device_group_map.add(key=0, value=[0])
+    sharding.sharded_dim.add(axis=0).simple_sharding.add(dim_value=1, num_shards=2)
+    model.graph.value_info.add(name="opaque").type.opaque_type.name = "o"
+    part = model.graph.initializer.add(name="part", data_type=TensorProto.FLOAT, dims=[1])
+    part.segment.end = 1
+    part.float_data.append(1.0)
+    step = model.training_info[0]
+    step.initialization_binding.add(key="i", value="j")
+    step.update_binding.add(key="u", value="v")
+    return model
+
+
+def changed_field(message: Any, field: FieldDescriptor) -> bool:
+    """Changes one field of a message; False where there is nothing to change."""
+    value = getattr(message, field.name)
+    if isinstance(value, Message):
+        is_set: bool = message.HasField(field.name)
+        message.ClearField(field.name)
+        return is_set
+    if field.message_type is not None:
+        is_set = len(value) > 0
+        del value[-1:]
+        return is_set
+    more: Any = {field.TYPE_STRING: "!", field.TYPE_BYTES: b"!"}.get(field.type, 1)
+    if field.enum_type is not None:
+        more = next(it.number for it in field.enum_type.values if it.number not in (value, 0))
+        setattr(message, field.name, more)
+    elif isinstance(value, str | bytes | int | float):
+        setattr(message, field.name, value + more)
+    else:
+        value.append(more)
+    return True
+
+
+def test_every_field_of_every_message_makes_a_difference(tmp_path: Path) -> None:
+    model = rich_model()
+    path, other_path = tmp_path / "one.onnxa", tmp_path / "other.onnxa"
+    onnxarchive.save(model, path)
+    # What says how a tensor's bytes are held, or is none of an archive.
+    passed_over = {"raw_data", "data_location", "data_type", "dims", "external_data"}
+    passed_over |= {"model.graph"}
+    seen = set()
+    kinds = set()
+    for index, (place, message) in enumerate(messages(model)):
+        if place in seen:
+            continue
+        seen.add(place)
+        kinds.add(message.DESCRIPTOR.name)
+        for field in message.DESCRIPTOR.fields:
+            names = {f"{place}.{field.name}"}
+            if isinstance(message, TensorProto):
+                names.add(field.name)
+                if field.name.endswith("_data"):
+                    continue
+            if names & passed_over:
+                continue
+            other = copied(model)
+            if not changed_field([*messages(other)][index][1], field):
+                continue
+            onnxarchive.save(other, other_path)
+            found = diff(path, other_path)
+            assert not found.is_same, f"{place}.{field.name}"
+            for section in found.sections.values():
+                for change in section:
+                    require_telling(change)
+    assert {it.name for it in schema.messages().values()} <= kinds
+
+
+def require_telling(change: Change) -> None:
+    """Fails if a change says nothing: the same before and after, and no parts."""
+    assert change.parts or change.before != change.after, change
+    for part in change.parts:
+        require_telling(part)
+
+
+@given(model_protos(), st.booleans(), st.sampled_from([0, 8, 1 << 20]), st.booleans())
+def test_no_option_of_save_makes_a_difference(
+    model: onnx.ModelProto, is_everywhere: bool, size_threshold: int, full: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [Path(directory, name) for name in ("one.onnxa", "other.onnxa")]
+        onnxarchive.save(model, paths[0])
+        onnxarchive.save(
+            model,
+            paths[1],
+            convert_attribute=is_everywhere,
+            size_threshold=size_threshold,
+            alignment=256,
+        )
+        for one, other in (paths, paths[::-1]):
+            found = diff(one, other, full=full)
+            assert found.is_same, found
+            assert "alignment" in found.layout[0]
+
+
+def same_crc32(data: bytes) -> bytes:
+    """Bytes of the same size and CRC-32 that differ in the first byte."""
+    other = bytes([data[0] ^ 1, *data[1:-4]])
+    # Both registers are made the same by the last four bytes.
+    mask = zlib.crc32(data[:-4]) ^ zlib.crc32(other)
+    other += (int.from_bytes(data[-4:], "little") ^ mask).to_bytes(4, "little")
+    assert other != data
+    assert zlib.crc32(other) == zlib.crc32(data)
+    return other
+
+
+@pytest.mark.parametrize("size_threshold", [0, 1 << 20])
+@pytest.mark.parametrize("other_size_threshold", [0, 1 << 20])
+def test_full_finds_what_an_equal_crc32_hides(
+    compare: Compare, size_threshold: int, other_size_threshold: int
+) -> None:
+    tensor, same = raw_tensor("w"), raw_tensor("same", seed=1)
+    other = copied_tensor(tensor)
+    other.raw_data = same_crc32(tensor.raw_data)
+    models = (model_of(tensor, same), model_of(other, same))
+    options = {"size_threshold": size_threshold, "other_size_threshold": other_size_threshold}
+    assert compare(*models, **options).is_same
+    (change,) = only(compare(*models, full=True, **options), "tensors")
+    content = f"16 bytes, CRC-32 {zlib.crc32(tensor.raw_data):#010x}"
+    before, after = (f"{content}, {it.raw_data[0]:#04x} at byte 0" for it in (tensor, other))
+    parts = (Change("data", before, after),)
+    assert change == Change("w", f"FLOAT 4, {before}", f"FLOAT 4, {after}", parts)
+
+
+def test_full_finds_it_in_nodes_and_tells_of_the_node_too(compare: Compare) -> None:
+    def make(value: TensorProto) -> onnx.ModelProto:
+        model = model_of()
+        model.graph.node.append(helper.make_node("Constant", [], ["same"], value=raw_tensor("s")))
+        model.graph.node.append(helper.make_node("Constant", [], ["c"], value=value))
+        return model
+
+    tensor = raw_tensor("w")
+    other = copied_tensor(tensor)
+    other.raw_data = same_crc32(tensor.raw_data)
+    assert compare(make(tensor), make(other)).is_same
+    changed, found = only(compare(make(tensor), make(other), full=True), "nodes", "tensors")
+    assert (changed.name, found.name) == ("node[1]", "graph.node[1].attribute[0].t")
+
+
+def test_full_finds_it_in_assets(compare: Compare) -> None:
+    assets, others = {"a": b"12345678", "b": b"1"}, {"a": same_crc32(b"12345678"), "b": b"1"}
+    models = (model_of(), model_of())
+    assert compare(*models, assets=assets, other_assets=others).is_same
+    (change,) = only(compare(*models, assets=assets, other_assets=others, full=True), "assets")
+    assert change.name == "a"
+    assert change.before is not None
+    assert change.before.endswith(", 0x31 at byte 0")
+
+
+def test_full_finds_it_behind_the_first_piece(compare: Compare) -> None:
+    tensor = raw_tensor("w", TensorProto.UINT8, (9 * MIB,))
+    other = copied_tensor(tensor)
+    other.raw_data = tensor.raw_data[: 8 * MIB + 5] + same_crc32(tensor.raw_data[8 * MIB + 5 :])
+    (change,) = only(compare(model_of(tensor), model_of(other), full=True), "tensors")
+    assert change.parts[0].after is not None
+    assert change.parts[0].after.endswith(f" at byte {8 * MIB + 5:,}")
+
+
+def test_without_full_the_directory_is_believed(tmp_path: Path) -> None:
+    path, other = tmp_path / "one.onnxa", tmp_path / "other.onnxa"
+    for it in (path, other):
+        onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), it, assets={"a": b"1"})
+    with onnxarchive.open(other) as archive:
+        offset = archive.entries["w"].data_offset
+    flip_byte(other, offset + 1000)
+    assert diff(path, other).is_same
+    (change,) = only(diff(path, other, full=True), "tensors")
+    assert change.name == "w"
+    assert change.parts[0].before is not None
+    assert change.parts[0].before.endswith(" at byte 1,000")
+
+
+def test_a_changed_weight_of_equal_size_is_found_without_reading_weights(tmp_path: Path) -> None:
+    if not Path("/proc/self/io").exists():
+        pytest.skip("Linux tells how much a process has read")
+    nbytes = 8 * MIB
+    paths = [tmp_path / "one.onnxa", tmp_path / "other.onnxa"]
+    for seed, path in enumerate(paths):
+        weights = [raw_tensor("w", TensorProto.UINT8, (nbytes,), seed), raw_tensor("v")]
+        onnxarchive.save(model_of(*weights), path)
+    code = """
+import sys
+from onnxarchive.diff import diff
+def read():
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+diff(*sys.argv[1:])
+for full in (False, True):
+    before = read()
+    found = diff(*sys.argv[1:], full=full)
+    print([change.name for change in found.tensors], read() - before)
+found = diff(sys.argv[1], sys.argv[1], full=True)
+print(found.is_same, read() - before)
+"""
+    (changed, some), (full_changed, full_some), (_, all_of_it) = (
+        line.rsplit(maxsplit=1) for line in run_python(code, *paths).splitlines()
+    )
+    assert changed == full_changed == "['w']"
+    assert int(some) < 1 << 16
+    assert int(full_some) < 1 << 16  # what has another CRC-32 need not be read
+    assert int(all_of_it) > 2 * nbytes
+
+
+def test_full_takes_a_few_mib_whatever_the_size_of_a_tensor(tmp_path: Path) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("Linux tells how much memory a process has")
+    path, other = tmp_path / "one.onnxa", tmp_path / "other.onnxa"
+    for it in (path, other):
+        onnxarchive.save(model_of(raw_tensor("w", TensorProto.UINT8, (40 * MIB,))), it)
+    code = f"""
+{MEASURE_MEMORY}
+from onnxarchive.diff import diff
+diff(sys.argv[1], sys.argv[2])
+print(growth(lambda: diff(sys.argv[1], sys.argv[2], full=True, progress=sample)))
+"""
+    assert int(run_python(code, path, other)) < 12 * MIB
+
+
+def test_progress_tells_of_the_bytes_that_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    model = model_of(raw_tensor("w", TensorProto.UINT8, (5 * MIB,)), raw_tensor("in the model"))
+    onnxarchive.save(model, path, assets={"a": b"123"})
+    calls: list[tuple[int, int]] = []
+    diff(path, path, progress=lambda *call: calls.append(call))
+    assert calls == []
+    diff(path, path, full=True, progress=lambda *call: calls.append(call))
+    total = 5 * MIB + 16 + 3
+    assert calls[-1] == (total, total)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert {all for _, all in calls} == {total}
+
+
+def test_progress_comes_to_its_end_where_bytes_differ(tmp_path: Path) -> None:
+    path, other = tmp_path / "one.onnxa", tmp_path / "other.onnxa"
+    for it in (path, other):
+        onnxarchive.save(model_of(raw_tensor("w", TensorProto.UINT8, (9 * MIB,))), it)
+    with onnxarchive.open(other) as archive:
+        flip_byte(other, archive.entries["w"].data_offset)
+    calls: list[tuple[int, int]] = []
+    diff(path, other, full=True, progress=lambda *call: calls.append(call))
+    assert calls[-1] == (9 * MIB, 9 * MIB)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_errors_name_the_file(tmp_path: Path, is_first: bool) -> None:
+    path, bad = tmp_path / "good.onnxa", tmp_path / "bad.onnxa"
+    onnxarchive.save(a_model(), path, size_threshold=0)
+
+    def compare(full: bool = False) -> Difference:
+        return diff(bad, path, full=full) if is_first else diff(path, bad, full=full)
+
+    with pytest.raises(FileNotFoundError, match=r"bad\.onnxa"):
+        compare()
+    bad.write_bytes(a_model().SerializeToString())
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"bad\.onnxa: expected an end record"):
+        compare()
+    onnxarchive.save(a_model(), bad, size_threshold=0)
+    with onnxarchive.open(bad) as archive:
+        break_local_header(bad, archive.entries["layer_0_weight"])
+    assert compare().is_same
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"bad\.onnxa: entry 'layer_0_weight'"):
+        compare(full=True)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
+    tmp_path: Path, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, short = tmp_path / "one.onnxa", tmp_path / "short.onnxa"
+    for it in (path, short):
+        onnxarchive.save(model_of(raw_tensor("w", TensorProto.UINT8, (9 * MIB,))), it)
+
+    def cut(done: int, total: int) -> None:
+        if done == 4 * MIB:
+            os.truncate(short, 6 * MIB)
+
+    paths = (short, path) if is_first else (path, short)
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="has become shorter") as caught:
+        diff(*paths, full=True, progress=cut)
+    assert caught.value.path == str(short)
+
+
+def test_the_files_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(a_model(), path, size_threshold=0)
+    diff(path, path, full=True)
+    assert open_below(tmp_path) == []

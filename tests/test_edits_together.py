@@ -1,0 +1,243 @@
+"""Those who read, save and change one archive at once, and what crashes leave to others."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import model_of, raw_tensor, run_python
+
+import onnxarchive
+from onnxarchive import files, journal, locking
+
+fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
+
+
+def model(text: str, *, padding: int = 0, seed: int = 0) -> onnx.ModelProto:
+    made = model_of(
+        raw_tensor("v", dims=(3000,)), raw_tensor("w", dims=(3000,), seed=seed), raw_tensor("u")
+    )
+    made.doc_string = text + " " * padding
+    return made
+
+
+def text_of(path: Path) -> str:
+    with onnxarchive.open(path) as archive:
+        return archive.model.doc_string.strip()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model("first", padding=9000), path)
+    return path
+
+
+def cut_off(path: Path) -> None:
+    """Leaves a change of the model that was cut off amid the writing of its end."""
+    code = """
+import os, sys
+import onnxarchive
+from test_edits_together import model
+onnxarchive.replace_model(sys.argv[1], model("cut"), progress=lambda *_: os._exit(0))
+"""
+    run_python(code, path)
+    assert Path(f"{path}-journal").exists()
+
+
+class Waiting:
+    """A call in a thread of its own, which has to wait for a lock of the test's."""
+
+    def __init__(self, path: Path, call: Callable[[], Any]) -> None:
+        self._descriptor = os.open(path, os.O_RDWR)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._thread.join(0.2)
+        assert self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:
+            self.result = error
+
+    def end(self) -> Any:
+        """Lets go of the lock; what the call gave, or its error."""
+        os.close(self._descriptor)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.result
+
+
+def test_a_reader_that_waited_while_the_archive_was_replaced_reads_the_new_one(
+    path: Path, tmp_path: Path
+) -> None:
+    onnxarchive.save(model("second"), tmp_path / "other")
+    waiting = Waiting(path, lambda: text_of(path))
+    os.write(waiting._descriptor, b"half a change")
+    os.replace(tmp_path / "other", path)
+    assert waiting.end() == "second"
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda path: onnxarchive.save(model("second"), path),
+        lambda path: onnxarchive.convert(path.with_name("other"), path),
+    ],
+    ids=["save", "convert"],
+)
+def test_saving_over_an_archive_waits_for_the_one_who_changes_it(
+    path: Path, save: Callable[[Path], None]
+) -> None:
+    onnxarchive.save(model("second"), path.with_name("other"))
+    content = path.read_bytes()
+    waiting = Waiting(path, lambda: save(path))
+    assert path.read_bytes() == content
+    waiting.end()
+    assert text_of(path) == "second"
+
+
+def test_a_writer_that_waited_while_the_archive_was_replaced_changes_the_new_one(
+    path: Path, tmp_path: Path
+) -> None:
+    onnxarchive.save(model("second", seed=5), tmp_path / "other")
+    waiting = Waiting(
+        path, lambda: onnxarchive.change_model(path, lambda it: model("third", seed=5))
+    )
+    os.replace(tmp_path / "other", path)
+    assert waiting.end() is None
+    assert text_of(path) == "third"
+    assert onnxarchive.check(path, full=True) == []
+
+
+def test_the_first_view_of_an_archive_that_has_become_shorter_since_is_right(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        onnxarchive.replace_model(path, model("short"))
+        assert path.stat().st_size < archive.file.size
+        expected = onnxarchive.open(path).tensors["w"].copy()
+        assert np.array_equal(archive.tensors["w"].view(np.uint8), expected.view(np.uint8))
+        with pytest.raises(onnxarchive.ArchiveError, match="changed since; open it anew"):
+            archive.read("__MODEL_PROTO")
+
+
+def test_saving_over_a_change_that_was_cut_off_leaves_no_journal(path: Path) -> None:
+    cut_off(path)
+    onnxarchive.save(model("second"), path)
+    assert os.listdir(path.parent) == [path.name]
+    assert text_of(path) == "second"
+
+
+def test_no_journal_of_another_file_is_there_when_a_new_one_takes_the_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The inode that it names may be that of the new file, and a crash may come at any moment.
+    cut_off(path)
+    left = Path(f"{path}-journal").read_bytes()
+    onnxarchive.save(model("second"), path)
+    Path(f"{path}-journal").write_bytes(left)
+    replace, seen = os.replace, []
+
+    def watched(source: Any, target: Any) -> None:
+        seen.append(sorted(os.listdir(path.parent)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    onnxarchive.save(model("third"), path)
+    assert len(seen) == 1
+    assert f"{path.name}-journal" not in seen[0]
+
+
+def test_a_change_that_was_cut_off_keeps_its_journal_until_another_file_has_the_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = path.read_bytes()
+    cut_off(path)
+
+    def fail(*_: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        onnxarchive.save(model("second"), path)
+    assert onnxarchive.recover(path).is_rolled_back
+    assert path.read_bytes() == before
+
+
+def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = locking.try_exclusive
+    removed = []
+
+    def late(descriptor: int) -> bool:
+        monkeypatch.setattr(locking, "try_exclusive", lock)
+        removed.extend(files.remove_abandoned(path))
+        return lock(descriptor)
+
+    monkeypatch.setattr(locking, "try_exclusive", late)
+    onnxarchive.save(model("second"), path)
+    assert len(removed) == 1
+    assert text_of(path) == "second"
+
+
+@pytest.mark.parametrize("way", ["recover", "r+", "replace"])
+def test_another_archive_that_is_copied_over_a_change_that_was_cut_off_stays(
+    path: Path, tmp_path: Path, way: str
+) -> None:
+    # `cp` keeps the inode; what surrounds the end is the same, and a tensor in between is not.
+    backup = tmp_path / "backup"
+    other = model("first", padding=9000)
+    other.graph.initializer[1].CopyFrom(raw_tensor("w", dims=(3000,), seed=9))
+    other.graph.initializer.append(raw_tensor("z", dims=(3000,)))
+    onnxarchive.save(other, backup)
+    base = model("first", padding=9000)
+    base.graph.initializer.append(raw_tensor("z", dims=(3000,)))
+    onnxarchive.save(base, path)
+    code = """
+import os, sys
+import onnxarchive
+def change(model):
+    model.doc_string = "cut"
+    return model
+with onnxarchive.open(sys.argv[1], mode="r+") as archive:
+    model = archive.model
+    model.doc_string = "cut"
+    archive.replace_model(model, progress=lambda *_: os._exit(0))
+"""
+    run_python(code, path)
+    inode = path.stat().st_ino
+    path.write_bytes(backup.read_bytes())
+    assert path.stat().st_ino == inode
+    if way == "recover":
+        recovery = onnxarchive.recover(path)
+        assert (recovery.is_rolled_back, recovery.removed) == (False, (f"{path}-journal",))
+    elif way == "r+":
+        onnxarchive.open(path, mode="r+").close()
+    else:
+        onnxarchive.change_model(path, lambda it: it)
+    assert path.read_bytes() == backup.read_bytes()
+
+
+def test_a_clone_or_a_new_file_has_the_owner_of_the_old_one(path: Path) -> None:
+    if not hasattr(os, "getuid") or os.getuid() != 0:
+        pytest.skip("only root gives files away")
+    os.chown(path, 1234, 1235)
+    os.chmod(path, 0o640)
+    changes: list[Callable[[], None]] = [
+        lambda: onnxarchive.save(model("second"), path),
+        lambda: onnxarchive.replace_model(path, model("third"), copy=True),
+    ]
+    for change in changes:
+        change()
+        status = path.stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (1234, 1235, 0o640)
+        assert journal.read(path) is None

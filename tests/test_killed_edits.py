@@ -1,0 +1,171 @@
+"""What killed edits leave; tools/kill_edits.py kills them 500 times."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if not hasattr(os, "fork"):
+    pytest.skip("the tool forks", allow_module_level=True)
+
+import kill_edits
+from kill_edits import DisagreementError, Event, State
+
+import onnxarchive
+
+BEFORE = State(1, 1, False)
+CUT_OFF = ["UnfinishedEditError", "expected a complete archive, found one that was cut off"]
+
+
+def said(text: str) -> list[Event]:
+    """Events from lines such as `A begin copy 5`, or `R done read 1 (5, 1, False)`."""
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        process, what, kind, number, detail = (*line.split(" ", 4), "", "", "")[:5]
+        value: Any = None
+        if what == "refused":
+            value = CUT_OFF
+        elif detail:
+            value = [int(part) if part.isdigit() else None for part in detail.split(",")]
+            value[2] = value[2] == 1
+        found.append(Event(process, what, int(number or 0), kind, value))
+    return found
+
+
+def possible(text: str) -> set[State]:
+    return kill_edits.possible_states(BEFORE, said(text))
+
+
+def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, kill_edits.__file__, "--runs", "15", "--directory", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, *_, last = done.stdout.splitlines()
+    assert last == "0 violations"
+    assert first.startswith("seed 1: 15 runs")
+    phases = re.findall(r"\d+", first.partition("killed: ")[2])
+    assert sum(map(int, phases)) == 15
+    rolled_back, new = map(int, re.findall(r"\d+", second))
+    assert rolled_back + new >= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "models"),
+    [
+        ("A begin copy 5 \n A done copy 5", {5}),
+        ("A begin copy 5 \n A refused copy 5", {1}),
+        ("A begin copy 5 \n A killed", {1, 5}),
+        ("A begin copy 5 \n A killed \n B begin copy 6 \n B done copy 6", {6}),
+        ("A begin copy 5 \n B begin copy 6 \n A done copy 5 \n B done copy 6", {5, 6}),
+        ("A begin copy 5 \n B begin copy 6 \n A done copy 5 \n B refused copy 6", {5}),
+        ("A begin copy 5 \n B begin copy 6 \n A done copy 5 \n B killed", {5, 6}),
+        ("A begin copy 5 \n A done copy 5 \n B begin copy 6 \n B killed", {5, 6}),
+        ("A begin save 5 \n A done save 5 \n B begin tensor 6 \n B done tensor 6", {5}),
+    ],
+)
+def test_the_tool_tells_what_an_archive_may_hold(text: str, models: set[int]) -> None:
+    assert {state.model for state in possible(text)} == models
+
+
+def test_the_tool_tells_models_from_tensors() -> None:
+    assert possible("A begin tensor 5 \n A done tensor 5") == {State(1, 5, False)}
+    assert possible("A begin save 5 \n A done save 5") == {kill_edits.saved(5)}
+
+
+@pytest.mark.parametrize(
+    ("text", "models"),
+    [
+        ("R begin read 1 \n R done read 1 1,1,0", {1}),
+        ("A begin copy 5 \n R begin read 1 \n A killed \n R done read 1 5,1,0", {5}),
+        ("A begin copy 5 \n R begin read 1 \n A killed \n R done read 1 1,1,0", {1, 5}),
+        ("A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 1,1,0", {1}),
+        ("A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 5,-,0", {5}),
+    ],
+)
+def test_what_was_read_tells_what_an_archive_may_hold(text: str, models: set[int]) -> None:
+    assert {state.model for state in possible(text)} == models
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # An edit that was done is lost.
+        "A begin copy 5 \n A done copy 5 \n R begin read 1 \n R done read 1 1,1,0",
+        # An edit is seen before it was announced.
+        "R begin read 1 \n R done read 1 5,1,0 \n A begin copy 5 \n A done copy 5",
+        # One that was refused is seen.
+        "A begin copy 5 \n R begin read 1 \n A refused copy 5 \n R done read 1 5,1,0",
+        # One that was cut off is seen, and then is not.
+        "A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 5,1,0 \n"
+        "R begin read 2 \n R done read 2 1,1,0",
+        # One that was rolled back comes back.
+        "A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 1,1,0 \n"
+        "R begin read 2 \n R done read 2 5,1,0",
+        # A tensor is lost by an edit of the model.
+        "A begin tensor 5 \n A done tensor 5 \n B begin copy 6 \n B done copy 6 \n"
+        "R begin read 1 \n R done read 1 6,1,0",
+    ],
+)
+def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
+    with pytest.raises(DisagreementError, match="no order"):
+        possible(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("R begin read 1 \n R refused read 1", 1),
+        ("R begin read 1 \n P killing \n A killed \n R refused read 1", 0),
+        ("P killing \n A killed \n R begin read 1 \n R refused read 1", 0),
+        ("P killing \n A killed \n B begin compact 5 \n B refused compact 5", 1),
+        ("P killing \n A killed \n B begin copy 5 \n B refused copy 5", 0),
+        (
+            "P killing \n A killed \n P begin recover 5 \n P done recover 5 \n"
+            "R begin read 1 \n R refused read 1",
+            1,
+        ),
+        (
+            "P begin recover 5 \n P killing \n A killed \n P done recover 5 \n"
+            "R begin read 1 \n R refused read 1",
+            0,
+        ),
+        ("A wrong", 1),
+    ],
+)
+def test_an_archive_is_cut_off_from_a_kill_to_the_end_of_a_recovery(text: str, count: int) -> None:
+    assert len(kill_edits.unfounded(said(text))) == count
+
+
+def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
+    state = State(70, 3, True)
+    path = tmp_path / "model.onnxa"
+    path.write_bytes(state.content())
+    with onnxarchive.open(path) as archive:
+        assert kill_edits.read_state(archive, path) == state
+
+
+@pytest.mark.parametrize("name", ["weight_0", "added", "changing", "assets/labels.txt"])
+def test_the_tool_finds_other_bytes(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.onnxa"
+    path.write_bytes(State(70, 3, True).content())
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries[name]
+    with open(path, "r+b") as file:
+        file.seek(entry.data_offset + entry.nbytes - 1)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([last[0] ^ 1]))
+    with onnxarchive.open(path) as archive, pytest.raises(kill_edits.WrongError):
+        kill_edits.read_state(archive, path)

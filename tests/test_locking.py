@@ -1,0 +1,521 @@
+"""Locks: who waits for whom, until when, and what is done where there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from models import model_of, raw_tensor
+
+import onnxarchive
+from onnxarchive import locking
+from onnxarchive.edit import recover, replace_model
+from onnxarchive.errors import LockedError
+from onnxarchive.files import MappedFile, Replacement, remove_abandoned
+
+if sys.platform != "win32":
+    import fcntl
+
+flock = pytest.mark.skipif(sys.platform == "win32", reason="flock is taken away")
+TIMEOUTS = (0, 0.2)
+
+# Takes a lock, says so, and lets go of it when it is told to.
+HOLDER = """
+    import os, sys
+    from onnxarchive import locking
+
+    kind, path = sys.argv[1:]
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    with getattr(locking, kind)(descriptor):
+        print("held", flush=True)
+        sys.stdin.readline()
+    print("let go", flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Holder:
+    """A process that has a lock on a file until it is told to let go of it."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, str(path)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._expect("held")
+
+    def let_go(self) -> None:
+        """Lets go of the lock, and waits until it has."""
+        self.tell()
+        self._expect("let go")
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def _expect(self, line: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{line}\n"
+
+
+@contextlib.contextmanager
+def held(kind: str, path: Path) -> Iterator[Holder]:
+    """The lock of another process."""
+    holder = Holder(kind, path)
+    try:
+        yield holder
+    finally:
+        holder.process.kill()
+        holder.process.communicate()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    return path
+
+
+@pytest.fixture
+def descriptor(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    yield descriptor
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def another(path: Path) -> Iterator[int]:
+    """The file opened once more, which has locks of its own also in one process."""
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_free(path: Path) -> bool:
+    with another(path) as descriptor:
+        return locking.try_exclusive(descriptor)
+
+
+def require_locked(act: Callable[[], object]) -> None:
+    with pytest.raises(LockedError, match="expected nobody else at work on the file"):
+        act()
+
+
+def take(descriptor: int, timeout: float | None) -> None:
+    with locking.exclusive(descriptor, timeout):
+        pass
+
+
+# Two processes
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_an_exclusive_lock_is_not_had_beside_another_lock(
+    path: Path, descriptor: int, kind: str, timeout: float
+) -> None:
+    with held(kind, path) as holder:
+        require_locked(lambda: take(descriptor, timeout))
+        assert not locking.try_exclusive(descriptor)
+        holder.let_go()
+        take(descriptor, timeout)
+        assert locking.try_exclusive(descriptor)
+
+
+@flock
+def test_readers_share_a_lock(path: Path, descriptor: int) -> None:
+    with held("shared", path), locking.shared(descriptor), another(path) as third:
+        with locking.shared(third):
+            pass
+        assert not is_free(path)
+
+
+class Waiting(threading.Thread):
+    """Does something that has to wait, and keeps what came of it."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._act = act
+        self.result: list[Any] = []
+        self.start()
+
+    def run(self) -> None:
+        self.result.append(self._act())
+
+    def require_waiting(self) -> None:
+        self.join(0.2)
+        assert self.is_alive()
+        assert self.result == []
+
+    def require_done(self) -> Any:
+        self.join(30)
+        assert not self.is_alive()
+        return self.result[0]
+
+
+def shared_once(descriptor: int) -> str:
+    with locking.shared(descriptor):
+        return "had"
+
+
+def exclusive_once(descriptor: int, timeout: float | None) -> str:
+    with locking.exclusive(descriptor, timeout):
+        return "had"
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_an_exclusive_lock_is_waited_for(
+    path: Path, descriptor: int, kind: str, timeout: float | None
+) -> None:
+    with held(kind, path) as holder:
+        waiting = Waiting(lambda: exclusive_once(descriptor, timeout))
+        waiting.require_waiting()
+        holder.let_go()
+        assert waiting.require_done() == "had"
+    assert is_free(path)
+
+
+def test_a_shared_lock_waits_for_an_exclusive_one(path: Path, descriptor: int) -> None:
+    with held("exclusive", path) as holder:
+        waiting = Waiting(lambda: shared_once(descriptor))
+        waiting.require_waiting()
+        holder.let_go()
+        assert waiting.require_done() == "had"
+    assert is_free(path)
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_the_lock_of_a_process_that_is_killed_is_free(
+    path: Path, descriptor: int, kind: str
+) -> None:
+    with held(kind, path) as holder:
+        require_locked(lambda: take(descriptor, 0))
+        waiting = Waiting(lambda: exclusive_once(descriptor, None))
+        waiting.require_waiting()
+        holder.process.kill()
+        assert waiting.require_done() == "had"
+
+
+# One process
+
+
+@pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
+def test_a_lock_is_let_go_of_where_its_block_ends_or_raises(
+    path: Path, descriptor: int, lock: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    with lock(descriptor):
+        assert not is_free(path)
+    assert is_free(path)
+    with pytest.raises(ZeroDivisionError), lock(descriptor):
+        raise ZeroDivisionError
+    assert is_free(path)
+
+
+@pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
+def test_a_lock_of_a_file_that_is_closed_meanwhile_is_let_go_of(
+    path: Path, lock: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    with lock(descriptor):
+        os.close(descriptor)
+        assert is_free(path)
+
+
+def test_a_lock_that_is_tried_for_is_kept_until_the_file_is_closed(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    assert locking.try_exclusive(descriptor)
+    assert not is_free(path)
+    os.close(descriptor)
+    assert is_free(path)
+
+
+# Archives
+
+
+def model(doc_string: str) -> onnx.ModelProto:
+    made = model_of(raw_tensor("w", dims=(300,)))
+    made.doc_string = doc_string
+    return made
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnxa"
+    onnxarchive.save(model("old"), path)
+    return path
+
+
+def read_model(path: Path, mode: Any = "r") -> str:
+    with onnxarchive.open(path, mode=mode) as archive:
+        return str(archive.model.doc_string)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_reader_waits_for_a_writer_and_sees_what_it_made(archive: Path, mode: str) -> None:
+    other = archive.with_name("other")
+    onnxarchive.save(model("newer and longer"), other)
+    with held("exclusive", archive) as holder:
+        waiting = Waiting(lambda: read_model(archive, mode))
+        waiting.require_waiting()
+        with open(archive, "r+b") as file:  # what the holder of the lock would do
+            file.write(other.read_bytes())
+        holder.let_go()
+        assert waiting.require_done() == "newer and longer"
+
+
+@flock
+def test_readers_open_an_archive_at_once_and_keep_no_lock(archive: Path) -> None:
+    with held("shared", archive):
+        assert read_model(archive) == "old"
+    with onnxarchive.open(archive) as first, onnxarchive.open(archive, mode="r+") as second:
+        assert is_free(archive)
+        assert first.model == second.model
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: float) -> None:
+    before = archive.read_bytes()
+    with held(kind, archive) as holder:
+        for act in (
+            lambda: replace_model(archive, model("new"), timeout=timeout),
+            lambda: replace_model(archive, model("new"), timeout=timeout, copy=True),
+            lambda: recover(archive, timeout=timeout),
+        ):
+            require_locked(act)
+            with pytest.raises(LockedError) as caught:
+                act()
+            assert caught.value.path == str(archive)
+        assert archive.read_bytes() == before
+        holder.let_go()
+        replace_model(archive, model("new"), timeout=timeout)
+    assert read_model(archive) == "new"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_a_writer_waits_for_the_lock(archive: Path) -> None:
+    with held("exclusive", archive) as holder:
+        waiting = Waiting(lambda: replace_model(archive, model("new")))
+        waiting.require_waiting()
+        holder.let_go()
+        waiting.require_done()
+    assert read_model(archive) == "new"
+
+
+def test_a_writer_that_waited_changes_the_file_that_has_the_name_by_then(archive: Path) -> None:
+    kept = archive.with_name("kept")
+    with held("exclusive", archive) as holder:
+        waiting = Waiting(lambda: replace_model(archive, model("new")))
+        waiting.require_waiting()
+        os.rename(archive, kept)
+        onnxarchive.save(model("of another"), archive)
+        holder.let_go()
+        waiting.require_done()
+    assert read_model(kept) == "old"
+    assert read_model(archive) == "new"
+
+
+WRITER = """
+    import sys
+    import onnx
+    from onnxarchive.edit import change_model
+
+    path, count, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    for number in range(count):
+        def changed(model):
+            onnx.helper.set_model_props(
+                model, {**{p.key: p.value for p in model.metadata_props}, f"{name}{number}": "x"}
+            )
+            return model
+        change_model(path, changed)
+"""
+
+
+def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(archive), "20", name])
+        for name in "ab"
+    ]
+    while any(writer.poll() is None for writer in writers):
+        assert read_model(archive) == "old"
+    assert [writer.wait() for writer in writers] == [0, 0]
+    with onnxarchive.open(archive) as opened:
+        assert set(opened.metadata) == {f"{name}{number}" for name in "ab" for number in range(20)}
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+# File systems without locks
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+
+
+@pytest.fixture(params=NO_LOCKS, ids=[errno.errorcode[code] for code in NO_LOCKS])
+def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A file system that says, in one of the ways in which they do, that it has no locks."""
+    code = int(request.param)
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    if sys.platform == "win32":
+        pytest.skip("flock is taken away")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    return code
+
+
+def test_readers_go_on_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
+    assert read_model(archive) == "old"
+    assert list(onnxarchive.check(archive, full=True)) == []
+    with MappedFile(archive) as file, file.unchanged():
+        pass
+
+
+def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
+    before = archive.read_bytes()
+    for act in (
+        lambda: replace_model(archive, model("new")),
+        lambda: replace_model(archive, model("new"), timeout=0),
+        lambda: recover(archive),
+    ):
+        with pytest.raises(OSError, match=os.strerror(no_locks)) as caught:
+            act()
+        assert caught.value.errno == no_locks
+    assert archive.read_bytes() == before
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
+    path: Path, descriptor: int, no_locks: int
+) -> None:
+    left = path.with_name(".file.1-1.tmp")
+    left.write_bytes(b"of a process that may live")
+    assert not locking.try_exclusive(descriptor)
+    assert remove_abandoned(path) == []
+    assert left.exists()
+
+
+def test_files_are_replaced_where_there_are_no_locks(path: Path, no_locks: int) -> None:
+    replacement = Replacement(path)
+    replacement.file.write(b"new")
+    replacement.commit()
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == ["file"]
+
+
+@flock
+@pytest.mark.parametrize("code", [errno.EIO, errno.EBADF])
+def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
+    descriptor: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for act in (
+        lambda: shared_once(descriptor),
+        lambda: exclusive_once(descriptor, None),
+        lambda: exclusive_once(descriptor, 0),
+        lambda: locking.try_exclusive(descriptor),
+    ):
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            act()
+        assert caught.value.errno == code
+
+
+# Windows, whose locks of bytes are those of Linux here
+
+
+LOCKED_BYTE = 1 << 40  # all file systems of Linux can seek to it, as Windows' can to any
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Locks as `msvcrt` has them; the bytes that are locked and unlocked are listed."""
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        pytest.skip("this system has no locks of bytes that belong to an open file")
+    locked = []
+
+    def lock(descriptor: int, mode: int, nbytes: int) -> None:
+        position = os.lseek(descriptor, 0, os.SEEK_CUR)
+        locked.append(position)
+        kind = fcntl.F_UNLCK
+        if mode != 0:  # Linux locks what is open for reading against writers alone
+            access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+            kind = fcntl.F_RDLCK if access == os.O_RDONLY else fcntl.F_WRLCK
+        request = struct.pack("hhqqi4x", kind, os.SEEK_SET, position, nbytes, 0)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+        except OSError:
+            # What Windows says of a byte that is locked, or was not.
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+    monkeypatch.setattr(locking, "fcntl", None)
+    monkeypatch.setattr(locking, "_LOCKED_BYTE", LOCKED_BYTE)
+    module = SimpleNamespace(locking=lock, LK_UNLCK=0, LK_NBLCK=2)
+    monkeypatch.setattr(locking, "msvcrt", module, raising=False)
+    return locked
+
+
+@flock
+@pytest.mark.parametrize("lock", [locking.shared, locking.exclusive])
+def test_on_windows_a_byte_behind_every_file_is_locked(
+    path: Path,
+    descriptor: int,
+    windows: list[int],
+    lock: Callable[[int], contextlib.AbstractContextManager[None]],
+) -> None:
+    os.lseek(descriptor, 3, os.SEEK_SET)
+    with lock(descriptor):
+        assert os.read(descriptor, 2) == b"te"
+        with another(path) as second:
+            for timeout in TIMEOUTS:
+                require_locked(partial(take, second, timeout))
+            assert not locking.try_exclusive(second)
+            assert os.lseek(second, 0, os.SEEK_CUR) == 0
+    assert os.read(descriptor, 2) == b"nt"
+    assert set(windows) == {LOCKED_BYTE}
+    assert is_free(path)
+
+
+@flock
+def test_on_windows_a_lock_is_waited_for(path: Path, descriptor: int, windows: list[int]) -> None:
+    with another(path) as second:
+        with locking.exclusive(descriptor):
+            waiting = [
+                Waiting(lambda: exclusive_once(second, None)),
+                Waiting(lambda: shared_once(second)),
+            ]
+            for thread in waiting:
+                thread.require_waiting()
+        for thread in waiting:
+            assert thread.require_done() == "had"
+
+
+@flock
+def test_on_windows_archives_are_opened_and_changed(archive: Path, windows: list[int]) -> None:
+    with onnxarchive.open(archive, mode="r+") as opened:
+        opened.doc_string = "new"
+        assert read_model(archive) == "new"
+    with another(archive) as other, locking.exclusive(other):
+        require_locked(lambda: replace_model(archive, model("newest"), timeout=0))
+    assert read_model(archive) == "new"
+    assert recover(archive).removed == ()
+    assert len(windows) > 10

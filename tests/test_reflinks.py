@@ -1,0 +1,318 @@
+"""Changes on file systems that let files share blocks: a clone takes the archive's name.
+
+XFS and Btrfs are made in sparse files and mounted, which root may do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import pytest
+from models import model_of, raw_tensor
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import edit, journal
+from onnxarchive.edit import recover, replace_model, replace_tensor
+from onnxarchive.errors import ArchiveError
+from onnxarchive.files import MappedFile, clone
+
+MIB = 1 << 20
+WEIGHTS = 16  # of 4 MiB each
+ELEMENTS = MIB
+# The size of the image, and what makes the file system: as large as each takes at least.
+SYSTEMS = {
+    "xfs": (320 * MIB, ["mkfs.xfs", "-q"]),
+    "btrfs": (256 * MIB, ["mkfs.btrfs", "-q", "-m", "single"]),
+}
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="clones are Linux's")
+
+
+def attempt(command: list[str]) -> str | None:
+    """Runs a command of the system's; gives what went wrong, or None."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    program = shutil.which(command[0], path=path)
+    if program is None:
+        return f"{command[0]} is not installed"
+    done = subprocess.run(
+        [program, *command[1:]], capture_output=True, text=True, check=False, timeout=60
+    )
+    return (done.stderr.strip() or f"{command[0]} failed") if done.returncode else None
+
+
+@contextlib.contextmanager
+def mounted(image: Path, directory: Path) -> Iterator[None]:
+    problem = attempt(["mount", "-o", "loop", str(image), str(directory)])
+    if problem is not None:
+        pytest.skip(f"nothing can be mounted: {problem}")
+    try:
+        yield
+    finally:
+        if attempt(["umount", str(directory)]) is not None:  # a file of a failed test is open
+            assert attempt(["umount", "--lazy", str(directory)]) is None
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def disk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A directory on a file system that shares blocks."""
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    size, make = SYSTEMS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    image, directory = folder / "image", folder / "disk"
+    directory.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(size)
+    try:
+        problem = attempt([*make, str(image)])
+        if problem is not None:
+            pytest.skip(f"no {request.param} can be made: {problem}")
+        with mounted(image, directory):
+            yield directory
+    finally:
+        image.unlink()
+
+
+def model(*, doc_string: str = "old", weights: int = WEIGHTS, padding: int = 0) -> onnx.ModelProto:
+    """A model with its weights in the archive."""
+    made = model_of()
+    made.doc_string = doc_string + "x" * padding
+    for index in range(weights):
+        tensor = made.graph.initializer.add(
+            name=f"w{index}",
+            data_type=TensorProto.FLOAT,
+            dims=[ELEMENTS],
+            data_location=TensorProto.EXTERNAL,
+        )
+        tensor.external_data.add(key="location", value=f"w{index}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def original(disk: Path) -> Path:
+    """An archive of 64 MiB; tests take clones of it."""
+    path = disk / "original"
+    data = np.random.default_rng(0).bytes(WEIGHTS * ELEMENTS * 4)
+    filled = model_of()
+    filled.doc_string = "old"
+    for index in range(WEIGHTS):
+        raw_data = data[index * ELEMENTS * 4 : (index + 1) * ELEMENTS * 4]
+        filled.graph.initializer.add(
+            name=f"w{index}", data_type=TensorProto.FLOAT, dims=[ELEMENTS], raw_data=raw_data
+        )
+    onnxarchive.save(filled, path)
+    return path
+
+
+def cloned(source: Path, path: Path) -> Path:
+    with MappedFile(source) as file, open(path, "xb") as target:
+        assert clone(file, target)
+    return path
+
+
+@pytest.fixture
+def archive(original: Path) -> Iterator[Path]:
+    directory = original.parent / "directory"
+    directory.mkdir()
+    yield cloned(original, directory / "model.onnxa")
+    shutil.rmtree(directory)
+
+
+def free(directory: Path) -> int:
+    """Bytes that are free when all is written."""
+    assert attempt(["sync", "-f", str(directory)]) is None
+    found = os.statvfs(directory)
+    return found.f_bfree * found.f_frsize
+
+
+def shared_nbytes(path: Path) -> int:
+    """How many bytes of a file lie in extents that others have, too."""
+    done = subprocess.run(
+        ["filefrag", "-s", "-v", "-b1", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit()]
+    assert lines
+    return sum(int(line.split(":")[3]) for line in lines if "shared" in line)
+
+
+def new_array() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.random.default_rng(1).random(ELEMENTS, np.float32)
+
+
+def added() -> onnx.ModelProto:
+    made = model(doc_string="new")
+    made.graph.initializer.append(raw_tensor("wz", dims=(2000,), seed=9))
+    return made
+
+
+CHANGES: dict[str, Callable[[Path, bool], None]] = {
+    "a larger model": lambda path, copy: replace_model(
+        path, model(doc_string="new", padding=100_000), copy=copy
+    ),
+    "a smaller model": lambda path, copy: replace_model(path, model(doc_string=""), copy=copy),
+    "a new tensor": lambda path, copy: replace_model(path, added(), copy=copy),
+    "another tensor": lambda path, copy: replace_tensor(path, "w5", new_array(), copy=copy),
+}
+changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+
+
+def in_place(path: Path, change: Callable[[Path, bool], None]) -> None:
+    """Makes a change as it is made where blocks cannot be shared."""
+    with patch.object(edit, "clone", return_value=False):
+        change(path, False)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@changes
+def test_a_change_makes_a_new_file_that_shares_its_blocks_with_the_old_one(
+    archive: Path, change: Callable[[Path, bool], None], copy: bool
+) -> None:
+    expected = cloned(archive, archive.with_name("expected"))
+    in_place(expected, change)
+    archive.chmod(0o640)
+    before = archive.stat()
+    content = archive.read_bytes()
+    free_before = free(archive.parent)
+    with onnxarchive.open(archive) as opened:
+        view = opened.read("w5")
+        change(archive, copy)
+        after = archive.stat()
+        assert after.st_ino != before.st_ino
+        assert stat.S_IMODE(after.st_mode) == 0o640
+        assert bytes(view) == content[view_range(opened, "w5")]  # of the old file
+        view.release()
+    assert free_before - free(archive.parent) < 6 * MIB
+    assert archive.read_bytes() == expected.read_bytes()
+    assert archive.read_bytes() != content
+    assert shared_nbytes(archive) > 55 * MIB
+    assert sorted(os.listdir(archive.parent)) == ["expected", "model.onnxa"]
+    assert list(onnxarchive.check(archive, full=True)) == []
+
+
+def view_range(archive: onnxarchive.Archive, name: str) -> slice:
+    entry = archive.entries[name]
+    return slice(entry.data_offset, entry.data_offset + entry.nbytes)
+
+
+@changes
+def test_a_change_writes_no_journal(
+    archive: Path, change: Callable[[Path, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a journal is written")
+
+    monkeypatch.setattr(journal, "change", refuse)
+    change(archive, False)
+    with onnxarchive.open(archive, mode="r+") as opened:
+        opened.metadata["author"] = "Ada"
+    assert os.listdir(archive.parent) == ["model.onnxa"]
+
+
+@changes
+def test_a_copy_leaves_other_names_of_the_file_what_they_are(
+    archive: Path, change: Callable[[Path, bool], None]
+) -> None:
+    other = archive.with_name("other")
+    os.link(archive, other)
+    content = archive.read_bytes()
+    inode = archive.stat().st_ino
+    with pytest.raises(ValueError, match=r"2 names \(hard links\)"):
+        change(archive, False)
+    assert archive.read_bytes() == content
+    change(archive, True)
+    assert other.read_bytes() == content
+    assert (other.stat().st_ino, other.stat().st_nlink) == (inode, 1)
+    assert archive.read_bytes() != content
+    assert shared_nbytes(other) > 55 * MIB
+    assert sorted(os.listdir(archive.parent)) == ["model.onnxa", "other"]
+
+
+def test_a_copy_of_what_a_symbolic_link_leads_to_takes_the_place_of_the_link(archive: Path) -> None:
+    link = archive.with_name("link")
+    link.symlink_to(archive.name)
+    content = archive.read_bytes()
+    free_before = free(archive.parent)
+    replace_model(link, model(doc_string="new"), copy=True)
+    assert free_before - free(archive.parent) < 6 * MIB
+    assert not link.is_symlink()
+    assert archive.read_bytes() == content
+    with onnxarchive.open(link) as opened:
+        assert opened.model.doc_string == "new"
+
+
+def test_a_tensor_is_replaced_in_the_file_itself_if_that_is_asked_for(archive: Path) -> None:
+    inode = archive.stat().st_ino
+    expected = cloned(archive, archive.with_name("expected"))
+    CHANGES["another tensor"](expected, False)
+    replace_tensor(archive, "w5", new_array(), in_place=True)
+    assert archive.stat().st_ino == inode
+    assert archive.read_bytes() == expected.read_bytes()
+    assert sorted(os.listdir(archive.parent)) == ["expected", "model.onnxa"]
+
+
+def test_what_moves_entries_is_written_anew(archive: Path) -> None:
+    with pytest.raises(ValueError, match="compact=True"):
+        replace_model(archive, model(weights=WEIGHTS - 1))
+    replace_model(archive, model(weights=WEIGHTS - 1), compact=True)
+    assert list(onnxarchive.check(archive, full=True)) == []
+    assert archive.stat().st_size < 61 * MIB
+
+
+def test_a_change_of_a_clone_that_fails_leaves_the_archive_and_nothing_else(archive: Path) -> None:
+    content = archive.read_bytes()
+    inode = archive.stat().st_ino
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with patch.object(os, "pwrite", fail), pytest.raises(OSError, match="No space left"):
+        replace_model(archive, model(doc_string="new"))
+    assert archive.stat().st_ino == inode
+    assert archive.read_bytes() == content
+    assert os.listdir(archive.parent) == ["model.onnxa"]
+
+
+def test_a_disk_that_is_full_leaves_the_archive_and_nothing_else(archive: Path) -> None:
+    content = archive.read_bytes()
+    array = np.random.default_rng(2).random(ELEMENTS, np.float32)
+    with filled(archive.parent / "filling", but_for=MIB):
+        with pytest.raises((OSError, ArchiveError)):
+            replace_tensor(archive, "w5", array)
+        assert archive.read_bytes() == content
+        assert sorted(os.listdir(archive.parent)) == ["filling", "model.onnxa"]
+    assert recover(archive).removed == ()
+    replace_tensor(archive, "w5", array)
+    assert list(onnxarchive.check(archive, full=True)) == []
+
+
+@contextlib.contextmanager
+def filled(path: Path, *, but_for: int) -> Iterator[None]:
+    """A disk that is full but for some bytes: a file has the others, and nothing is written."""
+    size = free(path.parent)
+    with open(path, "xb") as file:
+        while size > but_for:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size - but_for)
+                break
+            except OSError:
+                size -= MIB
+        yield
+    path.unlink()

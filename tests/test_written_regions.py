@@ -1,0 +1,264 @@
+"""Where in a file a change writes, as the system saw it: behind the weights, and nowhere else.
+
+The calls are those that strace lists. A map that could be written through would be one of them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+import pytest
+from models import model_of, raw_tensor
+from onnx import TensorProto, helper
+
+import onnxarchive
+from onnxarchive.files import MappedFile, clone
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")
+
+WEIGHTS = 3
+ELEMENTS = 50_000
+
+# What changes a file that is open or named, and what makes a map of it.
+CALLS = (
+    "write,pwrite64,writev,pwritev,pwritev2,truncate,ftruncate,fallocate,sendfile,splice,"
+    "copy_file_range,ioctl,mmap"
+)
+
+# Each change is made to an archive of its own, which has its name.
+CHANGES = """
+    import sys
+    import numpy as np, onnx, onnxarchive
+    from onnx import numpy_helper
+    from onnxarchive.edit import change_model, replace_model, replace_tensor
+
+    def larger(path):
+        replace_model(path, model(path, "x" * 100_000))
+
+    def smaller(path):
+        replace_model(path, model(path, ""))
+
+    def metadata(path):
+        with onnxarchive.open(path, mode="r+") as archive:
+            archive.metadata["author"] = "Ada"
+
+    def renamed(path):
+        with onnxarchive.open(path, mode="r+") as archive:
+            archive.rename(inputs={"x": "input"}, outputs={"y": "output"})
+
+    def added(path):
+        changed = model(path, "new")
+        array = np.arange(5000, dtype=np.float32)
+        changed.graph.initializer.append(numpy_helper.from_array(array, "wz"))
+        replace_model(path, changed)
+
+    def taken_back(path):
+        def fail(done, total):
+            raise ZeroDivisionError
+
+        try:
+            replace_model(path, model(path, "x" * 100_000), progress=fail)
+        except ZeroDivisionError:
+            pass
+
+    def tensor_in_place(path):
+        replace_tensor(path, "w1", np.ones(50_000, np.float32), in_place=True)
+
+    def model(path, doc_string):
+        with onnxarchive.open(path) as archive:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(archive.model)
+        copy.doc_string = doc_string
+        return copy
+
+    for change in (larger, smaller, metadata, renamed, added, taken_back, tensor_in_place):
+        change(sys.argv[1] + "/" + change.__name__)
+"""
+# The changes whose weights all stay.
+BEHIND = ("larger", "smaller", "metadata", "renamed", "added", "taken_back")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that may have changed a file.
+
+    Attributes:
+        name: That of the call.
+        arguments: As strace shows them.
+    """
+
+    name: str
+    arguments: str
+
+
+# By the name of the file.
+Calls: TypeAlias = Mapping[str, list[Call]]
+
+
+def parse(trace: str, directory: Path) -> Calls:
+    """The calls on files in a directory; whether they succeeded is not asked."""
+    found: defaultdict[str, list[Call]] = defaultdict(list)
+    for line in trace.splitlines():
+        if f"{directory}/" not in line:
+            continue
+        match = re.match(r"\d+ +(\w+)\((.*)", line)
+        assert match is not None, line
+        call = Call(match[1], match[2])
+        names = re.findall(rf'[<"]{re.escape(str(directory))}/([^>"/]+)[>"]', line)
+        assert names, line
+        for name in set(names):
+            found[name].append(call)
+    return found
+
+
+def span(call: Call) -> range | None:
+    """The bytes of the file that a call wrote; None if they cannot be told."""
+    if call.name == "pwrite64":
+        match = re.fullmatch(r'\d+<[^>]*>, ""\.\.\., (\d+), (\d+)(\)| <unf).*', call.arguments)
+        if match is not None:
+            return range(int(match[2]), int(match[2]) + int(match[1]))
+    if call.name == "ftruncate":  # all that was behind the new end is gone
+        match = re.fullmatch(r"\d+<[^>]*>, (\d+)(\)| <unf).*", call.arguments)
+        if match is not None:
+            return range(int(match[1]), 1 << 63)
+    return None
+
+
+def written(calls: list[Call]) -> list[range]:
+    """What the calls on one file wrote of it.
+
+    Reading maps write nothing, and ioctl was asked for a clone, which would be another file.
+    """
+    spans = []
+    for call in calls:
+        if call.name == "ioctl" or (call.name == "mmap" and "PROT_WRITE" not in call.arguments):
+            continue
+        found = span(call)
+        assert found is not None, call
+        spans.append(found)
+    return spans
+
+
+def model() -> onnx.ModelProto:
+    made = model_of(*(raw_tensor(f"w{i}", dims=(ELEMENTS,), seed=i) for i in range(WEIGHTS)))
+    made.graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]))
+    made.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1]))
+    made.graph.node.append(helper.make_node("Identity", ["x"], ["y"]))
+    made.doc_string = "old" * 1000
+    return made
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive as it was before all changes."""
+    path = tmp_path_factory.mktemp("original") / "model.onnxa"
+    onnxarchive.save(model(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def changed(original: Path) -> Path:
+    """A directory of copies of the archive, one to be changed in each way."""
+    directory = original.parent / "changed"
+    directory.mkdir()
+    with MappedFile(original) as file, open(directory / "clone", "xb") as target:
+        if clone(file, target):
+            pytest.skip("a change writes to a clone on this file system")
+    (directory / "clone").unlink()
+    for name in (*BEHIND, "tensor_in_place"):
+        shutil.copyfile(original, directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def calls(original: Path, changed: Path) -> Calls:
+    """The calls of all changes."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    trace = original.with_name("trace")
+    strace = ["strace", "-f", "-y", "-s", "0", "-o", str(trace), "-e"]
+    probe = subprocess.run(
+        [*strace, "trace=none", "true"], capture_output=True, text=True, check=False, timeout=60
+    )
+    if probe.returncode:
+        pytest.skip(f"nothing can be traced: {probe.stderr.strip()}")
+    program = [sys.executable, "-c", textwrap.dedent(CHANGES), str(changed)]
+    done = subprocess.run(
+        [*strace, f"trace={CALLS}", *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return parse(trace.read_text(), changed)
+
+
+@pytest.fixture(scope="module")
+def weights_end(original: Path) -> int:
+    """Where the model begins, which is the last entry."""
+    with onnxarchive.open(original) as archive:
+        *weights, last = archive.entries.values()
+        assert len(weights) == WEIGHTS
+        assert last.header_offset > WEIGHTS * ELEMENTS * 4
+        return last.header_offset
+
+
+@pytest.mark.parametrize("change", BEHIND)
+def test_nothing_is_written_where_weights_are(
+    original: Path, changed: Path, calls: Calls, weights_end: int, change: str
+) -> None:
+    before, after = original.read_bytes(), (changed / change).read_bytes()
+    assert after[:weights_end] == before[:weights_end]
+    assert (after == before) == (change == "taken_back")
+    spans = written(calls[change])
+    assert all(span.start >= weights_end for span in spans)
+    # And all that is new is among what was seen.
+    assert spans[0].start == weights_end
+    is_seen = bytearray(len(after))
+    for span in spans:
+        assert span.stop <= len(after) or span.stop == 1 << 63 or change == "taken_back"
+        is_seen[span.start : span.stop] = b"\1" * (min(span.stop, len(after)) - span.start)
+    assert all(is_seen[weights_end:])
+    assert range(len(after), 1 << 63) in spans
+
+
+@pytest.mark.parametrize("change", BEHIND)
+def test_no_more_is_written_than_the_new_end(
+    changed: Path, calls: Calls, weights_end: int, change: str
+) -> None:
+    writes = [span for span in written(calls[change]) if span.stop < 1 << 63]
+    size = (changed / change).stat().st_size
+    if change != "taken_back":  # which has written both ends
+        assert sum(map(len, writes)) == size - weights_end
+
+
+def test_a_journal_holds_the_old_end_alone(original: Path, calls: Calls, weights_end: int) -> None:
+    end = original.stat().st_size - weights_end
+    for change in BEHIND:
+        spans = written(calls[f"{change}-journal"])
+        assert sum(map(len, spans)) == 68 + 16 + end + 32  # header, span, and checksum
+        assert {name for name in calls if name.startswith(change)} <= {change, f"{change}-journal"}
+
+
+def test_a_tensor_that_is_replaced_in_place_is_seen_where_weights_are(
+    original: Path, calls: Calls, weights_end: int
+) -> None:
+    with onnxarchive.open(original) as archive:
+        entry = archive.entries["w1"]
+    spans = [span for span in written(calls["tensor_in_place"]) if span.start < weights_end]
+    assert (spans[0].start, spans[-1].stop) == (
+        entry.header_offset,
+        entry.data_offset + entry.nbytes,
+    )
+    assert sum(map(len, spans)) == spans[-1].stop - spans[0].start
