@@ -197,6 +197,7 @@ class Archive:
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
+        self._tensors: Tensors | None = None
         self._read(file, max_model_nbytes)
 
     def _read(self, file: MappedFile, max_model_nbytes: int) -> None:
@@ -212,7 +213,8 @@ class Archive:
         self._numbers = dict(zip(self._entries, range(len(self._entries)), strict=True))
         self._compared: set[str] = set()
         self._compare(MODEL_PROTO)
-        self._tensors: Tensors | None = None
+        if self._tensors is not None:
+            self._tensors.index()
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -389,6 +391,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def __init__(self, archive: Archive) -> None:
         """Indexes the initializers of an archive."""
         self._archive = archive
+        self.index()
+
+    def index(self) -> None:
+        """Looks at the archive's model anew."""
+        archive = self._archive
         self._sites: dict[str, Site] = {}
         self._ambiguous: dict[str, list[Site]] = {}
         for site in archive.walked:

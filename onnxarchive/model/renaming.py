@@ -42,11 +42,17 @@ def renamed(
     copy.CopyFrom(model)
     _rename(copy.graph, names)
     for training in copy.training_info:
-        _rename(training.initialization, _unless_defined(training.initialization, names))
-        _rename(training.algorithm, _unless_defined(training.algorithm, names))
-        for binding in (*training.initialization_binding, *training.update_binding):
-            binding.key = names.get(binding.key, binding.key)
-            binding.value = names.get(binding.value, binding.value)
+        of_initialization = _unless_defined(training.initialization, names)
+        of_algorithm = _unless_defined(training.algorithm, names)
+        for bindings, of_values in (
+            (training.initialization_binding, of_initialization),
+            (training.update_binding, of_algorithm),
+        ):
+            for binding in bindings:
+                binding.key = of_algorithm.get(binding.key, binding.key)
+                binding.value = of_values.get(binding.value, binding.value)
+        _rename(training.initialization, of_initialization)
+        _rename(training.algorithm, of_algorithm)
     return copy
 
 
@@ -62,26 +68,26 @@ def _require_known(kind: str, names: Mapping[str, str], known: list[str]) -> Non
 
 
 def _require_free(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    graphs = [model.graph]
+    kept = set(_kept(model.graph, names))
     for training in model.training_info:
-        graphs += [training.initialization, training.algorithm]
-    used = {name for graph in graphs for name in _used(graph)} - names.keys()
+        for graph in (training.initialization, training.algorithm):
+            kept.update(_kept(graph, _unless_defined(graph, names)))
     new = list(names.values())
     for name in new:
-        if name in used or new.count(name) > 1:
+        if name in kept or new.count(name) > 1:
             raise ValueError(
                 f"expected a new name that nothing in the model has, found {shown(name)}"
             )
 
 
-def _used(graph: onnx.GraphProto) -> Iterator[str]:
-    """All names of values in a graph and in its subgraphs."""
-    yield from _defined(graph)
-    yield from (value.name for value in (*graph.output, *graph.value_info))
+def _kept(graph: onnx.GraphProto, names: Mapping[str, str]) -> Iterator[str]:
+    """All names of values in a graph and in its subgraphs that are still there afterwards."""
+    used = [*_defined(graph), *(value.name for value in (*graph.output, *graph.value_info))]
     for node in graph.node:
-        yield from node.input
+        used += node.input
         for subgraph in _subgraphs(node):
-            yield from _used(subgraph)
+            yield from _kept(subgraph, _unless_defined(subgraph, names))
+    yield from (name for name in used if name not in names)
 
 
 def _defined(graph: onnx.GraphProto) -> Iterator[str]:

@@ -1,0 +1,507 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
+from models import external, flip_byte, model_of, raw_tensor, run_python, runnable_model
+
+import onnxarchive
+from onnxarchive.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def saved(model: onnx.ModelProto, **options: Any) -> bytes:
+    """What `save` makes of a model."""
+    target = io.BytesIO()
+    onnxarchive.save(model, target, **options)
+    return target.getvalue()
+
+
+def model_with(**words: str) -> onnx.ModelProto:
+    model = runnable_model()
+    for field, value in words.items():
+        setattr(model, field, value)
+    return model
+
+
+def model_in(archive: Path) -> onnx.ModelProto:
+    with onnxarchive.open(archive) as opened:
+        return opened.model
+
+
+def told(captured: Captured) -> str:
+    """The one line on standard error, which is no traceback."""
+    out, err = captured.readouterr()
+    assert out == ""
+    assert err.startswith("onnxarchive: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("onnxarchive: ").rstrip("\n")
+
+
+def require(archive: Path, expected: bytes) -> None:
+    assert archive.read_bytes() == expected
+    assert onnxarchive.check(archive, full=True) == []
+
+
+# replace-model
+
+
+def test_replace_model_takes_a_link_that_was_changed(
+    archive: Path, link: Path, capsys: Captured
+) -> None:
+    model = onnx.load(link, load_external_data=False)
+    model.doc_string = "new"
+    onnx.save(model, link)
+    assert run("replace-model", archive, link) == 0
+    require(archive, saved(model_with(doc_string="new")))
+    nbytes = archive.stat().st_size
+    assert capsys.readouterr() == (f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB)\n", "")
+
+
+def test_replace_model_takes_the_archives_own_model_from_elsewhere(
+    archive: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run("extract", archive, tmp_path / "extracted") == 0
+    capsys.readouterr()
+    elsewhere = tmp_path / "__MODEL_PROTO"
+    model = onnx.load(tmp_path / "extracted" / "__MODEL_PROTO", load_external_data=False)
+    model.doc_string = "new"
+    elsewhere.write_bytes(model.SerializeToString())
+    assert run("replace-model", archive, elsewhere, "--json") == 0
+    require(archive, saved(model_with(doc_string="new")))
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(archive),
+        "nbytes": archive.stat().st_size,
+    }
+    # The extracted directory has the data beside the model.
+    shutil.copy(elsewhere, tmp_path / "extracted" / "__MODEL_PROTO")
+    before = archive.read_bytes()
+    assert run("replace-model", archive, tmp_path / "extracted") == 0
+    require(archive, before)
+
+
+def test_replace_model_moves_nothing_without_compact(archive: Path, capsys: Captured) -> None:
+    before = archive.read_bytes()
+    smaller = model_in(archive)
+    del smaller.graph.initializer[0]
+    file = archive.with_name("smaller.onnx")
+    file.write_bytes(smaller.SerializeToString())
+    assert run("replace-model", archive, file) == 2
+    assert told(capsys) == (
+        f"{archive}: expected every tensor of the archive in the model, under its name, found none "
+        "for 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
+    )
+    require(archive, before)
+    assert run("replace-model", archive, file, "--compact") == 0
+    require(archive, saved(smaller))
+    assert archive.stat().st_size < 2000
+
+
+def test_replace_model_takes_a_size_threshold(archive: Path, capsys: Captured) -> None:
+    file = archive.with_name("full.onnx")
+    onnx.save(runnable_model(), file)
+    options = ["--size-threshold", "70000"]
+    assert run("replace-model", archive, file, *options) == 2
+    assert "--compact" in told(capsys)
+    assert run("replace-model", archive, file, *options, "--compact") == 0
+    require(archive, saved(runnable_model(), size_threshold=70_000))
+    assert run("replace-model", archive, file, "--size-threshold", "64") == 0
+    require(archive, saved(runnable_model(), size_threshold=64))
+    capsys.readouterr()
+    assert run("replace-model", archive, file, "--size-threshold", "-1") == 2
+    assert told(capsys) == "size_threshold must not be negative, got -1"
+    assert run("replace-model", archive, file, "--size-threshold", "many") == 2
+    assert "invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_replace_model_names_what_is_wrong_with_the_model(archive: Path, capsys: Captured) -> None:
+    before = archive.read_bytes()
+    missing, broken = archive.with_name("missing.onnx"), archive.with_name("broken.onnx")
+    assert run("replace-model", archive, missing) == 2
+    assert told(capsys) == f"{missing}: No such file or directory"
+    broken.write_bytes(b"no model")
+    assert run("replace-model", archive, broken) == 3
+    assert told(capsys).startswith(f"{broken}: malformed model at byte 0: expected ")
+    bad = model_of(external(raw_tensor("w", dims=(300,)), "nowhere"))
+    broken.write_bytes(bad.SerializeToString())
+    assert run("replace-model", archive, broken) == 3
+    assert told(capsys) == (
+        f"{broken}: tensor 'w' (graph.initializer[0]): expected 1200 bytes in 'nowhere', found no "
+        "such file"
+    )
+    assert run("replace-model", archive, archive) == 2
+    assert "expected another file than the input" in told(capsys)
+    require(archive, before)
+
+
+# set-metadata
+
+
+def test_set_metadata_sets_and_removes_pairs(archive: Path, capsys: Captured) -> None:
+    expected = runnable_model()
+    onnx.helper.set_model_props(expected, {"author": "Ada", "note": "a=b\nc", "größe": ""})
+    assert run("set-metadata", archive, "author=Ada", "note=a=b\nc", "größe=") == 0
+    require(archive, saved(expected))
+    assert capsys.readouterr().out.startswith(f"{archive}: ")
+    onnx.helper.set_model_props(expected, {"größe": "7", "note": "a=b\nc"})
+    assert run("set-metadata", archive, "größe=7", "--remove", "author", "--json") == 0
+    assert {p.key: p.value for p in model_in(archive).metadata_props} == {
+        "note": "a=b\nc",
+        "größe": "7",
+    }
+    assert json.loads(capsys.readouterr().out)["path"] == str(archive)
+    assert run("set-metadata", archive, "--remove", "note", "--remove", "größe") == 0
+    require(archive, saved(runnable_model()))
+
+
+WORDS = ["doc-string", "producer-name", "producer-version", "domain"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_set_metadata_sets_and_removes_words(archive: Path, word: str, capsys: Captured) -> None:
+    field = word.replace("-", "_")
+    assert run("set-metadata", archive, f"--{word}", "größer\nas before") == 0
+    require(archive, saved(model_with(**{field: "größer\nas before"})))
+    assert run("set-metadata", archive, f"--{word}", "") == 0
+    expected = runnable_model()
+    expected.ClearField(field)
+    require(archive, saved(expected))
+    assert not model_in(archive).HasField(field)
+
+
+def test_set_metadata_does_all_at_once(archive: Path) -> None:
+    arguments = ["a=1", "b=2", "--doc-string", "new", "--domain", "ai.test"]
+    assert run("set-metadata", archive, *arguments) == 0
+    expected = model_with(doc_string="new", domain="ai.test")
+    onnx.helper.set_model_props(expected, {"a": "1", "b": "2"})
+    require(archive, saved(expected))
+
+
+def test_set_metadata_renames_inputs_and_outputs(archive: Path, capsys: Captured) -> None:
+    arguments = ["--rename-input", "x=pixels", "--rename-output", "y=größe=7"]
+    assert run("set-metadata", archive, *arguments) == 0
+    model = model_in(archive)
+    onnx.checker.check_model(onnxarchive.load(archive), full_check=True)
+    assert [value.name for value in model.graph.input] == ["pixels"]
+    assert [value.name for value in model.graph.output] == ["größe=7"]
+    assert onnxarchive.check(archive, full=True) == []
+    pytest.importorskip("onnxruntime")
+    session = onnxarchive.session(archive)
+    assert session.run(["größe=7"], {"pixels": np.ones((2, 1024), np.float32)})[0].shape == (2, 16)
+
+
+def test_set_metadata_leaves_what_it_does_not_set(archive: Path) -> None:
+    model = runnable_model()
+    for value in ("first", "last"):
+        model.metadata_props.add(key="twice", value=value)
+    onnxarchive.save(model, archive)
+    assert run("set-metadata", archive, "--doc-string", "new") == 0
+    model.doc_string = "new"
+    require(archive, saved(model))
+
+
+def test_set_metadata_with_nothing_to_set_changes_nothing(archive: Path, capsys: Captured) -> None:
+    before, inode = archive.read_bytes(), archive.stat().st_ino
+    assert run("set-metadata", archive) == 0
+    assert run("set-metadata", archive, "--producer-name", "test") == 0  # which it is
+    require(archive, before)
+    assert archive.stat().st_ino == inode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["author"], "KEY=VALUE: expected KEY=VALUE, found 'author'"),
+        (["=Ada"], "KEY=VALUE: expected KEY=VALUE, found '=Ada'"),
+        (["a=1", "a=2"], "KEY=VALUE: expected each name once, found 'a' again"),
+        (["--remove", "a"], "--remove: expected a key of the metadata, which has 'k', found 'a'"),
+        (
+            ["--remove", "k", "--remove", "k"],
+            "--remove: expected a key of the metadata, which has none, found 'k'",
+        ),
+        (
+            ["--rename-input", "z=a"],
+            "expected the name of an input of the model, which has 'x', found 'z'",
+        ),
+        (
+            ["--rename-output", "x=a"],
+            "expected the name of an output of the model, which has 'y', found 'x'",
+        ),
+        (
+            ["--rename-input", "x=product"],
+            "expected a new name that nothing in the model has, found 'product'",
+        ),
+        (["--rename-input", "x="], "expected a new name for the input 'x', found none"),
+        (["--rename-input", "x"], "--rename-input: expected KEY=VALUE, found 'x'"),
+        (
+            ["--rename-input", "x=a", "--rename-input", "x=b"],
+            "--rename-input: expected each name once, found 'x' again",
+        ),
+    ],
+)
+def test_set_metadata_says_what_is_wrong_and_changes_nothing(
+    archive: Path, arguments: list[str], message: str, capsys: Captured
+) -> None:
+    assert run("set-metadata", archive, "k=v") == 0
+    capsys.readouterr()
+    before = archive.read_bytes()
+    assert run("set-metadata", archive, *arguments, "--doc-string", "new") == 2
+    assert told(capsys) == message
+    require(archive, before)
+
+
+def test_words_that_are_not_text_are_refused(archive: Path, capsys: Captured) -> None:
+    before = archive.read_bytes()
+    for arguments in (["a=\udcff"], ["\udcff=a"], ["--doc-string", "\udcff"]):
+        assert run("set-metadata", archive, *arguments) == 2
+        assert "surrogates not allowed" in told(capsys)
+    require(archive, before)
+
+
+# All of them
+
+
+COMMANDS: dict[str, list[str]] = {
+    "replace-model": ["replace-model", "ARCHIVE", "MODEL"],
+    "set-metadata": ["set-metadata", "ARCHIVE", "author=Ada"],
+    "recover": ["recover", "ARCHIVE"],
+}
+CHANGES = {name: command for name, command in COMMANDS.items() if name != "recover"}
+
+
+@pytest.fixture
+def call(archive: Path) -> Callable[..., int]:
+    """Runs a command on an archive, with a new model where it takes one."""
+    model = archive.with_name("new model.onnx")
+    onnx.save(model_with(doc_string="new"), model)
+
+    def call(command: list[str], path: Path, *options: str) -> int:
+        words: dict[str, str | Path] = {"ARCHIVE": path, "MODEL": model}
+        return run(*(words.get(word, word) for word in command), *options)
+
+    return call
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+def test_what_is_no_archive_is_refused(
+    archive: Path, command: list[str], call: Callable[..., int], capsys: Captured
+) -> None:
+    missing, folder = archive.with_name("missing"), archive.parent
+    assert call(command, missing) == 2
+    assert told(capsys) == f"{missing}: No such file or directory"
+    assert call(command, folder) == 3
+    assert told(capsys).startswith(f"{folder}: expected a regular file, found a directory")
+    if command[0] == "recover":
+        return
+    no_archive = archive.with_name("no archive.onnx")
+    for content in (b"", runnable_model().SerializeToString()):
+        no_archive.write_bytes(content)
+        assert call(command, no_archive) == 3
+        assert told(capsys).startswith(f"{no_archive}: expected ")
+        assert no_archive.read_bytes() == content
+
+
+@pytest.mark.skipif(os.name == "nt", reason="flock is POSIX's")
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+@pytest.mark.parametrize("kind", ["LOCK_EX", "LOCK_SH"])
+def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
+    archive: Path, command: list[str], kind: str, call: Callable[..., int], capsys: Captured
+) -> None:
+    import fcntl
+
+    before = archive.read_bytes()
+    with open(archive, "rb") as held:
+        fcntl.flock(held, getattr(fcntl, kind))
+        for timeout in ("0", "0.02"):
+            assert call(command, archive, "--timeout", timeout) == 2
+            assert told(capsys) == (
+                f"{archive}: expected nobody else at work on the file, found it locked by a "
+                "process that changes it or opens it; try again"
+            )
+        assert archive.read_bytes() == before
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert call(command, archive, "--timeout", "0") == 0
+    assert call(command, archive, "--timeout", "soon") == 2
+    assert "invalid float value: 'soon'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links are POSIX's")
+@pytest.mark.parametrize("command", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_file_with_further_names_is_changed_only_with_copy(
+    archive: Path,
+    command: list[str],
+    link: Callable[[Path, Path], None],
+    call: Callable[..., int],
+    capsys: Captured,
+) -> None:
+    before = archive.read_bytes()
+    name = archive.with_name("another name.onnxa")
+    link(archive, name)
+    assert call(command, name) == 2
+    message = told(capsys)
+    assert message.startswith(f"{name}: expected a file with this name alone, found a ")
+    assert message.endswith("copy=True (--copy) puts a new file here")
+    assert archive.read_bytes() == before
+    assert call(command, name, "--copy", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(name),
+        "nbytes": name.lstat().st_size,
+    }
+    assert not name.is_symlink()
+    assert archive.read_bytes() == before
+    assert model_in(name) != model_in(archive)
+    assert onnxarchive.check(name, full=True) == []
+
+
+@pytest.mark.parametrize("command", CHANGES.values(), ids=CHANGES.keys())
+def test_a_path_that_a_terminal_cannot_show_is_shown_in_one_line(
+    archive: Path, command: list[str], call: Callable[..., int], capsys: Captured
+) -> None:
+    odd = archive.with_name("a\nb\x1b[31m.onnxa")
+    archive.rename(odd)
+    assert call(command, odd) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("command", CHANGES.values(), ids=CHANGES.keys())
+def test_damage_is_told_and_nothing_is_changed(
+    archive: Path, command: list[str], call: Callable[..., int], capsys: Captured
+) -> None:
+    with onnxarchive.open(archive) as opened:
+        offset = opened.entries["__MODEL_PROTO"].data_offset
+    flip_byte(archive, offset + 3)
+    before = archive.read_bytes()
+    assert call(command, archive) == 3
+    assert "[ZIP-15]" in told(capsys)
+    assert archive.read_bytes() == before
+
+
+# recover
+
+
+def cut_off(archive: Path) -> None:
+    """Has a process killed while it changes an archive in its place."""
+    code = """
+import os, signal, sys
+from onnxarchive import edit
+
+def kill(done, total):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+edit.clone = lambda source, target: False
+if os.fork() == 0:
+    with edit.EditableArchive(sys.argv[1]) as archive:
+        model = archive.model
+        model.doc_string = "never" * 5000
+        archive.replace_model(model, progress=kill)
+assert os.WIFSIGNALED(os.wait()[1])
+"""
+    run_python(code, archive)
+
+
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is killed")
+
+
+@posix
+def test_recover_takes_back_what_was_cut_off(archive: Path, capsys: Captured) -> None:
+    before = archive.read_bytes()
+    for options in ([], ["--json"]):
+        cut_off(archive)
+        journal = Path(f"{archive}-journal")
+        assert journal.exists()
+        assert archive.read_bytes() != before
+        assert run("info", archive) == 3
+        assert told(capsys) == (
+            f"{archive}: expected a complete archive, found one whose last change was cut off; "
+            f"'onnxarchive recover' takes it back with the journal {journal}, and so does whoever "
+            "opens it for writing"
+        )
+        assert run("recover", archive, *options) == 0
+        require(archive, before)
+        assert not journal.exists()
+        out, err = capsys.readouterr()
+        assert err == ""
+        if options:
+            assert json.loads(out) == {
+                "path": str(archive),
+                "is_rolled_back": True,
+                "removed": [],
+            }
+        else:
+            assert out == f"{archive}: a change that was cut off is taken back\n"
+
+
+@posix
+def test_whoever_writes_takes_back_what_was_cut_off(archive: Path) -> None:
+    before = archive.read_bytes()
+    cut_off(archive)
+    with onnxarchive.open(archive, mode="r+"):
+        require(archive, before)
+    cut_off(archive)
+    assert run("set-metadata", archive, "--doc-string", "after") == 0
+    require(archive, saved(model_with(doc_string="after")))
+    assert sorted(os.listdir(archive.parent)) == [archive.name]
+
+
+@posix
+def test_what_was_cut_off_is_not_copied(archive: Path, capsys: Captured) -> None:
+    cut_off(archive)
+    cut = archive.read_bytes()
+    assert run("set-metadata", archive, "--doc-string", "after", "--copy") == 3
+    assert "one whose last change was cut off" in told(capsys)
+    assert archive.read_bytes() == cut
+
+
+@posix
+def test_recover_writes_a_journal_of_another_file_back_only_with_force(
+    archive: Path, capsys: Captured
+) -> None:
+    before = archive.read_bytes()
+    cut_off(archive)
+    moved = archive.with_name("moved.onnxa")
+    shutil.copy(archive, moved)
+    shutil.copy(f"{archive}-journal", f"{moved}-journal")
+    cut = moved.read_bytes()
+    assert run("recover", moved) == 3
+    message = told(capsys)
+    assert message.startswith(f"{moved}: expected an archive, or the journal of its last change, ")
+    assert "force=True (--force) writes it back" in message
+    assert moved.read_bytes() == cut
+    assert run("recover", moved, "--force") == 0
+    require(moved, before)
+    assert not Path(f"{moved}-journal").exists()
+
+
+def test_recover_says_what_it_removed_or_that_there_was_nothing(
+    archive: Path, capsys: Captured
+) -> None:
+    assert run("recover", archive) == 0
+    assert capsys.readouterr().out == f"{archive}: nothing was to be done\n"
+    left = archive.with_name(f".{archive.name}.4242-0.tmp")
+    left.write_bytes(b"half")
+    assert run("recover", archive) == 0
+    assert capsys.readouterr().out == f"removed   {left.resolve()}\n"
+    assert os.listdir(archive.parent) == [archive.name]
+    left.write_bytes(b"half")
+    assert run("recover", archive, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(archive),
+        "is_rolled_back": False,
+        "removed": [str(left.resolve())],
+    }
