@@ -24,14 +24,8 @@ if TYPE_CHECKING:
     from onnxarchive.batch import convert_many
     from onnxarchive.convert import Conversion, convert, export, extract
     from onnxarchive.diff import Change, Difference, diff
-    from onnxarchive.edit import (
-        EditableArchive,
-        Recovery,
-        change_model,
-        recover,
-        replace_model,
-        replace_tensor,
-    )
+    from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
+    from onnxarchive.recovery import Recovery, recover
     from onnxarchive.errors import (
         ArchiveError,
         ArchiveFormatError,
@@ -106,7 +100,7 @@ _SUBMODULES: Final = {
     "Finding": "rules",
     "LockedError": "errors",
     "Misfit": "runtime.link",
-    "Recovery": "edit",
+    "Recovery": "recovery",
     "TensorNotFoundError": "errors",
     "UnfinishedEditError": "errors",
     "UnsupportedFeatureError": "errors",
@@ -125,7 +119,7 @@ _SUBMODULES: Final = {
     "load": "archive",
     "open": "archive",
     "options": "runtime.onnxruntime",
-    "recover": "edit",
+    "recover": "recovery",
     "replace_model": "edit",
     "replace_tensor": "edit",
     "save": "save",

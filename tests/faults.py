@@ -31,10 +31,10 @@ import onnx
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive import edit as edits
-from onnxarchive import files
-from onnxarchive.edit import recover, replace_model, replace_tensor
+from onnxarchive import files, rewriting
+from onnxarchive.edit import replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.recovery import recover
 
 NAME = "model.onnxa"
 WEIGHTS = 3
@@ -92,7 +92,7 @@ def _cloned(change: Change) -> Change:
             target.flush()
             return True
 
-        with patch.object(edits, "clone", clone):
+        with patch.object(rewriting, "clone", clone):
             change(path)
 
     return changed

@@ -35,21 +35,15 @@ from models import (
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import edit, files
-from onnxarchive.edit import (
-    EditableArchive,
-    Recovery,
-    change_model,
-    recover,
-    replace_model,
-    replace_tensor,
-)
+from onnxarchive import files, rewriting
+from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     ChecksumError,
     TensorNotFoundError,
 )
+from onnxarchive.recovery import Recovery, recover
 
 MODEL = "__MODEL_PROTO"
 NAME = "ein Möbel 重み.onnxa"
@@ -161,14 +155,16 @@ def copying_clone(source: files.MappedFile, target: BinaryIO) -> bool:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The three ways in which the end of a file is written; what they take as arguments."""
     cloning = request.param == "on a clone"
-    monkeypatch.setattr(edit, "clone", copying_clone if cloning else lambda source, target: False)
+    monkeypatch.setattr(
+        rewriting, "clone", copying_clone if cloning else lambda source, target: False
+    )
     return {"copy": request.param == "with copy"}
 
 
 @pytest.fixture
 def no_clones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that does not share blocks, on which files are changed in their place."""
-    monkeypatch.setattr(edit, "clone", lambda source, target: False)
+    monkeypatch.setattr(rewriting, "clone", lambda source, target: False)
 
 
 @pytest.fixture
@@ -398,7 +394,9 @@ def test_any_change_of_any_model_gives_what_save_makes_or_is_refused(
     old_entries, new_entries = entries_of(before), entries_of(expected)
     with pytest.MonkeyPatch.context() as patch:
         cloning = kind == "on a clone"
-        patch.setattr(edit, "clone", copying_clone if cloning else lambda source, target: False)
+        patch.setattr(
+            rewriting, "clone", copying_clone if cloning else lambda source, target: False
+        )
         if new_entries[: len(old_entries)] == old_entries:
             replace_model(path, new, copy=kind == "with copy", **stated)
         else:
@@ -1206,9 +1204,9 @@ def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(
 import sys
 import numpy as np
 import onnxarchive
-from onnxarchive import edit
+from onnxarchive import rewriting
 
-edit.clone = lambda source, target: False
+rewriting.clone = lambda source, target: False
 path = sys.argv[1]
 archives = [onnxarchive.open(path), onnxarchive.open(path, mode="r+")]
 weights = [archive.tensors["w1"] for archive in archives]
@@ -1218,7 +1216,7 @@ def shorten(model):
     model.doc_string = ""
     return model
 
-edit.change_model(path, shorten)
+onnxarchive.change_model(path, shorten)
 for archive in archives:
     try:
         archive.read("__MODEL_PROTO")
@@ -1383,7 +1381,7 @@ def test_a_change_that_is_broken_off_is_taken_back_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        edit, "clone", copying_clone if is_cloning else lambda source, target: False
+        rewriting, "clone", copying_clone if is_cloning else lambda source, target: False
     )
     onnxarchive.save(weights(2), path)
     before = path.read_bytes()
@@ -1581,7 +1579,7 @@ def test_several_pairs_are_written_in_one_go_and_what_changes_nothing_not_at_all
         written += 1
         return copying_clone(source, target)
 
-    monkeypatch.setattr(edit, "clone", counted)
+    monkeypatch.setattr(rewriting, "clone", counted)
     onnxarchive.save(weights(1), path)
     with onnxarchive.open(path, mode="r+") as archive:
         archive.metadata.update(a="1", b="2", c="3")
@@ -1645,7 +1643,9 @@ def with_array(model: onnx.ModelProto, index: int, array: np.ndarray[Any, Any]) 
 @pytest.fixture(params=["in place", "in a new file", "on a clone"])
 def tensor_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     cloning = request.param == "on a clone"
-    monkeypatch.setattr(edit, "clone", copying_clone if cloning else lambda source, target: False)
+    monkeypatch.setattr(
+        rewriting, "clone", copying_clone if cloning else lambda source, target: False
+    )
     return {"in_place": request.param == "in place"}
 
 

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onnxarchive import files, locking
-from onnxarchive.edit import recover
 from onnxarchive.errors import ArchiveFormatError, LockedError
 from onnxarchive.files import (
     MappedFile,
@@ -35,6 +34,7 @@ from onnxarchive.files import (
     sync,
     sync_directory,
 )
+from onnxarchive.recovery import recover
 
 CONTENT = bytes(range(256)) * 64
 

@@ -21,10 +21,11 @@ from models import model_of, raw_tensor
 
 import onnxarchive
 from onnxarchive import cli, journal
-from onnxarchive.edit import recover, replace_model
+from onnxarchive.edit import replace_model
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnfinishedEditError
 from onnxarchive.files import MappedFile
 from onnxarchive.journal import Span
+from onnxarchive.recovery import recover
 
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files and links")
 forking = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is killed")

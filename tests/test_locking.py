@@ -22,9 +22,10 @@ from models import model_of, raw_tensor
 
 import onnxarchive
 from onnxarchive import locking
-from onnxarchive.edit import recover, replace_model
+from onnxarchive.edit import replace_model
 from onnxarchive.errors import LockedError
 from onnxarchive.files import MappedFile, Replacement, remove_abandoned
+from onnxarchive.recovery import recover
 
 if sys.platform != "win32":
     import fcntl

@@ -22,10 +22,11 @@ from models import model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import edit, journal
-from onnxarchive.edit import recover, replace_model, replace_tensor
+from onnxarchive import journal, rewriting
+from onnxarchive.edit import replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError
 from onnxarchive.files import MappedFile, clone
+from onnxarchive.recovery import recover
 
 MIB = 1 << 20
 WEIGHTS = 16  # of 4 MiB each
@@ -176,7 +177,7 @@ changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys()
 
 def in_place(path: Path, change: Callable[[Path, bool], None]) -> None:
     """Makes a change as it is made where blocks cannot be shared."""
-    with patch.object(edit, "clone", return_value=False):
+    with patch.object(rewriting, "clone", return_value=False):
         change(path, False)
 
 

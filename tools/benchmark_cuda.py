@@ -1,6 +1,6 @@
 """Measures archives on a CUDA device beside what does without them; prints medians and ratios.
 
-python3 tools/dev.py python tools/benchmark_cuda.py [--gib 1] [--rounds 5] [--directory DIR] [--json FILE]
+python3 tools/dev.py python tools/benchmark_cuda.py [--gib 1] [--rounds 5] [--json FILE] ...
 
 A chain of matrix products with float32 weights in 64 tensors is written as an archive, and from it
 as a `.onnx` with external data, as PyTorch saves tensors, and as safetensors if that is installed:

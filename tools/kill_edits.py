@@ -46,10 +46,11 @@ from onnx import helper, numpy_helper
 import onnxarchive
 from onnxarchive import journal
 from onnxarchive.archive import Archive
-from onnxarchive.edit import recover, replace_model, replace_tensor
+from onnxarchive.edit import replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError
 from onnxarchive.files import MappedFile
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.recovery import recover
 
 NAME: Final = "model.onnxa"
 WEIGHTS: Final = 6
