@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from onnxarchive.convert import Conversion, convert, export, extract
     from onnxarchive.diff import Change, Difference, diff
     from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
-    from onnxarchive.recovery import Recovery, recover
     from onnxarchive.errors import (
         ArchiveError,
         ArchiveFormatError,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         UnfinishedEditError,
         UnsupportedFeatureError,
     )
+    from onnxarchive.recovery import Recovery, recover
     from onnxarchive.rules import Finding, check
     from onnxarchive.runtime.checker import check_model
     from onnxarchive.runtime.link import Misfit, check_link, link

@@ -7,8 +7,6 @@ import math
 import os
 from typing import Any
 
-import onnx
-
 import onnxarchive
 from onnxarchive.archive import Archive
 from onnxarchive.cli.frame import DONE, FOUND, say
@@ -17,6 +15,7 @@ from onnxarchive.cli.table import count, printable, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import text
+from onnxarchive.model.wording import told
 from onnxarchive.rules import rules
 from onnxarchive.runtime.link import linked_archive
 from onnxarchive.zipformat.layout import Placement
@@ -113,8 +112,8 @@ def info_command(arguments: argparse.Namespace) -> int:
             },
             "graph": text(model.graph.name),
             "nodes": len(model.graph.node),
-            "inputs": {text(value.name): _type(value.type) for value in model.graph.input},
-            "outputs": {text(value.name): _type(value.type) for value in model.graph.output},
+            "inputs": {text(value.name): told(value.type) for value in model.graph.input},
+            "outputs": {text(value.name): told(value.type) for value in model.graph.output},
             "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
             "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
             "metadata": proto.metadata(model),
@@ -134,26 +133,6 @@ def info_command(arguments: argparse.Namespace) -> int:
 
 def _line(label: str, value: str) -> str:
     return f"{label:<12}{printable(value)}"
-
-
-def _type(proto: onnx.TypeProto) -> str:
-    """A type as text: `FLOAT 1x3xN`, `sequence of INT64`."""
-    kind = proto.WhichOneof("value")
-    if kind in ("tensor_type", "sparse_tensor_type"):
-        described = getattr(proto, kind)
-        name = dtypes.name_of(described.elem_type)
-        if not described.HasField("shape"):
-            return name
-        dims = [
-            dim.dim_value if dim.HasField("dim_value") else text(dim.dim_param) or "?"
-            for dim in described.shape.dim
-        ]
-        return f"{name} {shape(dims)}"
-    if kind == "sequence_type":
-        return f"sequence of {_type(proto.sequence_type.elem_type)}"
-    if kind == "optional_type":
-        return f"optional {_type(proto.optional_type.elem_type)}"
-    return (kind or "unknown").removesuffix("_type")
 
 
 def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:

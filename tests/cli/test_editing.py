@@ -399,12 +399,12 @@ def cut_off(archive: Path) -> None:
     """Has a process killed while it changes an archive in its place."""
     code = """
 import os, signal, sys
-from onnxarchive import edit
+from onnxarchive import edit, rewriting
 
 def kill(done, total):
     os.kill(os.getpid(), signal.SIGKILL)
 
-edit.clone = lambda source, target: False
+rewriting.clone = lambda source, target: False
 if os.fork() == 0:
     with edit.EditableArchive(sys.argv[1]) as archive:
         model = archive.model
