@@ -68,7 +68,8 @@ def replace_model(
         convert_attribute: As in `save`; None for True if the archive has any such tensor outside.
         timeout: Seconds to wait for others who are at work on the archive; None waits as long as
             it takes, 0 fails at once.
-        progress: Called with the bytes done and the bytes in all that are written.
+        progress: Called with the bytes done and the bytes in all that are written. It must not open
+            the archive, which nobody can meanwhile.
 
     Raises:
         ValueError: Entries would have to move, and `compact` is False; or the file has further
@@ -375,8 +376,7 @@ class Metadata(MutableMapping[str, str]):
         def changed(model: onnx.ModelProto) -> onnx.ModelProto:
             pairs = proto.metadata(model)
             change(pairs)
-            if pairs != proto.metadata(model):
-                onnx.helper.set_model_props(model, pairs)
+            proto.set_metadata(model, pairs)
             return model
 
         self._archive._edit(changed)

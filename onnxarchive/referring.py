@@ -99,7 +99,8 @@ def referred(site: Site, archive: Archive) -> tuple[str, int]:
         )
     nbytes = tensors.external_type(site).nbytes(site.tensor.dims)
     stored = archive.entries[key].nbytes
-    if (reference.offset or 0, reference.length or nbytes, nbytes) != (0, stored, stored):
+    length = nbytes if reference.length is None else reference.length
+    if (reference.offset or 0, length, nbytes) != (0, stored, stored):
         raise ArchiveFormatError(
             f"{site}: expected the whole of entry {key!r}, which is {stored} bytes, found a shape "
             f"and type of {nbytes} bytes, offset {reference.offset} and length {reference.length}"

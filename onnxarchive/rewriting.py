@@ -308,8 +308,8 @@ def _why_moved(plan: Plan, archive: Archive) -> str:
         listed = ", ".join(map(shown, gone[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(gone) - _MAX_SHOWN_ENTRIES} more" * (len(gone) > _MAX_SHOWN_ENTRIES)
         return (
-            f"{archive.path}: expected every tensor of the archive in the model, under its name, "
-            f"found none for {listed}{more}; {remedy}"
+            f"{archive.path}: expected the model to leave every entry where it is, found no tensor "
+            f"of it to be stored under {listed}{more}; {remedy}"
         )
     kept = _kept(plan, archive)
     expected, found = list(archive.entries)[kept], plan.items[kept]

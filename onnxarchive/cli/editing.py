@@ -59,8 +59,7 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
                 )
             del metadata[key]
         metadata.update(pairs)
-        if metadata != proto.metadata(renamed):
-            onnx.helper.set_model_props(renamed, metadata)
+        proto.set_metadata(renamed, metadata)
         return renamed
 
     change_model(arguments.archive, change, copy=arguments.copy, timeout=arguments.timeout)

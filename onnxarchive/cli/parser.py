@@ -196,7 +196,7 @@ def _add_replace_model(commands: Any) -> None:
         "--size-threshold",
         type=int,
         metavar="BYTES",
-        help="store new tensors of this size or more outside the model (default: as the archive's)",
+        help="store tensors of this size or more outside the model (default: as the archive does)",
     )
     _add_common(command)
 
@@ -209,7 +209,9 @@ def _add_set_metadata(commands: Any) -> None:
         "Set metadata and other words of an archive's model, and rename its inputs and outputs.",
     )
     command.add_argument("archive")
-    command.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set")
+    command.add_argument(
+        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set, before any option"
+    )
     command.add_argument(
         "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"
     )

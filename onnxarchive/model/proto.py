@@ -129,6 +129,24 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {tensors.text(pair.key): tensors.text(pair.value) for pair in model.metadata_props}
 
 
+def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
+    """Makes `pairs` the metadata of a model; those that it has already stay as they are."""
+    before = metadata(model)
+    changed = {key: value for key, value in pairs.items() if before.get(key) != value}
+    unwritten = dict(changed)
+    kept = onnx.ModelProto()
+    for pair in model.metadata_props:
+        key = tensors.text(pair.key)
+        if key in unwritten:
+            kept.metadata_props.add(key=key, value=unwritten.pop(key))
+        elif key in pairs and key not in changed:
+            kept.metadata_props.append(pair)
+    for key, value in unwritten.items():
+        kept.metadata_props.add(key=key, value=value)
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept.metadata_props)
+
+
 def check_references(
     walked: Iterable[Site],
     sizes: Mapping[str, int | None],

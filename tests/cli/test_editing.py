@@ -102,8 +102,8 @@ def test_replace_model_moves_nothing_without_compact(archive: Path, capsys: Capt
     file.write_bytes(smaller.SerializeToString())
     assert run("replace-model", archive, file) == 2
     assert told(capsys) == (
-        f"{archive}: expected every tensor of the archive in the model, under its name, found none "
-        "for 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
+        f"{archive}: expected the model to leave every entry where it is, found no tensor of it to "
+        "be stored under 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
     )
     require(archive, before)
     assert run("replace-model", archive, file, "--compact") == 0

@@ -375,3 +375,27 @@ def test_a_wrong_number_of_bytes_is_said_with_type_and_shape() -> None:
         "entry 'w': tensor 'layer/w' (graph.initializer[0]): expected 8 bytes for INT4 of shape "
         "[3, 5], found an entry of 9 [TENSOR-3]"
     )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ({}, []),
+        ({"a": "1", "b": "\ufffd"}, [("a", "0"), ("a", "1"), ("b", b"\xff")]),
+        ({"a": "2", "b": "\ufffd"}, [("a", "2"), ("b", b"\xff")]),
+        ({"b": "\ufffd", "c": "3"}, [("b", b"\xff"), ("c", "3")]),
+        ({"b": "3"}, [("b", "3")]),
+    ],
+)
+def test_metadata_that_stay_are_left_as_they_are(
+    pairs: dict[str, str], expected: list[tuple[str, str | bytes]]
+) -> None:
+    model = model_of()
+    for key, value in (("a", "0"), ("a", "1")):
+        model.metadata_props.add(key=key, value=value)
+    # A value that is not UTF-8, which protobuf hands out as bytes.
+    model.MergeFromString(b"\x72\x06\x0a\x01b\x12\x01\xff")
+    assert proto.metadata(model) == {"a": "1", "b": "\ufffd"}
+    proto.set_metadata(model, pairs)
+    assert [(pair.key, pair.value) for pair in model.metadata_props] == expected
+    assert proto.metadata(model) == pairs
