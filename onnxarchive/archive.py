@@ -297,12 +297,24 @@ class Archive:
         data = self.file.read(entry.data_offset, entry.nbytes)
         if (len(data), writer.crc32(data)) == (entry.nbytes, entry.crc32):
             return memoryview(data)
+        raise self._changed()
+
+    def _changed(self) -> ArchiveError:
         error = ArchiveError(
             "expected the model with which the archive was opened, found that the file has been "
             "changed since; open it anew"
         )
         error.path = self.path
-        raise error
+        return error
+
+    def _has_another_end(self) -> bool:
+        """Whether the file is a whole archive with another directory by now."""
+        try:
+            with MappedFile(self.path) as file:
+                records = read_contents(file, Report()).records
+                return file.identity == self.file.identity and records != self._records
+        except (ArchiveError, OSError):
+            return False
 
     def tensor(self, key: str) -> NDArray[Any]:
         """The tensor of a key as a read-only array, wherever it stands in the model.
@@ -342,6 +354,7 @@ class Archive:
             ChecksumError: Bytes of an entry have changed (ZIP-15, DATA-6).
             ArchiveFormatError: A local header does not match the directory, or bytes are none that
                 the tensor may have (TENSOR-4, TENSOR-5).
+            ArchiveError: The file has been changed since it was opened.
         """
         counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
 
@@ -352,7 +365,12 @@ class Archive:
         entries = list(self._entries.values())
         with naming(self.path):
             sizes = [entry.nbytes for entry in entries]
-            threads.for_each(entries, sizes, verify, threads.require_jobs(jobs))
+            try:
+                threads.for_each(entries, sizes, verify, threads.require_jobs(jobs))
+            except ArchiveFormatError as error:
+                if self._has_another_end():
+                    raise self._changed() from error
+                raise
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""
@@ -370,7 +388,8 @@ class Archive:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<onnxarchive.Archive {self.path!r}, {len(self._entries)} entries>"
+        name = type(self).__name__
+        return f"<onnxarchive.{name} {self.path!r}, {len(self._entries)} entries>"
 
     def _not_found(self, message: str) -> TensorNotFoundError:
         error = TensorNotFoundError(message)

@@ -19,7 +19,6 @@ import onnx
 from onnxarchive import journal
 from onnxarchive.archive import MAX_MODEL_NBYTES, Archive
 from onnxarchive.errors import ArchiveError, naming
-from onnxarchive.files import MappedFile
 from onnxarchive.model import proto, renaming, tensors
 from onnxarchive.recovery import alone_with, locked, settle
 from onnxarchive.rewriting import Model, Options, write_changed_model, write_model, write_tensor
@@ -90,6 +89,7 @@ def change_model(
     path: str | os.PathLike[str],
     change: Callable[[onnx.ModelProto], onnx.ModelProto],
     *,
+    compact: bool = False,
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
@@ -100,6 +100,7 @@ def change_model(
     Args:
         path: The archive.
         change: Takes the model, which it may change, and gives the new one.
+        compact: As in `replace_model`.
         copy: As in `replace_model`.
         timeout: As in `replace_model`.
 
@@ -108,7 +109,7 @@ def change_model(
         OSError: As in `replace_model`.
     """
     with naming(path), alone_with(path, timeout, copy=copy) as (archive, descriptor):
-        write_changed_model(archive, descriptor, change, copy)
+        write_changed_model(archive, descriptor, change, Options(compact=compact, copy=copy))
 
 
 def replace_tensor(
@@ -204,6 +205,15 @@ class EditableArchive(Archive):
         self._set("doc_string", value)
 
     @property
+    def domain(self) -> str:
+        """The model's domain; assigning it changes the archive."""
+        return tensors.text(self.model.domain)
+
+    @domain.setter
+    def domain(self, value: str) -> None:
+        self._set("domain", value)
+
+    @property
     def producer_name(self) -> str:
         """What made the model; assigning it changes the archive."""
         return tensors.text(self.model.producer_name)
@@ -226,18 +236,29 @@ class EditableArchive(Archive):
         *,
         inputs: Mapping[str, str] | None = None,
         outputs: Mapping[str, str] | None = None,
+        compact: bool = False,
+        copy: bool = False,
+        timeout: float | None = None,
     ) -> None:
         """Renames inputs and outputs of the main graph, wherever they are used.
 
         Args:
             inputs: The new name of each input by its old one.
             outputs: The new name of each output by its old one.
+            compact: As in `onnxarchive.replace_model`: an input with a default value is a tensor,
+                whose key changes with its name.
+            copy: As there.
+            timeout: As there.
 
         Raises:
             ValueError: There is none of an old name, or a new one is taken.
             ArchiveError: As in `replace_model`, and so for the other errors.
         """
-        self._edit(lambda model: renaming.renamed(model, inputs or {}, outputs or {}))
+        self._edit(
+            lambda model: renaming.renamed(model, inputs or {}, outputs or {}),
+            Options(compact=compact, copy=copy),
+            timeout,
+        )
 
     def replace_model(
         self,
@@ -310,28 +331,32 @@ class EditableArchive(Archive):
 
         self._edit(change)
 
-    def _edit(self, change: Callable[[onnx.ModelProto], onnx.ModelProto]) -> None:
+    def _edit(
+        self,
+        change: Callable[[onnx.ModelProto], onnx.ModelProto],
+        options: Options | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Changes the model as it is in the archive, and not as it was changed in memory."""
-        self._change(None, False, partial(write_changed_model, change=change, copy=False))
+        options = options or Options()
+        write = partial(write_changed_model, change=change, options=options)
+        self._change(timeout, options.copy, write)
 
     def _change(
         self, timeout: float | None, copy: bool, change: Callable[[Archive, int], None]
     ) -> None:
         self.file.fileno()  # refuses a closed one
-        with naming(self.path), alone_with(self.path, timeout, copy=copy) as (found, descriptor):
-            if (found.file.identity, found.entries) != (self.file.identity, self.entries):
-                raise ArchiveError(
-                    "expected the archive as it was when it was opened, found that somebody has "
-                    "changed it since; open it anew"
-                )
-            change(found, descriptor)
+        with naming(self.path):
+            with alone_with(self.path, timeout, copy=copy) as (found, descriptor):
+                if (found.file.identity, found.entries) != (self.file.identity, self.entries):
+                    raise ArchiveError(
+                        "expected the archive as it was when it was opened, found that somebody "
+                        "has changed it since; open it anew"
+                    )
+                change(found, descriptor)
             before = self.file
-            file = MappedFile(self.path, rule="FILE-1")
-            try:
+            with journal.opened(self.path, rule="FILE-1") as file:
                 self._read(file, self._max_model_nbytes)
-            except BaseException:
-                file.close()
-                raise
             before.close()
 
 

@@ -322,21 +322,32 @@ def remove_abandoned(path: str | os.PathLike[str]) -> list[str]:
     Returns:
         The paths of what was removed.
     """
-    directory, prefix = os.path.split(_temporary_prefix(os.path.realpath(path)))
+    above, own = os.path.split(os.path.abspath(path))
+    # A symbolic link may itself have been about to be replaced.
+    targets = {os.path.realpath(path), os.path.join(os.path.realpath(above), own)}
     removed = []
-    for name in sorted(os.listdir(directory)):
-        if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
-            continue
-        found = os.path.join(directory, name)
-        with contextlib.suppress(OSError):  # of somebody else, or gone by now
-            if not stat.S_ISREG(os.lstat(found).st_mode):
+    for target in sorted(targets):
+        directory, prefix = os.path.split(_temporary_prefix(target))
+        for name in sorted(os.listdir(directory)):
+            if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
                 continue
-            with open(found, "rb+") as file:
-                is_abandoned = locking.try_exclusive(file.fileno())
-            if is_abandoned:
-                os.unlink(found)
-                removed.append(found)
+            found = os.path.join(directory, name)
+            with contextlib.suppress(OSError):  # of somebody else, or gone by now
+                if stat.S_ISREG(os.lstat(found).st_mode) and _removes_abandoned(found):
+                    removed.append(found)
     return removed
+
+
+def _removes_abandoned(path: str) -> bool:
+    """Removes a file unless it is locked; whoever waits for the lock sees that it is gone."""
+    with open(path, "rb+") as file:
+        if not locking.try_exclusive(file.fileno()):
+            return False
+        if os.name != "nt":  # which removes no open file
+            os.unlink(path)
+    if os.name == "nt":
+        os.unlink(path)
+    return True
 
 
 def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
@@ -384,7 +395,7 @@ class Replacement:
                 error.filename = self._path  # not that of the temporary file
                 raise
             self.file: BinaryIO = self._temporary.made
-            locking.try_exclusive(self.file.fileno())
+            locking.keep_exclusive(self.file.fileno())
             if os.path.lexists(self._temporary.path):
                 break
             self.discard()  # before it was locked, somebody took it for an abandoned one

@@ -5,8 +5,8 @@ file is changed and synced, and the journal is removed: that is the moment at wh
 made. A journal that is found later tells of a change that was cut off; writing its bytes back gives
 the file as it was. A journal that is incomplete itself says that the file was not yet touched.
 
-A journal belongs to one file: it names its inode, and has a checksum of the bytes around those that
-change. So one that was left beside a path that another file has taken by now does no harm.
+A journal belongs to one file: it has a checksum of the bytes around those that change, by which
+other files are told, and the file's inode, by which copies are.
 """
 
 from __future__ import annotations
@@ -75,11 +75,17 @@ class Journal:
     spans: tuple[Span, ...]
 
     def is_of(self, file: MappedFile) -> bool:
-        """Whether it is a journal of this very file, which may have been changed half."""
+        """Whether it may be a journal of this file, which may have been changed half.
+
+        A copy of the file, or the same one on a file system that numbers files anew, has another
+        inode.
+        """
+        return self.surroundings == _surroundings(file.read, self.spans)
+
+    def has_inode_of(self, file: MappedFile) -> bool:
+        """Whether the file has the inode that it had when the journal was written."""
         _, inode = file.identity
-        return self.inode == inode & _MAX_INODE and self.surroundings == _surroundings(
-            file.read, self.spans
-        )
+        return self.inode == inode & _MAX_INODE
 
     def is_intact(self, file: MappedFile) -> bool:
         """Whether the file is as it was: it has not been changed yet, or no longer is."""
@@ -243,7 +249,11 @@ def superseding(path: str | os.PathLike[str], *, is_locked: bool = False) -> Ite
         if not _is_of_file_at(path):
             remove(path)
         yield
-        remove(path)
+        name = path_of(path)
+        if os.path.lexists(name):
+            with contextlib.suppress(OSError):  # then it is found to be of no use later on
+                sync_directory(os.path.dirname(name))  # the new file lasts before the journal goes
+                remove(path)
 
 
 def _is_of_file_at(path: str | os.PathLike[str]) -> bool:
@@ -342,9 +352,10 @@ def _write(path: str, file: MappedFile, spans: Sequence[Span]) -> Journal:
     remove(path)
     mode = stat.S_IMODE(os.stat(path).st_mode)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(journal.path, flags, mode)
+    descriptor = None
     try:
         try:
+            descriptor = os.open(journal.path, flags, mode)
             target = Positioned(descriptor, 0)
             checksum = hashlib.sha256()
             for piece in _content(journal, file):
@@ -353,7 +364,8 @@ def _write(path: str, file: MappedFile, spans: Sequence[Span]) -> Journal:
             target.write(memoryview(checksum.digest()))
             sync(descriptor)
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
         sync_directory(os.path.dirname(journal.path))
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None and error.errno is not None:

@@ -97,6 +97,15 @@ def exclusive_at(
         # While the lock was waited for, another file has taken the path.
 
 
+def keep_exclusive(descriptor: int) -> None:
+    """Takes the lock for as long as the file is open; where there are no locks, it goes without.
+
+    It is waited for.
+    """
+    with contextlib.suppress(OSError):
+        _lock(descriptor, is_shared=False, timeout=None)
+
+
 def try_exclusive(descriptor: int) -> bool:
     """Takes the lock for as long as the file is open, if that can be done at once.
 
@@ -118,6 +127,8 @@ def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     if fcntl is not None and timeout is None:
         fcntl.flock(descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         return
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
     deadline = None if timeout is None else time.monotonic() + timeout
     while not _is_locked_now(descriptor, is_shared):
         if deadline is not None and time.monotonic() >= deadline:

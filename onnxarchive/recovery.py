@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxarchive import journal, locking
-from onnxarchive.archive import Archive, check_local_header
+from onnxarchive.archive import Archive, check_data, check_local_header, read_contents
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
 from onnxarchive.files import MappedFile, remove_abandoned
-from onnxarchive.journal import Journal
+from onnxarchive.journal import Journal, Span
 from onnxarchive.zipformat import directory
+from onnxarchive.zipformat.directory import Entry
+from onnxarchive.zipformat.writer import Counter
 
 __all__ = ["Recovery", "alone_with", "locked", "recover", "settle"]
 
@@ -63,6 +65,8 @@ def recover(
             return Recovery(True, tuple(removed))
         if had_journal:
             removed.append(journal.path_of(path))
+        else:
+            _require_archive(path)
     return Recovery(False, tuple(removed))
 
 
@@ -121,16 +125,22 @@ def settle(path: str | os.PathLike[str], descriptor: int, *, force: bool = False
     if not os.path.lexists(journal.path_of(path)):
         return False
     found = journal.read(path)
+    with MappedFile(path) as file:
+        is_of_archive = found is not None and found.is_of(file) and _is_of_archive(found, file)
+        if found is not None and not force and not (is_of_archive and found.has_inode_of(file)):
+            fault = _fault(file, found.spans)
+            if fault is None:  # another archive has come here, and is whole
+                found = None
+            elif not is_of_archive:
+                raise _unsettled(path, fault)
+        elif found is None:  # it was never completed, so that nothing was changed
+            fault = _fault(file, ())
+            if fault is not None:
+                raise _unsettled(path, fault)
     if found is not None:
-        with MappedFile(path) as file:
-            is_of_file = force or (found.is_of(file) and _is_of_archive(found, file))
-        if is_of_file:
-            found.roll_back(descriptor)
-            journal.remove(path)
-            return True
-    _require_archive(path)
-    journal.remove(path)  # which was never completed, or is of no use to this archive
-    return False
+        found.roll_back(descriptor)
+    journal.remove(path)
+    return found is not None
 
 
 def _is_of_archive(found: Journal, file: MappedFile) -> bool:
@@ -138,6 +148,8 @@ def _is_of_archive(found: Journal, file: MappedFile) -> bool:
 
     Another archive may have been written into the same file since, as `cp` does.
     """
+    if not found.spans:
+        return False
     tail = found.read(max(found.size - directory.TAIL_SIZE, found.spans[-1].offset), found.size)
     report = Report()
     try:
@@ -145,25 +157,46 @@ def _is_of_archive(found: Journal, file: MappedFile) -> bool:
         assert bounds is not None  # the report would have raised
         listed = directory.read(found.read(bounds.offset, bounds.size), bounds, report)
         for number, entry in enumerate(listed.entries):
-            end = entry.data_offset + entry.nbytes
-            if all(
-                end <= start or start + nbytes <= entry.header_offset
-                for start, nbytes in found.spans
-            ):
+            if not _overlaps(entry, found.spans):
                 check_local_header(file, entry, listed.records, number, report)
     except ArchiveFormatError:
         return False
     return True
 
 
+def _fault(file: MappedFile, spans: Sequence[Span]) -> ArchiveFormatError | None:
+    """Why a file is no archive, or entries in its `spans` are not whole; None if all is well."""
+    try:
+        contents = read_contents(file, Report())
+        for number, entry in enumerate(contents.entries):
+            if _overlaps(entry, spans):
+                check_local_header(file, entry, contents.records, number, Report())
+                site = contents.sites.get(entry.name)
+                check_data(file, entry, site, Report(), Counter(None, 0))
+    except ArchiveFormatError as error:
+        return error
+    return None
+
+
+def _overlaps(entry: Entry, spans: Sequence[Span]) -> bool:
+    end = entry.data_offset + entry.nbytes
+    return any(start < end and entry.header_offset < start + nbytes for start, nbytes in spans)
+
+
+def _unsettled(path: str | os.PathLike[str], fault: ArchiveFormatError) -> ArchiveError:
+    return ArchiveError(
+        f"expected an archive, or the journal of its last change, found a file that is not whole "
+        f"({fault.message}) and a journal that is damaged or of another file, "
+        f"{journal.path_of(path)}; if the two belong together, force=True (--force) writes it "
+        "back; both are left as they are"
+    )
+
+
 def _require_archive(path: str | os.PathLike[str]) -> None:
     with MappedFile(path) as file:
-        try:
-            Archive(file)
-        except ArchiveFormatError as error:
-            raise ArchiveError(
-                f"expected an archive, or the journal of its last change, found a file that is "
-                f"none ({error.message}) and a journal that is damaged or of another file, "
-                f"{journal.path_of(path)}; if the two belong together, force=True (--force) "
-                "writes it back; both are left as they are"
-            ) from error
+        fault = _fault(file, ())
+    if fault is not None:
+        raise ArchiveError(
+            f"expected an archive, found a file that is not whole ({fault.message}), and no "
+            f"journal {journal.path_of(path)}; if the file was moved, move its journal to there"
+        ) from fault

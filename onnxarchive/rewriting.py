@@ -61,6 +61,8 @@ __all__ = ["Model", "Options", "write_changed_model", "write_model", "write_tens
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 
+# The name of the entry whose data begins at an offset and has a size, both in bytes.
+_Places: TypeAlias = dict[tuple[int, int], str]
 # A new model: one whose tensors may refer to the archive, or the path of a .onnx.
 Model: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 
@@ -117,14 +119,14 @@ def write_changed_model(
     archive: Archive,
     descriptor: int,
     change: Callable[[onnx.ModelProto], onnx.ModelProto],
-    copy: bool,
+    options: Options,
 ) -> None:
     """Gives an archive the model that a function makes of a copy of its own, if it is another."""
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
     changed = change(model)
     if changed != archive.model:
-        write_model(archive, descriptor, changed, Options(copy=copy))
+        write_model(archive, descriptor, changed, options)
 
 
 def write_tensor(
@@ -219,22 +221,23 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
 
 def _kept(plan: Plan, archive: Archive) -> int:
     """How many entries of the archive a plan begins with."""
+    places = _places(archive)
     pairs = zip(plan.items, archive.entries, strict=False)
     return sum(
         1
         for _ in takewhile(
-            lambda pair: pair[0].name == pair[1] and _is_entry(pair[0], archive), pairs
+            lambda pair: pair[0].name == pair[1] and _is_entry(pair[0], archive, places), pairs
         )
     )
 
 
-def _is_entry(item: Item, archive: Archive) -> bool:
+def _is_entry(item: Item, archive: Archive, places: _Places) -> bool:
     """Whether an item has the bytes of the archive's entry of its name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
         return False
     data = item.data()
-    source = _entry_of(data, archive)
+    source = _entry_of(data, archive, places)
     if source is not None:
         return source == item.name
     crc32 = 0
@@ -250,15 +253,17 @@ def _is_entry(item: Item, archive: Archive) -> bool:
     return True
 
 
-def _entry_of(data: Data, archive: Archive) -> str | None:
+def _entry_of(data: Data, archive: Archive, places: _Places) -> str | None:
     """The entry of the archive that data is, or None where it lies elsewhere."""
     if isinstance(data, EntryData):
         return data.name
     if isinstance(data, FileData) and data.identity == archive.file.identity:
-        for name, entry in archive.entries.items():
-            if (entry.data_offset, entry.nbytes) == (data.offset, data.nbytes):
-                return name
+        return places.get((data.offset, data.nbytes))
     return None
+
+
+def _places(archive: Archive) -> _Places:
+    return {(entry.data_offset, entry.nbytes): name for name, entry in archive.entries.items()}
 
 
 def _plan_in_archive_order(
@@ -273,10 +278,10 @@ def _plan_in_archive_order(
     before = _plan(archive, _Given(archive.model, resolver(archive, *placing)), *placing)
     if _keeps_all(before, archive):
         return None
-    stored = {}
+    stored, places = {}, _places(archive)
     for site in tensors.walk(given.model):
         if site.tensor.data_location == tensors.EXTERNAL:
-            name = _entry_of(given.resolve(site), archive)
+            name = _entry_of(given.resolve(site), archive, places)
             if name is not None:
                 stored[site.path] = name
     if sorted(stored.values()) != sorted(archive.sites):
@@ -400,7 +405,10 @@ def _replace_entry(
 
 def _changes_clone(archive: Archive, write: Callable[[int], int]) -> bool:
     """Changes a clone that then takes the archive's name; gives whether there can be one."""
-    replacement = Replacement(archive.path, follow_links=False)
+    try:
+        replacement = Replacement(archive.path, follow_links=False)
+    except PermissionError:  # in this directory, which the other ways will name
+        return False
     try:
         if not clone(archive.file, replacement.file):
             replacement.discard()

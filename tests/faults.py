@@ -12,6 +12,7 @@ Calls are caught where Python makes them, in a fork of this process: it has no t
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import itertools
 import json
@@ -79,6 +80,14 @@ def _nothing(path: Path) -> None:
     """There is no archive before."""
 
 
+def _cut_off(path: Path) -> None:
+    """A change of the archive was cut off amid the writing of its end."""
+    _old(path)
+    calls = Calls(9, "killed amid")
+    assert fork(_larger, path, calls) == "killed"
+    assert path.with_name(f"{NAME}-journal").exists()
+
+
 def _array() -> Any:
     return np.arange(1500, dtype=np.float32)
 
@@ -144,6 +153,8 @@ CHANGES: dict[str, tuple[Change, Change]] = {
     "replace_model on a clone": (_old, _cloned(_larger)),
     "replace_model with compact": (_old, _compacted),
     "replace_model with copy": (_old, _copied),
+    "save over a change that was cut off": (_cut_off, _saved),
+    "replace_model after a change that was cut off": (_cut_off, _smaller),
     "replace_tensor in place": (_old, _tensor_in_place),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
@@ -279,9 +290,12 @@ class Scene:
         self.path = directory / NAME
         self._before = before
         self._change = change
-        self._kept = directory.with_suffix(".kept")
         self.set_up()
+        self._start = self._snapshot()
+        if self.path.exists():
+            recover(self.path)
         self.old = self._bytes()
+        self.set_up()
         change(self.path)
         self.new = self._bytes()
         assert self.old != self.new
@@ -293,6 +307,15 @@ class Scene:
         self.directory.mkdir()
         self._before(self.path)
 
+    def _snapshot(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.directory.iterdir()}
+
+    def _restore(self, snapshot: dict[str, bytes]) -> None:
+        shutil.rmtree(self.directory)
+        self.directory.mkdir()
+        for name, content in snapshot.items():
+            (self.directory / name).write_bytes(content)
+
     def _bytes(self) -> bytes | None:
         return self.path.read_bytes() if self.path.exists() else None
 
@@ -302,9 +325,6 @@ class Scene:
         log = self.directory.with_suffix(".log")
         assert fork(self._change, self.path, Calls(), log) == "done"
         assert self._bytes() == self.new
-        # A journal is of one inode: power failures are tried with that of the log.
-        self._kept.unlink(missing_ok=True)
-        os.link(self.path, self._kept)
         found: list[tuple[Any, ...]] = pickle.loads(log.read_bytes())
         log.unlink()
         return found
@@ -325,7 +345,9 @@ class Scene:
         self.set_up()
         outcome = fork(self._change, self.path, Calls(at, way))
         is_journal_left = self.path.with_name(f"{NAME}-journal").exists()
-        if is_journal_left and outcome in ("done", "OSError") and not way.endswith(" on"):
+        had_journal = f"{NAME}-journal" in self._start
+        is_error = outcome == "OSError" and not way.endswith(" on")
+        if is_journal_left and not had_journal and (outcome == "done" or is_error):
             return outcome, "a journal is left without a crash"
         problem = self._problem()
         if problem is not None:
@@ -384,13 +406,29 @@ class Scene:
         """The power fails behind each call."""
         for count in range(len(self.log) + 1):
             for name, disk in disks(self.log[:count]):
-                shutil.rmtree(self.directory)
-                self.directory.mkdir()
-                if self.old is not None:
-                    self._kept.write_bytes(self.old)
-                    os.link(self._kept, self.path)
+                self._restore(self._start)
                 disk.materialize(self.path)
-                yield f"power failure, {name}", self._problem()
+                problem = self._problem()
+                if count == len(self.log) and problem is None and self._bytes() != self.new:
+                    problem = "it was done, and is not any more"
+                yield f"power failure, {name}", problem
+
+    def power_failures_of_recovery(self, at: int) -> Iterator[tuple[str, str | None]]:
+        """The power fails behind each call of the recovery of a change that was killed."""
+        self.set_up()
+        fork(self._change, self.path, Calls(at, "killed behind"))
+        start = self._snapshot()
+        if f"{NAME}-journal" not in start:
+            return
+        log = self.directory.with_suffix(".log")
+        fork(_recovered, self.path, Calls(), log)
+        calls = pickle.loads(log.read_bytes())
+        log.unlink()
+        for count in range(len(calls) + 1):
+            for name, disk in disks(calls[:count]):
+                self._restore(start)
+                disk.materialize(self.path)
+                yield f"power failure of recovery, {name}", self._problem()
 
 
 class Disk:
@@ -421,6 +459,9 @@ class Disk:
             path.unlink(missing_ok=True)
             if named is not None:
                 path.write_bytes(self._content(named, b""))
+        left = archive.with_name(f"{NAME}-journal")
+        if left.exists() and archive.exists() and self.names.get(NAME) is None:
+            left.write_bytes(of_inode(left.read_bytes(), archive.stat().st_ino))
 
     def _content(self, inode: int, before: bytes) -> bytes:
         content = bytearray(before)
@@ -434,11 +475,20 @@ class Disk:
         return bytes(content)
 
 
+def of_inode(content: bytes, inode: int) -> bytes:
+    """A journal of the same file, which has another inode here, if it is a complete one."""
+    covered, checksum = content[:-32], content[-32:]
+    if hashlib.sha256(covered).digest() != checksum:
+        return content
+    covered = covered[:20] + inode.to_bytes(8, "little") + covered[28:]
+    return covered + hashlib.sha256(covered).digest()
+
+
 def disks(log: list[tuple[Any, ...]]) -> Iterator[tuple[str, Disk]]:
     """What may be on the disk when the power fails after these calls.
 
     Of changes of a file that were not synced any may be lost; of changes of the directory those
-    behind some moment, since file systems keep their order.
+    behind some moment, or all but the last.
     """
     of_names: list[tuple[Any, ...]] = []
     of_files: dict[int, list[Any]] = {}
@@ -457,9 +507,12 @@ def disks(log: list[tuple[Any, ...]]) -> Iterator[tuple[str, Disk]]:
         else:  # the directory
             synced_names = len(of_names)
     created = {entry[2] for entry in of_names if entry[0] == "create"}
-    for count in range(synced_names, len(of_names) + 1):
+    orders = [of_names[:count] for count in range(synced_names, len(of_names) + 1)]
+    if len(of_names) > synced_names + 1 and of_names[-1][0] != "rename":
+        orders.append([*of_names[:synced_names], of_names[-1]])  # the last one before the others
+    for order in orders:
         names: dict[str, int | None] = {}
-        for kind, first, *rest in of_names[:count]:
+        for kind, first, *rest in order:
             if kind == "rename":
                 names[rest[0]] = names[first]
             names[first] = rest[0] if kind == "create" else None
@@ -491,6 +544,9 @@ def main() -> None:
             count(f"recovery after call {at}", *result)
     for result in scene.power_failures():
         count(result[0], *result)
+    for at in range(0, len(scene.log), 3):
+        for result in scene.power_failures_of_recovery(at):
+            count(f"after call {at}, {result[0]}", *result)
     json.dump({"calls": len(scene.log), "outcomes": outcomes, "problems": problems}, sys.stdout)
 
 

@@ -56,7 +56,8 @@ def test_an_archive_whose_change_was_cut_off_is_refused_to_readers_and_says_what
     scene = faults.Scene(tmp_path / "a scene", *faults.CHANGES[change])
     for at in range(len(scene.log)):
         scene.set_up()
-        assert faults.fork(faults.CHANGES[change][1], scene.path, faults.Calls(at, "killed behind"))
+        killed = faults.Calls(at, "killed behind")
+        assert faults.fork(faults.CHANGES[change][1], scene.path, killed) == "killed"
         try:
             onnxarchive.open(scene.path).close()
         except UnfinishedEditError as error:

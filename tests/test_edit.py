@@ -710,11 +710,19 @@ def test_a_model_file_with_its_data_beside_it_is_taken(
     require(path, saved(new))
 
 
-def test_another_archive_is_taken_as_a_model(path: Path, tmp_path: Path) -> None:
+def test_another_archive_is_no_model_but_what_is_exported_from_it(
+    path: Path, tmp_path: Path
+) -> None:
     onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
+    before = path.read_bytes()
     other = changed(weights(2), documented("new"))
     onnxarchive.save(other, tmp_path / "other.onnxa", assets={"other": b"dog"})
-    replace_model(path, tmp_path / "other.onnxa")
+    # Its writer may wait for this archive, as a model, at the same time.
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"other.onnxa: expected a .onnx or a"):
+        replace_model(path, tmp_path / "other.onnxa")
+    require(path, before)
+    onnxarchive.export(tmp_path / "other.onnxa", tmp_path / "other.onnx")
+    replace_model(path, tmp_path / "other.onnx")
     require(path, saved(other, assets={"labels": b"cat"}))
 
 

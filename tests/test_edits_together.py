@@ -142,7 +142,7 @@ def test_no_journal_of_another_file_is_there_when_a_new_one_takes_the_path(
     # The inode that it names may be that of the new file, and a crash may come at any moment.
     cut_off(path)
     left = Path(f"{path}-journal").read_bytes()
-    onnxarchive.save(model("second"), path)
+    onnxarchive.save(model("second", seed=7), path)
     Path(f"{path}-journal").write_bytes(left)
     replace, seen = os.replace, []
 
@@ -175,15 +175,15 @@ def test_a_change_that_was_cut_off_keeps_its_journal_until_another_file_has_the_
 def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = locking.try_exclusive
+    lock = locking.keep_exclusive
     removed = []
 
-    def late(descriptor: int) -> bool:
-        monkeypatch.setattr(locking, "try_exclusive", lock)
+    def late(descriptor: int) -> None:
+        monkeypatch.setattr(locking, "keep_exclusive", lock)
         removed.extend(files.remove_abandoned(path))
-        return lock(descriptor)
+        lock(descriptor)
 
-    monkeypatch.setattr(locking, "try_exclusive", late)
+    monkeypatch.setattr(locking, "keep_exclusive", late)
     onnxarchive.save(model("second"), path)
     assert len(removed) == 1
     assert text_of(path) == "second"
@@ -241,3 +241,71 @@ def test_a_clone_or_a_new_file_has_the_owner_of_the_old_one(path: Path) -> None:
         status = path.stat()
         assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (1234, 1235, 0o640)
         assert journal.read(path) is None
+
+
+@pytest.mark.parametrize("padding", [0, 20_000])
+def test_verifying_an_archive_that_was_changed_since_says_so(path: Path, padding: int) -> None:
+    with onnxarchive.open(path) as archive:
+        onnxarchive.replace_model(path, model("second", padding=padding))
+        with pytest.raises(onnxarchive.ArchiveError, match="changed since; open it anew") as caught:
+            archive.verify()
+        assert not isinstance(caught.value, onnxarchive.ArchiveFormatError)
+    with onnxarchive.open(path) as archive:
+        archive.verify()
+
+
+def test_two_writers_whose_models_are_the_archives_of_each_other_do_not_wait_for_ever(
+    path: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(model("other"), other)
+    waiting = Waiting(other, lambda: text_of(other))  # whoever has it, has it for long
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"expected a .onnx or a directory"):
+        onnxarchive.replace_model(path, other)
+    assert waiting.end() == "other"
+
+
+def test_what_a_killed_copy_leaves_beside_a_symbolic_link_is_removed(
+    path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "m.onnxa"
+    link.symlink_to(path)
+    code = """
+import os, sys
+import onnxarchive
+from test_edits_together import model
+onnxarchive.replace_model(
+    sys.argv[1], model("second"), copy=True, progress=lambda *_: os._exit(0)
+)
+"""
+    run_python(code, link)
+    assert len(os.listdir(link.parent)) == 2
+    assert len(onnxarchive.recover(link).removed) == 1
+    assert os.listdir(link.parent) == ["m.onnxa"]
+
+
+def test_a_renamed_input_with_a_default_value_takes_compact(path: Path) -> None:
+    made = model("first")
+    made.graph.input.add(name="w")
+    onnxarchive.save(made, path)
+    with onnxarchive.open(path, mode="r+") as archive:
+        with pytest.raises(ValueError, match="--compact"):
+            archive.rename(inputs={"w": "renamed"})
+        archive.rename(inputs={"w": "renamed"}, compact=True)
+        assert "renamed" in archive.tensors
+    assert onnxarchive.check(path, full=True) == []
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_is_not_negative(path: Path, timeout: float) -> None:
+    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
+        onnxarchive.change_model(path, lambda it: it, timeout=timeout)
+
+
+def test_recovery_of_what_is_no_archive_says_so(tmp_path: Path) -> None:
+    (tmp_path / "junk").write_bytes(b"junk" * 100)
+    with pytest.raises(
+        onnxarchive.ArchiveError, match=r"and no journal .*junk-journal; if the file"
+    ):
+        onnxarchive.recover(tmp_path / "junk")

@@ -62,7 +62,13 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
         proto.set_metadata(renamed, metadata)
         return renamed
 
-    change_model(arguments.archive, change, copy=arguments.copy, timeout=arguments.timeout)
+    change_model(
+        arguments.archive,
+        change,
+        compact=arguments.compact,
+        copy=arguments.copy,
+        timeout=arguments.timeout,
+    )
     return _say_size(arguments)
 
 

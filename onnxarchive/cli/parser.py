@@ -188,11 +188,6 @@ def _add_replace_model(commands: Any) -> None:
         "__MODEL_PROTO), beside it, or in it",
     )
     command.add_argument(
-        "--compact",
-        action="store_true",
-        help="write the whole archive anew where tensors are gone, renamed or in another order",
-    )
-    command.add_argument(
         "--size-threshold",
         type=int,
         metavar="BYTES",
@@ -262,6 +257,11 @@ def _add_diff(commands: Any) -> None:
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--compact",
+        action="store_true",
+        help="write the whole archive anew where tensors are gone, renamed or in another order",
+    )
     command.add_argument(
         "--copy",
         action="store_true",

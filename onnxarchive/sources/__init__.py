@@ -125,6 +125,11 @@ class _Opening:
         file = self._resources.enter_context(MappedFile(self._path))
         view = file.view()
         if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
+            if self._entries is not None:  # whose user may have locked it, and wait for this one
+                raise ArchiveFormatError(
+                    "expected a .onnx or a directory, found an archive or another zip; "
+                    "'onnxarchive export' makes a .onnx of it"
+                )
             archive = self._strictly()
             return self._zip(view) if archive is None else self._archive(archive)
         place = DirectoryPlace(os.path.dirname(self._path) or os.curdir)
