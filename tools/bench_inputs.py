@@ -1,0 +1,354 @@
+"""The models that tools/bench.py measures with, and the files that hold them, one format each.
+
+A group of files holds the same tensors: float32 squares of one width, `layer.0/weight` and on. One
+block of random numbers is tiled over all of them, and each tensor begins with a number of its own.
+The model of a group is its initializers and one node, that of `chain` a product with each of them.
+
+Nothing is imported before it is used, since a process that measures another library than this one
+must not have it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    from numpy.typing import NDArray
+
+ITEM_NBYTES: Final = 4
+MIN_COUNT: Final = 8  # tensors of a scaled group, of those that have more than one
+MIN_WIDTH: Final = 4
+BLOCK_NBYTES: Final = 4 << 20
+PIECE_NBYTES: Final = 8 << 20
+PAGE_NBYTES: Final = 4096
+PAGED_NBYTES: Final = 1 << 20  # tensors that begin on a page in external data, as onnx does it
+
+
+@dataclass(frozen=True)
+class Group:
+    """The tensors of a model.
+
+    Attributes:
+        count: How many there are.
+        width: Rows and columns of each.
+        is_chain: Whether the model multiplies by them, one after the other.
+        is_sparse: Whether they are holes of the file.
+    """
+
+    count: int
+    width: int
+    is_chain: bool = False
+    is_sparse: bool = False
+
+    @property
+    def tensor_nbytes(self) -> int:
+        """Bytes of each tensor."""
+        return self.width**2 * ITEM_NBYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self.count * self.tensor_nbytes
+
+    def scaled(self, scale: float) -> Group:
+        """A group of `scale` times the bytes: of fewer tensors, or of smaller ones where few.
+
+        Holes take no room, and stay as large as they are.
+        """
+        if self.is_sparse:
+            return self
+        count = max(round(self.count * scale), min(self.count, MIN_COUNT))
+        width = int((self.nbytes * scale / count / ITEM_NBYTES) ** 0.5)
+        if count > MIN_COUNT:
+            width = self.width
+        return dataclasses.replace(self, count=count, width=max(width, MIN_WIDTH))
+
+
+GROUPS: Final[Mapping[str, Group]] = {
+    "warm": Group(3, 32),  # what every process reads or writes before the clock starts
+    "large": Group(1000, 806),  # 2.6 GB
+    "light": Group(1000, 81),  # 26 MB
+    "many": Group(60_000, 4),  # 64 bytes each
+    "one": Group(1, 22_360),  # 2 GB
+    "single": Group(743, 806),  # 1.8 GiB, which a single .onnx just holds
+    "chain": Group(500, 806, is_chain=True),  # 1.3 GB
+    "huge": Group(1024, 4096, is_sparse=True),  # 64 GiB
+    "small": Group(1024, 128, is_sparse=True),  # 64 MiB
+}
+
+FILES: Final[Mapping[str, tuple[str, ...]]] = {
+    "archive": ("model.onnxa",),
+    "external": ("external/model.onnx", "external/weights.data"),
+    "single": ("single.onnx",),
+    "safetensors": ("tensors.safetensors",),
+    "pickled": ("tensors.pt",),
+}
+# What a kind of file takes to be made, beyond onnx and this library.
+MADE_WITH: Final[Mapping[str, str]] = {"safetensors": "safetensors", "pickled": "torch"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of a group are.
+
+    Attributes:
+        folder: The directory of all groups.
+        name: The group's name.
+        group: The group.
+    """
+
+    folder: Path
+    name: str
+    group: Group
+
+    @property
+    def output(self) -> Path:
+        """A directory for what is written while the clock runs, removed afterwards."""
+        return self.folder / f"{self.name}-output"
+
+    @property
+    def archive(self) -> Path:
+        """The archive."""
+        return self.file("archive")
+
+    @property
+    def external(self) -> Path:
+        """The `.onnx` with external data."""
+        return self.file("external")
+
+    @property
+    def weights(self) -> Path:
+        """That external data."""
+        return self.files("external")[1]
+
+    @property
+    def single(self) -> Path:
+        """The `.onnx` that holds the tensors itself."""
+        return self.file("single")
+
+    @property
+    def safetensors(self) -> Path:
+        """The tensors as safetensors saves them."""
+        return self.file("safetensors")
+
+    @property
+    def pickled(self) -> Path:
+        """The tensors as PyTorch saves them."""
+        return self.file("pickled")
+
+    def file(self, kind: str) -> Path:
+        """The file of this kind."""
+        return self.files(kind)[0]
+
+    def files(self, kind: str) -> list[Path]:
+        """All files of this kind."""
+        return [self.folder / self.name / name for name in FILES[kind]]
+
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+        return [f"layer.{index}/weight" for index in range(self.group.count)]
+
+    def arrays(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """The tensors by name, each made when its turn comes."""
+        import numpy as np
+
+        shape = (self.group.width, self.group.width)
+        count = min(BLOCK_NBYTES // ITEM_NBYTES, self.group.width**2)
+        block = np.random.default_rng(seed=0).standard_normal(count, np.float32)
+        block /= np.float32(self.group.width**0.5)
+        tiled = np.resize(block, shape)
+        for index, name in enumerate(self.names()):
+            array = tiled if self.group.count == 1 else tiled.copy()
+            array[0, 0] = index / self.group.count
+            yield name, array
+
+    def model(self) -> onnx.ModelProto:
+        """The model with its tensors in memory."""
+        from onnx import TensorProto
+
+        model = self.graph()
+        for name, array in self.arrays():
+            model.graph.initializer.append(
+                TensorProto(
+                    name=name,
+                    data_type=TensorProto.FLOAT,
+                    dims=array.shape,
+                    raw_data=array.tobytes(),
+                )
+            )
+        return model
+
+    def graph(self) -> onnx.ModelProto:
+        """The model without its tensors."""
+        from onnx import TensorProto, helper
+
+        names = self.names()
+        shape = [1, self.group.width]
+        if self.group.is_chain:
+            operator = [("MatMul", [f"x{index}", name]) for index, name in enumerate(names)]
+        else:
+            operator = [("MatMul", ["x0", names[0]])]
+        nodes = [
+            helper.make_node(op_type, inputs, [f"x{index + 1}"])
+            for index, (op_type, inputs) in enumerate(operator)
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "measured",
+            [helper.make_tensor_value_info("x0", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(f"x{len(nodes)}", TensorProto.FLOAT, shape)],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    def external_model(self, location: str | None) -> tuple[onnx.ModelProto, list[int]]:
+        """The model with external tensors: in one file, or without one under their own names.
+
+        Returns:
+            The model, and where each of its tensors begins in the file.
+        """
+        from onnx import TensorProto
+
+        model = self.graph()
+        nbytes = self.group.tensor_nbytes
+        shape = (self.group.width, self.group.width)
+        offset, offsets = 0, []
+        for name in self.names():
+            tensor = TensorProto(
+                name=name,
+                data_type=TensorProto.FLOAT,
+                dims=shape,
+                data_location=TensorProto.EXTERNAL,
+            )
+            if location is None:
+                tensor.external_data.add(key="location", value=key_of(name))
+            else:
+                offset += -offset % (PAGE_NBYTES if nbytes >= PAGED_NBYTES else 1)
+                for key, value in (("location", location), ("offset", offset), ("length", nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+            model.graph.initializer.append(tensor)
+            offsets.append(offset)
+            offset += nbytes
+        return model, offsets
+
+
+def key_of(name: str) -> str:
+    """The key that this library gives to a tensor of ours."""
+    return name.replace(".", "_").replace("/", "_")
+
+
+def places(folder: Path, scale: float) -> dict[str, Place]:
+    """The places of all groups in a directory, at a scale.
+
+    What every process warms up with is always as small.
+    """
+    return {
+        name: Place(folder, name, group if name == "warm" else group.scaled(scale))
+        for name, group in GROUPS.items()
+    }
+
+
+def make(place: Place, kinds: Sequence[str]) -> None:
+    """Writes the files of these kinds."""
+    for kind in kinds:
+        place.file(kind).parent.mkdir(parents=True, exist_ok=True)
+        if kind == "archive" and place.group.is_sparse:
+            _make_sparse_archive(place)
+        else:
+            _MAKERS[kind](place)
+
+
+def _make_archive(place: Place) -> None:
+    import onnxarchive
+
+    with onnxarchive.Writer(place.archive, size_threshold=0) as writer:
+        for name, array in place.arrays():
+            writer.add(name, array)
+        writer.finish(place.graph())
+
+
+def _make_sparse_archive(place: Place) -> None:
+    """Writes headers, model and directory, and nothing where the zeros are."""
+    from onnxarchive.model.keys import MODEL_PROTO
+    from onnxarchive.zipformat import layout, writer
+
+    nbytes = place.group.tensor_nbytes
+    zeros = bytes(min(nbytes, PIECE_NBYTES))
+    crc32 = 0
+    for start in range(0, nbytes, PIECE_NBYTES):
+        crc32 = writer.crc32(zeros[: nbytes - start], crc32)
+    model, _ = place.external_model(None)
+    serialized = model.SerializeToString()
+    placed = []
+    offset = 0
+    with open(place.archive, "wb") as file:
+        for name in place.names():
+            placement = layout.Placement(key_of(name).encode(), nbytes, crc32, offset)
+            file.seek(offset)
+            file.write(placement.local_header().pack())
+            placed.append(placement)
+            offset = placement.end
+        file.seek(offset)
+        crc32 = writer.crc32(serialized)
+        placement = layout.Placement(MODEL_PROTO.encode(), len(serialized), crc32, offset)
+        placed.append(placement)
+        directory = b"".join(it.directory_record().pack() for it in placed)
+        end = layout.end_of_archive(len(placed), len(directory), placement.end)
+        file.write(placement.local_header().pack() + serialized + directory + end)
+
+
+def _make_external(place: Place) -> None:
+    import onnx
+
+    model, offsets = place.external_model(place.weights.name)
+    onnx.save_model(model, place.external)
+    with open(place.weights, "wb") as file:
+        for offset, (_, array) in zip(offsets, place.arrays(), strict=True):
+            file.seek(offset)
+            file.write(array.data)
+
+
+def _make_single(place: Place) -> None:
+    import onnx
+
+    onnx.save_model(place.model(), place.single)
+
+
+def _make_safetensors(place: Place) -> None:
+    numpy: Any = importlib.import_module("safetensors.numpy")
+    numpy.save_file(dict(place.arrays()), place.safetensors)
+
+
+def _make_pickled(place: Place) -> None:
+    import torch
+
+    tensors = {name: torch.from_numpy(array) for name, array in place.arrays()}
+    torch.save(tensors, place.pickled)
+
+
+_MAKERS: Final = {
+    "archive": _make_archive,
+    "external": _make_external,
+    "single": _make_single,
+    "safetensors": _make_safetensors,
+    "pickled": _make_pickled,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Makes files in a process that is told which."""
+    told = json.loads(argv[0])
+    make(places(Path(told["folder"]), told["scale"])[told["group"]], told["kinds"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
