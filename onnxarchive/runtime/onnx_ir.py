@@ -119,6 +119,16 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
         with naming(self._archive.path):
             return archives.read_verified(self._archive, self.key)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ArchiveTensor:
+        """A tensor of its own over the same bytes, which nobody changes."""
+        return ArchiveTensor(
+            self._archive,
+            self.key,
+            name=self.name,
+            doc_string=self.doc_string,
+            metadata_props=dict(self.metadata_props),
+        )
+
     def __repr__(self) -> str:
         return f"{self._repr_base()}({self._archive.path!r}, key={self.key!r}, name={self.name!r})"
 

@@ -244,6 +244,8 @@ def _opened(source: Source) -> Iterator[Archive]:
     elif isinstance(source, str | os.PathLike):
         with open(source) as archive:
             yield archive
+    elif not isinstance(source, bytes | bytearray | memoryview):
+        raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
     else:
         with Archive(MemoryFile(writer.as_bytes(source))) as archive:
             yield archive

@@ -150,11 +150,15 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
 
 def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
     data_type = None if array.dtype.hasobject else dtypes.of_array(array)
-    if data_type is None or data_type.name not in _TYPES:
+    if data_type is None:
         raise UnsupportedFeatureError(
-            f"{subject}: expected a type that PyTorch has, found "
-            f"{'STRING' if data_type is None else data_type.name}; use it as a numpy array, or "
-            "as another type: archive.tensors[name].astype(numpy.float32)"
+            f"{subject}: expected a type that PyTorch has, found STRING; use it as a numpy array: "
+            "archive.tensors[name]"
+        )
+    if data_type.name not in _TYPES:
+        raise UnsupportedFeatureError(
+            f"{subject}: expected a type that PyTorch has, found {data_type.name}; use it as a "
+            "numpy array, or as another type: archive.tensors[name].astype(numpy.float32)"
         )
     if data_type.name == _FLOAT4:
         return _as_torch(_pack_float4(array, subject), _FLOAT4, copy=copy)

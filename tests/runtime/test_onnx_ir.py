@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import os
@@ -196,6 +197,18 @@ def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(tmp_path:
     with pytest.raises(ValueError, match="copy"):
         np.array(tensor, np.float64, copy=False)
     assert view.ctypes.data % 64 == 0
+
+
+def test_a_deep_copy_has_a_name_of_its_own_and_shares_the_bytes(tmp_path: Path) -> None:
+    onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")
+    tensor = _tensor(onnxarchive.ir.load(tmp_path / "m.onnxa"), "layer.0/weight")
+    tensor.metadata_props["key"] = "value"
+    other = copy.deepcopy(tensor)
+    other.name = "other"
+    other.metadata_props["key"] = "changed"
+    assert (tensor.name, tensor.metadata_props["key"]) == ("layer.0/weight", "value")
+    assert np.shares_memory(other.numpy(), tensor.numpy())
+    assert (other.shape, other.dtype) == (tensor.shape, tensor.dtype)
 
 
 def test_a_tensor_keeps_its_names_and_props(tmp_path: Path) -> None:

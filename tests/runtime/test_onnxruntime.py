@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxarchive
 from onnxarchive.model import proto
 from onnxarchive.runtime.link import linked_model
+from onnxarchive.runtime.onnxruntime import _copy
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -646,3 +647,35 @@ def test_a_model_without_external_tensors_does(tmp_path: Path) -> None:
     for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
         (y,) = session(source).run(None, {})
         assert y.tobytes() == raw_tensor("w").raw_data
+
+
+@pytest.mark.parametrize("source", [None, 123, ["m.onnxa"]])
+def test_what_is_no_source_is_refused(source: Any) -> None:
+    with pytest.raises(TypeError, match="expected a path, an Archive or bytes, found"):
+        onnxarchive.session(source)
+
+
+def _with_nodes(domain: str, op_type: str, *, in_function: bool) -> onnx.ModelProto:
+    """A model with a node of a domain that nobody imports, in the graph or in a function."""
+    model = runnable_model()
+    node = onnx.helper.make_node(op_type, ["a"], ["b"], domain=domain)
+    if in_function:
+        opsets = [onnx.helper.make_opsetid("", 17)]
+        model.functions.append(
+            onnx.helper.make_function("own", "f", ["a"], ["b"], [node], opset_imports=opsets)
+        )
+    else:
+        model.graph.node.append(node)
+    return model
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize(
+    ("domain", "op_type", "is_custom"),
+    [("some.vendor", "Op", True), ("own", "g", True), ("com.microsoft", "Gelu", False)],
+)
+def test_options_are_lent_where_an_operator_may_be_of_a_library(
+    domain: str, op_type: str, is_custom: bool, in_function: bool
+) -> None:
+    model = _with_nodes(domain, op_type, in_function=in_function)
+    assert (_copy(ort.SessionOptions(), model) is None) == is_custom
