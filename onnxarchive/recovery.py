@@ -45,8 +45,8 @@ def recover(
 
     Args:
         path: The archive, which need not exist: a first `save` may have been killed.
-        force: Whether to write back a journal also where it says that it is of another file. A
-            copy of archive and journal on another disk is such a one.
+        force: Whether to write back a journal also where other bytes of the file than those that
+            it holds have changed, too.
         timeout: As in `replace_model`.
 
     Raises:
@@ -155,6 +155,8 @@ def _is_of_archive(found: Journal, file: MappedFile) -> bool:
     try:
         bounds = directory.locate(tail, found.size, report)
         assert bounds is not None  # the report would have raised
+        if bounds.offset < found.spans[-1].offset:  # which no change leaves out
+            return False
         listed = directory.read(found.read(bounds.offset, bounds.size), bounds, report)
         for number, entry in enumerate(listed.entries):
             if not _overlaps(entry, found.spans):

@@ -237,7 +237,7 @@ def _add_recover(commands: Any) -> None:
     command.add_argument(
         "--force",
         action="store_true",
-        help="write back a journal also where it says that it is of another file",
+        help="write back a journal also where other bytes than those it holds have changed, too",
     )
     _add_timeout(command)
 
