@@ -354,7 +354,7 @@ class Archive:
             ChecksumError: Bytes of an entry have changed (ZIP-15, DATA-6).
             ArchiveFormatError: A local header does not match the directory, or bytes are none that
                 the tensor may have (TENSOR-4, TENSOR-5).
-            ArchiveError: The file has been changed since it was opened.
+            ArchiveError: The archive has got another model since it was opened.
         """
         counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
 
@@ -368,7 +368,7 @@ class Archive:
             try:
                 threads.for_each(entries, sizes, verify, threads.require_jobs(jobs))
             except ArchiveFormatError as error:
-                if self._has_another_end():
+                if error.entry == MODEL_PROTO and self._has_another_end():
                     raise self._changed() from error
                 raise
 
