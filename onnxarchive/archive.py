@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from types import MappingProxyType, TracebackType
+from itertools import chain, islice
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import onnx
@@ -28,12 +29,13 @@ from onnxarchive.errors import (
     shown,
 )
 from onnxarchive.files import MappedFile
+from onnxarchive.local_headers import LocalHeaders
 from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.zipformat import directory, writer
-from onnxarchive.zipformat.directory import Entry, Records
-from onnxarchive.zipformat.writer import Counter, Progress
+from onnxarchive.zipformat.directory import Directory, Entries, Entry, Records
+from onnxarchive.zipformat.writer import Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from onnxarchive.edit import EditableArchive
 
 _Opened = TypeVar("_Opened", bound="Archive")
+_Value = TypeVar("_Value")
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
@@ -51,18 +54,14 @@ class Contents:
     """What end records, central directory and model say.
 
     Attributes:
-        entries: The entries in directory order.
-        records: The directory record of each of them.
+        directory: The directory.
         model: The model, or None where it cannot be read.
-        walked: All tensors of the model, in its order.
         sites: The tensor of each key.
     """
 
-    entries: Sequence[Entry]
-    records: Records
+    directory: Directory
     model: onnx.ModelProto | None
-    walked: Sequence[Site]
-    sites: Mapping[str, Site]
+    sites: Sites
 
 
 def read_contents(
@@ -78,24 +77,20 @@ def read_contents(
     tail_offset = max(file.size - directory.TAIL_SIZE, 0)
     bounds = directory.locate(file.read(tail_offset, directory.TAIL_SIZE), file.size, report)
     if bounds is None:
-        return Contents((), Records(b"", ()), None, (), {})
+        return Contents(directory.EMPTY, None, Sites())
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
-    model = _read_model(file, listed.entries, report, max_model_nbytes)
-    walked: Sequence[Site] = ()
-    sites: Mapping[str, Site] = {}
-    if model is not None:
-        size_of = dict(zip(listed.names, listed.sizes, strict=True))
-        sizes = {key: size_of[key] for key in named}
-        walked = list(tensors.walk(model))
-        sites = proto.check_references(walked, sizes, report, are_all=listed.is_whole)
-    return Contents(listed.entries, listed.records, model, walked, sites)
+    data = _read_model(file, listed.entries, report, max_model_nbytes)
+    model = None if data is None else proto.parse(data, report)
+    if data is None or model is None:
+        return Contents(listed, None, Sites())
+    return Contents(listed, model, _sites(model, data, listed, named, report))
 
 
 def _read_model(
     file: MappedFile, entries: Sequence[Entry], report: Report, max_model_nbytes: int
-) -> onnx.ModelProto | None:
-    entry = next((entry for entry in entries if entry.name == MODEL_PROTO), None)
+) -> bytes | None:
+    entry = next((entry for entry in reversed(entries) if entry.name == MODEL_PROTO), None)
     if entry is None:
         return None
     if entry.nbytes > min(max_model_nbytes, MAX_MODEL_NBYTES):
@@ -108,7 +103,24 @@ def _read_model(
         return None
     data = file.read(entry.data_offset, entry.nbytes)
     check_crc32(entry, len(data), writer.crc32(data), report)
-    return proto.parse(data, report)
+    return data
+
+
+def _sites(
+    model: onnx.ModelProto, data: bytes, listed: Directory, named: Sequence[str], report: Report
+) -> Sites:
+    """Holds the model against the entries of tensors, whose names are `named`."""
+    # Assets are behind the tensors.
+    if listed.is_whole and listed.entries.names[: len(named)] == named:
+        sizes = listed.entries.sizes[: len(named)]
+        found = proto.sites_at_once(model, data, named, sizes)
+        if found is not None:
+            return found
+    size_of = dict(zip(listed.names, listed.sizes, strict=True))
+    walked = tensors.walk(model)
+    return proto.check_references(
+        walked, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
+    )
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
@@ -122,25 +134,8 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
         )
 
 
-def check_local_header(
-    file: MappedFile, entry: Entry, records: Records, number: int, report: Report
-) -> None:
-    """Compares an entry's local header with its directory record.
-
-    Args:
-        file: The archive.
-        entry: The entry.
-        records: The directory records.
-        number: The index of the entry's among them.
-        report: Takes each broken rule.
-    """
-    header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-    if not directory.is_local_header(header, entry, records.packed(number)):
-        directory.check_local_header(header, entry, records[number], report)
-
-
 def check_data(
-    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: Counter
+    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: writer.Counter
 ) -> None:
     """Reads an entry once, in pieces, for the rules that need its bytes.
 
@@ -191,8 +186,7 @@ class Archive:
     Attributes:
         path: The archive's path as it was given.
         file: The open file.
-        walked: Every tensor of the model and where it stands in it, in the order of the model.
-        sites: Those that are stored outside it, by key.
+        sites: The tensors that are stored outside the model, and where they stand in it, by key.
     """
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
@@ -204,22 +198,20 @@ class Archive:
         contents = read_contents(file, Report(), max_model_nbytes)
         assert contents.model is not None  # the report would have raised
         self.path = file.path
-        self.walked = contents.walked
-        self.sites: Mapping[str, Site] = MappingProxyType(contents.sites)
         self.file = file
+        self.sites = contents.sites
         self._model = contents.model
-        self._entries = {entry.name: entry for entry in contents.entries}
-        self._records = contents.records
-        self._numbers = dict(zip(self._entries, range(len(self._entries)), strict=True))
-        self._compared: set[str] = set()
-        self._compare(MODEL_PROTO)
+        self._directory = contents.directory
+        self._entries = NamedEntries(contents.directory.entries)
+        self._headers = LocalHeaders(file, contents.directory)
+        self._require_header(len(self._entries) - 1)  # the model's
         if self._tensors is not None:
             self._tensors.index()
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """Every entry by name, in the order of the archive."""
-        return MappingProxyType(self._entries)
+        return self._entries
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -237,7 +229,7 @@ class Archive:
     @property
     def records(self) -> Records:
         """The directory record of every entry, in the order of the archive."""
-        return self._records
+        return self._directory.records
 
     @property
     def alignment(self) -> int:
@@ -273,25 +265,30 @@ class Archive:
             ArchiveError: It is the model, which is no longer that of when the archive was opened.
             ValueError: The archive is closed.
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            raise self._not_found(f"expected the name of an entry, found {shown(name)}")
         if name == MODEL_PROTO:
-            return self._read_model(entry)
-        view = self.file.part(entry.data_offset, entry.nbytes)
-        if name not in self._compared:
-            self._compare(name)
-        return view
+            return self._read_model(self._entries[name])
+        view, offset, nbytes = self._locate(name)
+        return view[offset : offset + nbytes]
 
-    def _compare(self, name: str) -> None:
+    def _locate(self, name: str) -> tuple[memoryview, int, int]:
+        """A view in which an entry lies, where it begins there, and its size in bytes."""
+        number = self._entries.number(name)
+        if number is None:
+            raise self._not_found(f"expected the name of an entry, found {shown(name)}")
+        listed = self._directory.entries
+        offset, nbytes = listed.data_offsets[number], listed.sizes[number]
+        view = self.file.reaching(offset + nbytes)
+        if not self._headers.are_right[number]:
+            self._require_header(number)
+        return view, offset, nbytes
+
+    def _require_header(self, number: int) -> None:
         """Compares an entry's local header with its directory record."""
-        number = self._numbers[name]
         try:
-            check_local_header(self.file, self._entries[name], self._records, number, Report())
+            self._headers.require(number)
         except ArchiveError as error:
             error.path = self.path
             raise
-        self._compared.add(name)
 
     def _read_model(self, entry: Entry) -> memoryview:
         data = self.file.read(entry.data_offset, entry.nbytes)
@@ -311,8 +308,8 @@ class Archive:
         """Whether the file is a whole archive with another directory by now."""
         try:
             with MappedFile(self.path) as file:
-                records = read_contents(file, Report()).records
-                return file.identity == self.file.identity and records != self._records
+                records = read_contents(file, Report()).directory.records
+                return file.identity == self.file.identity and records != self.records
         except (ArchiveError, OSError):
             return False
 
@@ -331,11 +328,12 @@ class Archive:
             ArchiveFormatError: The entry's local header does not match the directory.
             ValueError: The archive is closed.
         """
-        site = self.sites.get(key)
-        if site is None:
+        tensor = self.sites.tensor(key)
+        if tensor is None:
             raise self._not_found(f"expected the key of a tensor, found {shown(key)}")
-        data_type = dtypes.BY_NUMBER[site.tensor.data_type]
-        return dtypes.as_array(self.read(key), data_type, site.tensor.dims)
+        view, offset, _ = self._locate(key)
+        dims = tensor.dims[:]  # as a list, faster than one by one
+        return dtypes.as_array(view, dtypes.BY_NUMBER[tensor.data_type], dims, offset)
 
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry and holds it against the rules that need its local header and bytes.
@@ -356,17 +354,19 @@ class Archive:
                 the tensor may have (TENSOR-4, TENSOR-5).
             ArchiveError: The archive has got another model since it was opened.
         """
-        counter = Counter(progress, sum(entry.nbytes for entry in self._entries.values()))
+        entries = self._directory.entries
+        counter = writer.Counter(progress, sum(entries.sizes))
 
-        def verify(entry: Entry) -> None:
-            self._compare(entry.name)
+        def verify(number: int) -> None:
+            self._headers.compare(number, Report())
+            entry = entries[number]
             check_data(self.file, entry, self.sites.get(entry.name), Report(), counter)
 
-        entries = list(self._entries.values())
         with naming(self.path):
-            sizes = [entry.nbytes for entry in entries]
             try:
-                threads.for_each(entries, sizes, verify, threads.require_jobs(jobs))
+                threads.for_each(
+                    range(len(entries)), entries.sizes, verify, threads.require_jobs(jobs)
+                )
             except ArchiveFormatError as error:
                 if error.entry == MODEL_PROTO and self._has_another_end():
                     raise self._changed() from error
@@ -397,6 +397,37 @@ class Archive:
         return error
 
 
+class NamedEntries(Mapping[str, Entry]):
+    """The entries of an archive by name, each made when looked up."""
+
+    def __init__(self, entries: Entries) -> None:
+        """Takes the entries, no two of which have the same name."""
+        self._entries = entries
+        self._numbers: Mapping[str, int] | None = None
+
+    def number(self, name: str) -> int | None:
+        """Which of the entries has this name; None where there is no such entry."""
+        if self._numbers is None:
+            names = self._entries.names
+            self._numbers = dict(zip(names, range(len(names)), strict=True))
+        return self._numbers.get(name)
+
+    def __getitem__(self, name: str) -> Entry:
+        number = self.number(name)
+        if number is None:
+            raise KeyError(name)
+        return self._entries[number]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries.names)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
 class Tensors(Mapping[str, "NDArray[Any]"]):
     """Initializers by name, as read-only arrays; made when looked up.
 
@@ -414,24 +445,30 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def index(self) -> None:
         """Looks at the archive's model anew."""
-        archive = self._archive
-        self._sites: dict[str, Site] = {}
-        self._ambiguous: dict[str, list[Site]] = {}
-        for site in archive.walked:
-            if not site.is_initializer:
-                continue
-            name = site.name
-            if name in self._ambiguous:
-                self._ambiguous[name].append(site)
-            elif name in self._sites:
-                self._ambiguous[name] = [self._sites.pop(name), site]
-            else:
-                self._sites[name] = site
-        self._keys = {
-            site.name: key
-            for key, site in archive.sites.items()
-            if site.is_initializer and site.name in self._sites
-        }
+        model = self._archive.model
+        initializers = model.graph.initializer
+        names = tensors.names(initializers)
+        others = [site for site in tensors.walk_others(model) if site.is_initializer]
+        counts = Counter(chain(names, (site.name for site in others)))
+        self._ambiguous = {name for name, count in counts.items() if count > 1}
+        self._sites = Sites(
+            initializers,
+            self._unambiguous(zip(names, range(len(names)), strict=True)),
+            self._unambiguous((site.name, site) for site in others),
+        )
+        stored = self._archive.sites
+        self._keys = self._unambiguous(
+            chain(
+                zip(map(names.__getitem__, stored.indexes.values()), stored.indexes, strict=True),
+                ((it.name, key) for key, it in stored.others.items() if it.is_initializer),
+            )
+        )
+
+    def _unambiguous(self, pairs: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
+        found = dict(pairs)
+        for name in self._ambiguous:
+            found.pop(name, None)
+        return found
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.
@@ -439,10 +476,9 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        site = self._sites.get(name)
-        if site is None:
+        if name not in self._sites:
             raise self._archive._not_found(self._why_not(name))
-        return site
+        return self._sites[name]
 
     def key(self, name: str) -> str | None:
         """The key of the entry that holds an initializer; None where the model itself holds it.
@@ -496,7 +532,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def _why_not(self, name: str) -> str:
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
-        sites = self._ambiguous[name]
+        walked = tensors.walk(self._archive.model)
+        sites = [site for site in walked if site.is_initializer and site.name == name]
         keys = {site.path: key for key, site in self._archive.sites.items()}
         owners = ", ".join(
             f"tensor({keys[site.path]!r})" if site.path in keys else f"model.{site}"

@@ -13,7 +13,7 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -106,6 +106,10 @@ class MappedFile:
             part = self._read_once(offset, size)
         return b"".join(parts)
 
+    def read_each(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        """Reads several parts, each as `read` does; copies."""
+        return [self.read(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
+
     def pieces(self, offset: int, size: int) -> Iterator[bytes]:
         """Reads `size` bytes from `offset` in pieces of at most `READ_SIZE` bytes; copies.
 
@@ -137,18 +141,28 @@ class MappedFile:
         Raises:
             ArchiveFormatError: The file has become shorter since it was opened, by some of them.
         """
-        self._require_open()
         if not nbytes:
+            self._require_open()
             return memoryview(b"")
-        if self._view is None:
-            self._view = self._map()
-        if offset + nbytes > self._view.nbytes:
+        return self.reaching(offset + nbytes)[offset : offset + nbytes]
+
+    def reaching(self, end: int) -> memoryview:
+        """The file as a read-only view of which the bytes up to `end` are there.
+
+        Raises:
+            ArchiveFormatError: The file has become shorter than that since it was opened.
+        """
+        view = self._view
+        if view is None:
+            self._require_open()
+            view = self._view = self._map()
+        if end > view.nbytes:
             error = ArchiveFormatError(
-                f"expected {self.size} bytes as when opened, found {self._view.nbytes}"
+                f"expected {self.size} bytes as when opened, found {view.nbytes}"
             )
             error.path = self.path
             raise error
-        return self._view[offset : offset + nbytes]
+        return view
 
     def _map(self) -> memoryview:
         """The file through a map: as much as it had when it was opened, or as it still has."""
@@ -234,10 +248,10 @@ class MemoryFile(MappedFile):
         """Nobody changes it."""
         yield
 
-    def part(self, offset: int, nbytes: int) -> memoryview:
-        """Some of the bytes."""
+    def reaching(self, end: int) -> memoryview:
+        """All of the bytes."""
         self._require_open()
-        return self._data[offset : offset + nbytes]
+        return self._data
 
     def paths(self) -> Iterator[str]:
         """None: it has no file."""

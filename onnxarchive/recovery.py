@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxarchive import journal, locking
-from onnxarchive.archive import Archive, check_data, check_local_header, read_contents
+from onnxarchive.archive import Archive, check_data, read_contents
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
 from onnxarchive.files import MappedFile, remove_abandoned
 from onnxarchive.journal import Journal, Span
+from onnxarchive.local_headers import LocalHeaders
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Entry
 from onnxarchive.zipformat.writer import Counter
@@ -158,9 +159,10 @@ def _is_of_archive(found: Journal, file: MappedFile) -> bool:
         if bounds.offset < found.spans[-1].offset:  # which no change leaves out
             return False
         listed = directory.read(found.read(bounds.offset, bounds.size), bounds, report)
+        headers = LocalHeaders(file, listed)
         for number, entry in enumerate(listed.entries):
             if not _overlaps(entry, found.spans):
-                check_local_header(file, entry, listed.records, number, report)
+                headers.compare(number, report)
     except ArchiveFormatError:
         return False
     return True
@@ -170,9 +172,10 @@ def _fault(file: MappedFile, spans: Sequence[Span]) -> ArchiveFormatError | None
     """Why a file is no archive, or entries in its `spans` are not whole; None if all is well."""
     try:
         contents = read_contents(file, Report())
-        for number, entry in enumerate(contents.entries):
+        headers = LocalHeaders(file, contents.directory)
+        for number, entry in enumerate(contents.directory.entries):
             if _overlaps(entry, spans):
-                check_local_header(file, entry, contents.records, number, Report())
+                headers.compare(number, Report())
                 site = contents.sites.get(entry.name)
                 check_data(file, entry, site, Report(), Counter(None, 0))
     except ArchiveFormatError as error:

@@ -14,11 +14,11 @@ from onnxarchive import journal
 from onnxarchive.archive import (
     MAX_MODEL_NBYTES,
     check_data,
-    check_local_header,
     read_contents,
 )
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.files import MappedFile
+from onnxarchive.local_headers import LocalHeaders
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat.writer import Counter, Progress
 
@@ -152,10 +152,12 @@ def check(
         return [Finding("FILE-1", None, error.message)]
     with journal.opened(path) as file, file:
         contents = read_contents(file, findings, max_model_nbytes)
-        for number, entry in enumerate(contents.entries):
-            check_local_header(file, entry, contents.records, number, findings)
+        entries = contents.directory.entries
+        headers = LocalHeaders(file, contents.directory)
+        for number in range(len(entries)):
+            headers.compare(number, findings)
         if full:
-            counter = Counter(progress, sum(entry.nbytes for entry in contents.entries))
-            for entry in contents.entries:
+            counter = Counter(progress, sum(entries.sizes))
+            for entry in entries:
                 check_data(file, entry, contents.sites.get(entry.name), findings, counter)
     return findings.list

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -96,7 +96,7 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
             _apply(scope, removed, copy)
 
     def resolve_moved(site: Site) -> _Data:
-        return resolve(replace(site, path=moved.get(site.path, site.path)))
+        return resolve(site._replace(path=moved.get(site.path, site.path)))
 
     return Deduplicated(copy, resolve_moved, len(removed), sum(removed.values()))
 

@@ -9,6 +9,7 @@ order.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BITS_PER_BYTE = 8
+_IS_LITTLE = sys.byteorder == "little"
 MAX_RANK = 64  # numpy's
 MAX_NBYTES = (1 << 63) - 1  # of an array, numpy's
 
@@ -147,13 +149,16 @@ def of_array(array: NDArray[Any]) -> DataType:
     return data_type
 
 
-def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDArray[Any]:
+def as_array(
+    data: memoryview, data_type: DataType, dims: Sequence[int], offset: int = 0
+) -> NDArray[Any]:
     """The bytes of a tensor as a read-only array.
 
     Args:
-        data: As in `raw_data`, `data_type.nbytes(dims)` bytes.
+        data: A read-only view of bytes, among them `data_type.nbytes(dims)` as in `raw_data`.
         data_type: The tensor's data type.
         dims: The tensor's shape.
+        offset: Where the tensor's begin in `data`.
 
     Returns:
         An array of shape `dims` and type `data_type.dtype`: a view of `data` which keeps it alive,
@@ -161,10 +166,11 @@ def as_array(data: memoryview, data_type: DataType, dims: Sequence[int]) -> NDAr
         the extension types of 2 bytes (bfloat16) are copies, since numpy cannot swap them in place.
     """
     shape = tuple(dims)
-    if not (data_type.is_packed or is_extension(data_type.dtype)):
-        array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data)
-        array.flags.writeable = False
+    if not data_type.is_packed and (_IS_LITTLE or not is_extension(data_type.dtype)):
+        array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data, offset)
         return array
+    nbytes = data_type.nbytes(shape)
+    data = data[offset : offset + nbytes]
     if data_type.is_packed:
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)

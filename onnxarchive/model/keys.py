@@ -121,13 +121,11 @@ _KEYS: Final = re.compile(
 
 def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
     """Whether all names are keys, no two the same under ASCII down-casing (KEY-1, NAME-2)."""
-    joined = "".join(f"{name}," for name in names)
+    if None in names:
+        return False
+    joined = ",".join([*names, ""])  # type: ignore[list-item]
     folded = joined.lower().split(",")
-    return (
-        None not in names
-        and _KEYS.fullmatch(joined) is not None
-        and len(set(folded)) == len(folded) == len(names) + 1
-    )
+    return _KEYS.fullmatch(joined) is not None and len(set(folded)) == len(folded) == len(names) + 1
 
 
 def check_names(

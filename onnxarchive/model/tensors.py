@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -51,6 +52,9 @@ _ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "uint64_data": np.dtype(np.uint64),
 }
 
+MAIN_GRAPH: Final[Path] = (("graph", None),)
+INITIALIZER: Final = "initializer"
+
 LOCATION = "location"
 OFFSET = "offset"
 LENGTH = "length"
@@ -61,8 +65,7 @@ EXTERNAL_DATA_KEYS = frozenset({LOCATION, OFFSET, LENGTH, CHECKSUM})
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """A tensor and where it stands in its model.
 
     Attributes:
@@ -84,7 +87,7 @@ class Site:
 
         These are the tensors that go outside the model unless more is asked for.
         """
-        return self.path[0][0] == "graph" and self.path[-1][0] == "initializer"
+        return self.path[0][0] == "graph" and self.path[-1][0] == INITIALIZER
 
     @property
     def is_loaded_by_onnx(self) -> bool:
@@ -94,7 +97,7 @@ class Site:
         initializers in functions (onnx.external_data_helper).
         """
         fields = [field for field, _ in self.path]
-        if fields[-1] == "initializer":
+        if fields[-1] == INITIALIZER:
             return fields[0] == "graph"
         return fields[0] != "training_info" and not any(
             field.startswith("sparse_") or field == "attribute_proto" for field in fields
@@ -111,6 +114,48 @@ class Site:
         return f"tensor {shown(self.name)} ({self.where})"
 
 
+class Sites(Mapping[str, Site]):
+    """Sites by some name of each, those of the main graph's initializers made when looked up.
+
+    Attributes:
+        indexes: Which initializers of the main graph have which name.
+        others: The sites of other tensors.
+    """
+
+    def __init__(
+        self,
+        initializers: Sequence[onnx.TensorProto] = (),
+        indexes: Mapping[str, int] | None = None,
+        others: Mapping[str, Site] | None = None,
+    ) -> None:
+        """Takes the main graph's initializers and what names which tensor."""
+        self._initializers = initializers
+        self.indexes = indexes or {}
+        self.others = others or {}
+
+    def __getitem__(self, name: str) -> Site:
+        index = self.indexes.get(name)
+        if index is None:
+            return self.others[name]
+        return Site((*MAIN_GRAPH, (INITIALIZER, index)), self._initializers[index])
+
+    def tensor(self, name: str) -> onnx.TensorProto | None:
+        """The tensor of a name, or None where there is none."""
+        index = self.indexes.get(name)
+        if index is not None:
+            return self._initializers[index]
+        return self.others[name].tensor if name in self.others else None
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.indexes, self.others)
+
+    def __len__(self) -> int:
+        return len(self.indexes) + len(self.others)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.indexes or name in self.others
+
+
 def text(value: str | bytes) -> str:
     """A string of a proto; what is not UTF-8 in it is replaced.
 
@@ -119,12 +164,25 @@ def text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
+def names(found: Iterable[onnx.TensorProto]) -> list[str]:
+    """The names of tensors, each as `Site.name` has it."""
+    given = [tensor.name for tensor in found]
+    return given if {*map(type, given)} <= {str} else list(map(text, given))
+
+
 def walk(model: onnx.ModelProto) -> Iterator[Site]:
     """Every TensorProto of a model, those of a graph before those of its nodes.
 
     It takes memory in proportion to the depth of the model, and no stack: subgraphs may be nested
     to any depth.
     """
+    for index, tensor in enumerate(model.graph.initializer):
+        yield Site((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
+    yield from walk_others(model)
+
+
+def walk_others(model: onnx.ModelProto) -> Iterator[Site]:
+    """Every TensorProto of a model but the initializers of the main graph."""
     stack: list[Iterator[tuple[Path, Message]]] = [iter([((), model)])]
     while stack:
         for path, message in stack[-1]:
@@ -140,6 +198,8 @@ def walk(model: onnx.ModelProto) -> Iterator[Site]:
 def _below(path: Path, message: Message) -> Iterator[tuple[Path, Message]]:
     """Yields the messages one step nearer to a tensor."""
     for name, is_repeated in _ways()[message.DESCRIPTOR.full_name]:
+        if name == INITIALIZER and path == MAIN_GRAPH:
+            continue
         if is_repeated:
             for index, child in enumerate(getattr(message, name)):
                 yield (*path, (name, index)), child

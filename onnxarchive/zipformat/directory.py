@@ -10,10 +10,11 @@ where the next header begins, less the entry's size. No local header is read to 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
@@ -200,6 +201,58 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
     return bounds
 
 
+class Entries(Sequence[Entry]):
+    """Entries in columns, each made when it is looked at.
+
+    Attributes:
+        names: As `Entry` has them, and so
+        header_offsets: these,
+        data_offsets: these,
+        sizes: these, which are its `nbytes`,
+        crc32s: and these.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        header_offsets: Sequence[int],
+        data_offsets: Sequence[int],
+        sizes: Sequence[int],
+        crc32s: Sequence[int],
+    ) -> None:
+        self.names = names
+        self.header_offsets = header_offsets
+        self.data_offsets = data_offsets
+        self.sizes = sizes
+        self.crc32s = crc32s
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(Entry, *self._columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Entries: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | Entries:
+        if isinstance(index, slice):
+            return Entries(*(column[index] for column in self._columns))
+        return Entry(*(column[index] for column in self._columns))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entries) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _columns(self) -> tuple[Sequence[Any], ...]:
+        return self.names, self.header_offsets, self.data_offsets, self.sizes, self.crc32s
+
+
 class Records(Sequence[DirectoryRecord]):
     """Directory records as they are packed, each unpacked when it is looked at."""
 
@@ -229,10 +282,13 @@ class Records(Sequence[DirectoryRecord]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def packed(self, index: int) -> bytes:
-        """A record's bytes without name, extra fields and comment."""
-        offset = self._offsets[index]
-        return self._data[offset : offset + DirectoryRecord.SIZE]
+    def common(self, start: int, stop: int) -> list[bytes]:
+        """What some records have as their local headers: version needed to size of the name.
+
+        See 4.3.7 and 4.3.12.
+        """
+        data = self._data
+        return [data[offset + 6 : offset + 30] for offset in self._offsets[start:stop]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +305,55 @@ class Directory:
         is_whole: Whether every record that the end records count is among them, and no other.
     """
 
-    entries: Sequence[Entry]
+    entries: Entries
     records: Records
     names: Sequence[str | None] = ()
     sizes: Sequence[int | None] = ()
     is_whole: bool = True
+
+    def local_headers(self, start: int, stop: int, alignment: int) -> bytes | None:
+        """The local headers that some entries have if `layout` has made them, one behind the other.
+
+        Others may yet be right: `check_local_header` tells. None where they need Zip64, or cannot
+        have this alignment.
+
+        Args:
+            start: The index of the first of them.
+            stop: The index behind the last.
+            alignment: What their data is aligned to, in bytes.
+        """
+        listed = self.entries
+        names = [name.encode() for name in listed.names[start:stop]]
+        ends = listed.data_offsets[start:stop]
+        places = zip(names, listed.header_offsets[start:stop], ends, strict=True)
+        paddings = [end - begin - len(name) - _LEAST_HEADER_SIZE for name, begin, end in places]
+        if (
+            not 0 <= min(paddings) <= max(paddings) < alignment
+            or max(listed.sizes[start:stop]) >= records.SATURATED_32
+            or any(end % alignment for end in ends)
+        ):
+            return None
+        if alignment == layout.MIN_ALIGNMENT:
+            extras = [_EXTRAS[padding] for padding in paddings]
+            extra_sizes = [_EXTRA_SIZES[padding] for padding in paddings]
+        else:
+            extras = [records.pack_alignment_extra(alignment, padding) for padding in paddings]
+            extra_sizes = [len(extra).to_bytes(2, "little") for extra in extras]
+        signatures = repeat(LocalHeader.SIGNATURE, stop - start)
+        common = self.records.common(start, stop)
+        parts = zip(signatures, common, extra_sizes, names, extras, strict=True)
+        return b"".join(chain.from_iterable(parts))
+
+
+_LEAST_HEADER_SIZE: Final = LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE
+# The extra fields of a local header for each padding of the usual alignment, and their sizes.
+_EXTRAS: Final = [
+    records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
+    for padding in range(layout.MIN_ALIGNMENT)
+]
+_EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in _EXTRAS]
+
+EMPTY: Final = Directory(Entries((), (), (), (), ()), Records(b"", ()))
 
 
 class Listed(NamedTuple):
@@ -304,9 +404,6 @@ _PACKED: Final = np.dtype(
 )
 # The Zip64 field where the header's offset alone does not fit (4.5.3).
 _PACKED_ZIP64: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("header_offset", "<i8")])
-# The sizes of name, extra fields and comment, and how far they are from the record's end.
-_SIZES_BEHIND: Final = struct.Struct("<3H")
-_SIZES_BEHIND_DISTANCE: Final = 18
 
 
 def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
@@ -315,24 +412,20 @@ def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
     It makes the checks of `_read_one_by_one` on all records together. None says that one of them
     fails, or that there is more to be looked at, and not which.
     """
-    offsets, position = [], 0
-    for _ in range(bounds.count):
-        if position + DirectoryRecord.SIZE > len(data):
-            return None
-        offsets.append(position)
-        position += DirectoryRecord.SIZE
-        position += sum(_SIZES_BEHIND.unpack_from(data, position - _SIZES_BEHIND_DISTANCE))
-    if position != len(data) or not offsets:
-        return None
     raw = np.frombuffer(data, np.uint8)
-    begins = np.array(offsets)
+    begins = _record_offsets(raw)
+    if begins.size != bounds.count or not begins.size:
+        return None
     packed = _gathered(raw, begins, _PACKED)
     size = packed["size"].astype(np.int64)
     name_begins = begins + DirectoryRecord.SIZE
     name_size = packed["name_size"].astype(np.int64)
+    name_ends = name_begins + name_size
+    if (name_ends + packed["extra_size"] != np.append(begins[1:], raw.size)).any():
+        return None
     header_offset = packed["header_offset"].astype(np.int64)
     has_zip64 = header_offset == records.SATURATED_32
-    zip64 = _gathered(raw, (name_begins + name_size)[has_zip64], _PACKED_ZIP64)
+    zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
     if (
         (packed["extra_size"] != np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)).any()
         or (zip64["identifier"] != records.ZIP64_EXTRA).any()
@@ -347,8 +440,7 @@ def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
     space = data_offset - header_offset
     unix_type = packed["unix_attributes"] & records.UNIX_TYPE_MASK
     is_sound = (
-        (packed["signature"] == DirectoryRecord.SIGNATURE)
-        & (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)
+        (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)
         & np.isin(packed["needed"], _VERSIONS_NEEDED)
         & (packed["flags"] == 0)
         & (packed["method"] == records.METHOD_STORED)
@@ -363,27 +455,43 @@ def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         & (space < least + layout.MAX_ALIGNMENT)
         & (data_offset % layout.MIN_ALIGNMENT == 0)
     )
-    if header_offset[0] != 0 or not is_sound.all():
+    if begins[0] != 0 or header_offset[0] != 0 or not is_sound.all():
         return None
-    ends = name_begins + name_size
-    try:
-        names = [
-            data[begin:end].decode("ascii")
-            for begin, end in zip(name_begins.tolist(), ends.tolist(), strict=True)
-        ]
-    except UnicodeDecodeError:
+    spans = zip(name_begins.tolist(), name_ends.tolist(), strict=True)
+    names = _SEPARATOR.join([data[begin:end] for begin, end in spans])
+    if not names.isascii() or names.count(_SEPARATOR) != begins.size - 1:
         return None
     columns = (header_offset, data_offset, size, packed["crc32"])
-    values = zip(names, *(column.tolist() for column in columns), strict=True)
-    return Directory(list(map(Entry._make, values)), Records(data, offsets), names, size.tolist())
+    entries = Entries(names.decode().split("\n"), *map(_integers, columns))
+    return Directory(entries, Records(data, _integers(begins)), entries.names, entries.sizes)
+
+
+_SEPARATOR: Final = b"\n"
+
+
+def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Where the signature of a directory record stands, be it in a name."""
+    first, *others = DirectoryRecord.SIGNATURE
+    found = np.flatnonzero(raw[: 1 - DirectoryRecord.SIZE] == first)
+    for distance, byte in enumerate(others, 1):
+        found = found[raw[found + distance] == byte]
+    return found
+
+
+def _integers(column: NDArray[Any]) -> Sequence[int]:
+    """A column as a sequence of Python's own numbers, made when they are looked at."""
+    return array("q", column.astype(np.int64, copy=False).tobytes())
 
 
 def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """What begins at each of these bytes, as one array; where it would end behind all, nothing."""
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)
-    windows = np.lib.stride_tricks.sliding_window_view(raw, dtype.itemsize)
-    found: NDArray[Any] = windows[np.minimum(begins, raw.size - dtype.itemsize)].view(dtype)[:, 0]
+    # Whole items are copied, each in one go.
+    windows: NDArray[Any] = np.ndarray(
+        raw.size - dtype.itemsize + 1, f"V{dtype.itemsize}", raw, strides=1
+    )
+    found: NDArray[Any] = windows[np.minimum(begins, windows.size - 1)].view(dtype)
     return found
 
 
@@ -396,7 +504,7 @@ def _read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
             report.broken(
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
             )
-        return Directory((), Records(data, ()), is_whole=is_whole)
+        return Directory(EMPTY.entries, Records(data, ()), is_whole=is_whole)
     if listed[0].header_offset not in (0, None):
         report.broken(
             "ZIP-1",
@@ -425,7 +533,17 @@ def _read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
             offsets.append(offset)
     names = [item.name if item.is_utf8 else None for item in listed]
     sizes = [item.nbytes for item in listed]
-    return Directory(entries, Records(data, offsets), names, sizes, is_whole)
+    return Directory(_in_columns(entries), Records(data, offsets), names, sizes, is_whole)
+
+
+def _entries_of(entries: Sequence[Entry]) -> Entries:
+    return Entries(
+        *(list(column) for column in zip(*entries, strict=True)) if entries else [()] * 5
+    )
+
+
+def _in_columns(entries: Sequence[Entry]) -> Entries:
+    return Entries(*map(list, zip(*entries, strict=True))) if entries else EMPTY.entries
 
 
 def _list(data: bytes, bounds: Bounds, report: Report) -> tuple[list[Listed], bool]:
@@ -600,43 +718,9 @@ def _require_header_space(
     return True
 
 
-def is_local_header(header: bytes, entry: Entry, packed_record: bytes) -> bool:
-    """Whether a local header is the one that `layout` has for a directory record without Zip64.
-
-    What it refuses may yet be right: `check_local_header` tells.
-
-    Args:
-        header: The bytes from `entry.header_offset` to `entry.data_offset`.
-        entry: The entry.
-        packed_record: Its directory record, as `Records.packed` gives it.
-    """
-    name = entry.name.encode()
-    padding = len(header) - LocalHeader.SIZE - len(name) - records.ALIGNMENT_EXTRA_SIZE
-    if (
-        entry.nbytes >= records.SATURATED_32
-        or entry.data_offset % layout.MIN_ALIGNMENT
-        or not 0 <= padding < layout.MIN_ALIGNMENT
-    ):
-        return False
-    # From the version needed to the size of the name, both records say the same (4.3.7, 4.3.12).
-    return header == b"".join(
-        (LocalHeader.SIGNATURE, packed_record[6:30], _EXTRAS[padding][0], name, _EXTRAS[padding][1])
-    )
-
-
-# The size of the extra fields and these themselves, for each padding of the usual alignment.
-_EXTRAS: Final = [
-    (len(extra).to_bytes(2, "little"), extra)
-    for extra in (
-        records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
-        for padding in range(layout.MIN_ALIGNMENT)
-    )
-]
-
-
 def check_local_header(
     header: bytes, entry: Entry, record: DirectoryRecord, report: Report
-) -> None:
+) -> int | None:
     """Compares an entry's local header with its directory record.
 
     Args:
@@ -644,6 +728,9 @@ def check_local_header(
         entry: The entry.
         record: Its directory record.
         report: Takes each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
+
+    Returns:
+        The alignment that it states, in bytes; None where it states none that there is.
     """
     broken = partial(report.broken, entry=entry.name)
     local = LocalHeader.unpack(header)
@@ -652,7 +739,7 @@ def check_local_header(
             "ZIP-7",
             f"expected a local header of {len(header)} bytes, found {_what_is(header, local)}",
         )
-        return
+        return None
     for field in (
         "version_needed",
         "flags",
@@ -676,7 +763,7 @@ def check_local_header(
         fields = list(records.unpack_extra(local.extra))
     except ValueError as error:
         broken("ZIP-14", f"expected whole extra fields, found {error}")
-        return
+        return None
     zip64_values = layout.local_zip64_values(entry.nbytes)
     expected_identifiers = [records.ZIP64_EXTRA] * bool(zip64_values) + [records.ALIGNMENT_EXTRA]
     identifiers = [identifier for identifier, _ in fields]
@@ -686,7 +773,7 @@ def check_local_header(
             f"expected the extra fields {_hexadecimal(expected_identifiers)}, found "
             f"{_hexadecimal(identifiers)}",
         )
-        return
+        return None
     if zip64_values:
         content = fields[0][1]
         found_values = records.unpack_zip64_values(content)
@@ -696,7 +783,7 @@ def check_local_header(
                 "ZIP64-5",
                 f"expected the sizes {shown(zip64_values)} in the Zip64 field, found {found}",
             )
-    _check_alignment(fields[-1][1], entry, record, report)
+    return _check_alignment(fields[-1][1], entry, record, report)
 
 
 def _what_is(header: bytes, local: LocalHeader | None) -> str:
@@ -721,12 +808,14 @@ def stated_alignment(header: bytes) -> int:
     return unpacked[0]
 
 
-def _check_alignment(content: bytes, entry: Entry, record: DirectoryRecord, report: Report) -> None:
+def _check_alignment(
+    content: bytes, entry: Entry, record: DirectoryRecord, report: Report
+) -> int | None:
     broken = partial(report.broken, entry=entry.name)
     unpacked = records.unpack_alignment(content)
     if unpacked is None:
         broken("ZIP-14", f"expected an alignment field of 2 bytes or more, found {len(content)}")
-        return
+        return None
     alignment, padding = unpacked
     if not layout.is_alignment(alignment) or entry.data_offset % alignment:
         broken(
@@ -734,7 +823,7 @@ def _check_alignment(content: bytes, entry: Entry, record: DirectoryRecord, repo
             f"expected an alignment from {layout.MIN_ALIGNMENT} to {layout.MAX_ALIGNMENT} that "
             f"offset {entry.data_offset} is a multiple of, found {alignment}",
         )
-        return
+        return None
     expected = Placement(
         record.name, entry.nbytes, entry.crc32, entry.header_offset, alignment
     ).padding
@@ -744,3 +833,4 @@ def _check_alignment(content: bytes, entry: Entry, record: DirectoryRecord, repo
             f"expected {expected} zero bytes of padding, found {len(padding)} bytes"
             f"{' that are not all zero' if any(padding) else ''}",
         )
+    return alignment

@@ -153,7 +153,7 @@ def _elements(tensor: TensorProto, data_type: DataType) -> np.ndarray[Any, Any]:
 @whole_bytes
 def test_an_array_of_whole_bytes_is_a_read_only_view(data_type: DataType) -> None:
     data = bytearray(random_raw(data_type.number, (6,)))
-    array = as_array(memoryview(data), data_type, (2, 3))
+    array = as_array(memoryview(data).toreadonly(), data_type, (2, 3))
     bytes_below = np.frombuffer(data, np.uint8)
     assert np.shares_memory(array, bytes_below)
     assert not array.flags.owndata
@@ -168,7 +168,7 @@ def test_an_array_of_parts_of_bytes_is_a_read_only_copy_of_one_byte_an_element(
     data_type: DataType,
 ) -> None:
     data = bytearray(random_raw(data_type.number, (6,)))
-    array = as_array(memoryview(data), data_type, (2, 3))
+    array = as_array(memoryview(data).toreadonly(), data_type, (2, 3))
     assert array.itemsize == 1
     assert not np.shares_memory(array, np.frombuffer(data, np.uint8))
     assert not array.flags.writeable

@@ -134,6 +134,13 @@ def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list
     proto.check_references(tensors.walk(model), sizes, collected)
     assert all("expected" in message and "found" in message for message in collected.messages)
     assert None not in collected.entries
+    at_once = proto.sites_at_once(
+        model,
+        model.SerializeToString(),
+        list(sizes),
+        [-1 if it is None else it for it in sizes.values()],
+    )
+    assert at_once is None or not collected.rules
     return collected.rules
 
 

@@ -1,0 +1,261 @@
+"""What the initializers of a serialized model refer to, read from the wire all at once.
+
+A protobuf object takes microseconds for each tensor and each of its fields. Here numpy looks at one
+field of all initializers of the main graph at a time, so that a model of many tensors opens about
+as fast as protobuf parses it. Only what almost all models have is understood: for others `read`
+gives None, and they are looked at tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import onnx
+
+from onnxarchive.model import dtypes
+from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from numpy.typing import NDArray
+
+    Numbers: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The external initializers of a model's main graph, none of which breaks a rule by itself.
+
+    Attributes:
+        indexes: Which of the initializers they are.
+        keys: The location of each.
+        nbytes: How many bytes shape and data type of each need.
+    """
+
+    indexes: Numbers
+    keys: list[str]
+    nbytes: Numbers
+
+
+def read(model: bytes) -> References | None:
+    """Reads the external initializers of a model's main graph.
+
+    Args:
+        model: A serialized ModelProto, which protobuf has parsed.
+
+    Returns:
+        What they refer to; None where that breaks a rule, or where there is something unusual:
+        many fields, fields twice, more than a location in `external_data`.
+    """
+    try:
+        starts, stops = _messages(model, 0, len(model), _GRAPH)
+        if len(starts) != 1:
+            return None
+        return _references(model, *_messages(model, int(starts[0]), int(stops[0]), _INITIALIZER))
+    except _UnusualError:
+        return None
+
+
+class _UnusualError(Exception):
+    """There is something that those have to look at who take one tensor after the other."""
+
+
+# Fields on the wire (encoding guide, "Message Structure")
+
+_VARINT, _LEN = 0, 2
+_WIRE_TYPE_BITS: Final = 3
+_WIRE_TYPE_MASK: Final = 0b111
+_CONTINUES: Final = 0x80
+_BITS: Final = 7
+_MAX_WIDTH: Final = 8  # bytes of a varint, whose number then has 56 bits
+_MAX_FIELDS: Final = 32  # of a tensor
+_MAX_TAG: Final = 1 << 10
+
+
+def _tag(message: type[Message], field: str, wire_type: int) -> int:
+    return message.DESCRIPTOR.fields_by_name[field].number << _WIRE_TYPE_BITS | wire_type
+
+
+_GRAPH: Final = _tag(onnx.ModelProto, "graph", _LEN)
+_INITIALIZER: Final = _tag(onnx.GraphProto, "initializer", _LEN)
+
+
+def _messages(data: bytes, position: int, stop: int, wanted: int) -> tuple[Numbers, Numbers]:
+    """Where the messages in one field of a message begin and end; `wanted` is the field's tag."""
+    begins, ends = array("q"), array("q")
+    while position < stop:
+        tag, number = data[position], data[position + 1]
+        position += 2
+        if tag >= _CONTINUES:
+            tag, position = _number(data, position - 2)
+            number, position = _number(data, position)
+        elif number >= _CONTINUES:
+            number, position = _number(data, position - 1)
+        if tag == wanted:
+            begins.append(position)
+            position += number
+            ends.append(position)
+        elif tag & _WIRE_TYPE_MASK == _LEN:
+            position += number
+        elif tag & _WIRE_TYPE_MASK != _VARINT:
+            raise _UnusualError
+    return np.frombuffer(begins, np.int64), np.frombuffer(ends, np.int64)
+
+
+def _number(data: bytes, position: int) -> tuple[int, int]:
+    """A varint, and where it ends."""
+    number = 0
+    for width in range(_MAX_WIDTH):
+        byte = data[position + width]
+        number |= (byte & ~_CONTINUES) << _BITS * width
+        if byte < _CONTINUES:
+            return number, position + width + 1
+    raise _UnusualError
+
+
+def _numbers(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
+    """Many varints, and where each ends."""
+    byte = raw.take(positions)
+    ends = positions + 1
+    if byte.max(initial=0) < _CONTINUES:  # as almost always
+        return byte.astype(np.int64), ends
+    numbers = (byte & ~np.uint8(_CONTINUES)).astype(np.int64)
+    going = np.flatnonzero(byte >= _CONTINUES)
+    for width in range(1, _MAX_WIDTH):
+        if not going.size:
+            return numbers, ends
+        byte = raw[ends[going]]
+        numbers[going] |= (byte & ~np.uint8(_CONTINUES)).astype(np.int64) << _BITS * width
+        ends[going] += 1
+        going = going[byte >= _CONTINUES]
+    if going.size:
+        raise _UnusualError
+    return numbers, ends
+
+
+def _fields(
+    raw: NDArray[np.uint8], begins: Numbers, ends: Numbers
+) -> Iterator[tuple[int, Numbers, Numbers, Numbers]]:
+    """Yields the fields of many messages: one of each, then the next of each, by their tags.
+
+    Yields:
+        A tag, which messages have it, and of each the number that follows, which for what is not
+        a number itself is its size in bytes, and where that number ends.
+    """
+    rows = np.flatnonzero(begins < ends)
+    positions = begins[rows]
+    for _ in range(_MAX_FIELDS):
+        if not rows.size:
+            return
+        tags, positions = _numbers(raw, positions)
+        numbers, positions = _numbers(raw, positions)
+        if tags.max() > _MAX_TAG:
+            raise _UnusualError
+        present = np.flatnonzero(np.bincount(tags)).tolist()
+        for tag in present:
+            if tag & _WIRE_TYPE_MASK not in (_VARINT, _LEN):
+                raise _UnusualError
+            having = slice(None) if len(present) == 1 else np.flatnonzero(tags == tag)
+            yield tag, rows[having], numbers[having], positions[having]
+        positions = positions + np.where(tags & _WIRE_TYPE_MASK == _LEN, numbers, 0)
+        going = positions < ends[rows]
+        if not going.all():
+            rows, positions = rows[going], positions[going]
+    if rows.size:
+        raise _UnusualError
+
+
+# The fields of a tensor
+
+_DIMS: Final = _tag(onnx.TensorProto, "dims", _VARINT)
+_DATA_TYPE: Final = _tag(onnx.TensorProto, "data_type", _VARINT)
+_DATA_LOCATION: Final = _tag(onnx.TensorProto, "data_location", _VARINT)
+_EXTERNAL_DATA: Final = _tag(onnx.TensorProto, "external_data", _LEN)
+_DATA: Final = frozenset(_tag(onnx.TensorProto, field, _LEN) for field in DATA_FIELDS)
+_TEXT: Final = frozenset(
+    _tag(onnx.TensorProto, field, _LEN) for field in ("name", "doc_string", "metadata_props")
+)
+# What stands in a pair of `external_data` before the size of its value, if it is the location.
+_BEFORE_LOCATION: Final = np.frombuffer(
+    onnx.StringStringEntryProto(key=LOCATION).SerializeToString()
+    + bytes([_tag(onnx.StringStringEntryProto, "value", _LEN)]),
+    np.uint8,
+)
+# Bits of an element by the number of the data type, 0 where it has no fixed width.
+_BIT_WIDTHS: Final = np.array(
+    [
+        dtypes.BY_NUMBER[number].bit_width if number in dtypes.BY_NUMBER else 0
+        for number in range(max(dtypes.BY_NUMBER) + 1)
+    ]
+)
+_MAX_ELEMENTS: Final = 1 << 48  # of a tensor: its bits are then a number of 64 bits
+_UNSET: Final = -1
+
+
+def _references(model: bytes, begins: Numbers, ends: Numbers) -> References:
+    raw = np.frombuffer(model, np.uint8)
+    count = len(begins)
+    fields = {tag: np.full(count, _UNSET) for tag in (_DATA_TYPE, _DATA_LOCATION, _EXTERNAL_DATA)}
+    location_ends = np.zeros(count, np.int64)
+    elements = np.ones(count, np.int64)
+    is_array = np.ones(count, np.bool_)
+    is_empty = np.zeros(count, np.bool_)
+    is_held = np.zeros(count, np.bool_)
+    for tag, rows, numbers, positions in _fields(raw, begins, ends):
+        if tag in fields:
+            if (fields[tag][rows] != _UNSET).any():
+                raise _UnusualError
+            fields[tag][rows] = numbers
+        if tag == _EXTERNAL_DATA:
+            location_ends[rows] = positions + numbers
+            fields[tag][rows] = _locations(raw, positions, positions + numbers)
+        elif tag == _DIMS:
+            factors = np.maximum(numbers, 1)
+            is_empty[rows] |= numbers == 0
+            is_array[rows] &= factors <= _MAX_ELEMENTS // elements[rows]
+            elements[rows] *= np.where(is_array[rows], factors, 1)
+        elif tag in _DATA:
+            is_held[rows] = True
+        elif tag not in fields and tag not in _TEXT:
+            raise _UnusualError
+    location_begins = fields[_EXTERNAL_DATA]
+    is_external = fields[_DATA_LOCATION] == EXTERNAL
+    if (is_external != (location_begins != _UNSET)).any():
+        raise _UnusualError
+    indexes = np.flatnonzero(is_external)
+    data_types = fields[_DATA_TYPE][indexes]
+    if is_held[indexes].any() or not is_array[indexes].all() or (data_types == _UNSET).any():
+        raise _UnusualError
+    bit_widths = _BIT_WIDTHS[np.minimum(data_types, len(_BIT_WIDTHS) - 1)]
+    if (data_types >= len(_BIT_WIDTHS)).any() or (bit_widths == 0).any():
+        raise _UnusualError
+    elements[is_empty] = 0
+    nbytes = -(-elements[indexes] * bit_widths // dtypes.BITS_PER_BYTE)
+    spans = zip(location_begins[indexes].tolist(), location_ends[indexes].tolist(), strict=True)
+    keys = _decoded(model, spans)
+    if len(keys) != len(indexes):
+        raise _UnusualError
+    return References(indexes, keys, nbytes)
+
+
+def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:
+    """Where locations begin, each of which fills one pair of external data to its end."""
+    size = len(_BEFORE_LOCATION)
+    if (ends - begins <= size).any():
+        raise _UnusualError
+    if (np.lib.stride_tricks.sliding_window_view(raw, size)[begins] != _BEFORE_LOCATION).any():
+        raise _UnusualError
+    sizes, located = _numbers(raw, begins + size)
+    if (located + sizes != ends).any():
+        raise _UnusualError
+    return located
+
+
+def _decoded(model: bytes, spans: Iterable[tuple[int, int]]) -> list[str]:
+    """Parts of the model as strings; of what is not ASCII, or has lines, others than they are."""
+    joined = b"\n".join([model[begin:end] for begin, end in spans])
+    return joined.decode("latin-1").split("\n") if joined else []

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from models import attribute, external, model_of, model_protos, node, raw_tensor, string_tensor
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.model import dtypes, proto, references, tensors
+from onnxarchive.model.tensors import Site, Sites
+
+
+def tensor_of(
+    name: str = "w", data_type: int = TensorProto.FLOAT, dims: tuple[int, ...] = (2, 2)
+) -> TensorProto:
+    return external(raw_tensor(name, data_type, dims), name)
+
+
+def sizes_of(model: onnx.ModelProto) -> dict[str, int]:
+    return {
+        location: dtypes.BY_NUMBER[it.data_type].nbytes(it.dims)
+        for it in model.graph.initializer
+        if (location := tensors.location(it)) is not None
+    }
+
+
+def at_once(
+    model: onnx.ModelProto, sizes: Mapping[str, int], data: bytes | None = None
+) -> Sites | None:
+    """What is found at once, which is what is found one by one, and breaks no rule."""
+    serialized = model.SerializeToString() if data is None else data
+    found = proto.sites_at_once(model, serialized, list(sizes), list(sizes.values()))
+    if found is not None:
+        slowly = proto.check_references(tensors.walk(model), sizes, Report())
+        assert [(key, *found[key]) for key in found] == [(key, *slowly[key]) for key in slowly]
+    return found
+
+
+# What is usual
+
+
+def _held() -> list[TensorProto]:
+    typed = TensorProto(name="typed", data_type=TensorProto.FLOAT, dims=[2], float_data=[1, 2])
+    odd = TensorProto(name="odd", data_type=99, dims=[0, 1 << 50])
+    return [raw_tensor("held"), typed, string_tensor("text"), odd, TensorProto()]
+
+
+def _described(tensor: TensorProto) -> TensorProto:
+    tensor.doc_string = "what it is for" * 20
+    for key in "ab":
+        tensor.metadata_props.add(key=key, value="value")
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        [tensor_of()],
+        [tensor_of(f"w{index}", dims=(index + 1,)) for index in range(300)],
+        [*_held(), tensor_of("a"), *_held(), tensor_of("b"), *_held()],
+        [tensor_of(f"w{rank}", dims=(2,) * rank) for rank in range(12)],
+        [tensor_of("w", dims=(1,) * 28)],
+        [tensor_of("x" * 255), tensor_of("y" * 200)],
+        [tensor_of("w", dims=(300, 40))],
+        [tensor_of("empty", dims=(0,)), tensor_of("thin", dims=(3, 0, 70000))],
+        [_described(tensor_of()), tensor_of("v")],
+        [tensor_of(f"type{number}", number, (5,)) for number in dtypes.BY_NUMBER],
+    ],
+    ids=[
+        "none",
+        "one",
+        "many",
+        "beside others that the model holds",
+        "of every rank",
+        "of a high rank",
+        "long names",
+        "long dimensions",
+        "empty",
+        "described",
+        "of every type",
+    ],
+)
+def test_usual_tensors_are_read_at_once(found: list[TensorProto]) -> None:
+    model = model_of(*found)
+    sizes = sizes_of(model)
+    for keys in (sorted(sizes), sorted(sizes, reverse=True)):
+        assert at_once(model, {key: sizes[key] for key in keys}) is not None
+    read = references.read(model.SerializeToString())
+    assert read is not None
+    assert read.keys == list(sizes)
+    assert read.nbytes.tolist() == list(sizes.values())
+    assert [tensors.location(model.graph.initializer[it]) for it in read.indexes] == read.keys
+
+
+def test_large_tensors_are_read_at_once() -> None:
+    tensor = tensor_of()
+    del tensor.dims[:]
+    tensor.dims.extend([1 << 24, 1 << 24])
+    assert at_once(model_of(tensor), {"w": 4 << 48}) is not None
+
+
+@pytest.mark.parametrize("by", ["save", "Writer"])
+def test_what_this_library_writes_is_read_at_once(by: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnxa"
+    arrays = {f"layer.{index}/weight": np.full((index + 1, 300), 1.0) for index in range(50)}
+    if by == "save":
+        initializers = [onnx.numpy_helper.from_array(it, name) for name, it in arrays.items()]
+        onnxarchive.save(model_of(*initializers, raw_tensor("small")), path)
+    else:
+        with onnxarchive.Writer(path) as writer:
+            for name in reversed(arrays):
+                writer.add(name, arrays[name])
+            writer.finish(model_of(raw_tensor("small")))
+    with onnxarchive.open(path) as archive:
+        assert len(archive.sites.indexes) == 50
+        assert all(np.array_equal(archive.tensors[name], arrays[name]) for name in arrays)
+
+
+# What is not
+
+
+def _changed(change: Callable[[TensorProto], object]) -> onnx.ModelProto:
+    tensor = tensor_of()
+    change(tensor)
+    return model_of(tensor, tensor_of("v"))
+
+
+def _with_attribute(tensor: TensorProto) -> onnx.ModelProto:
+    model = model_of(tensor_of("w"), tensor_of("v"))
+    model.graph.node.append(node(attribute("value", t=tensor)))
+    return model
+
+
+def _without_location() -> TensorProto:
+    tensor = tensor_of("u")
+    tensor.ClearField("external_data")
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _changed(lambda it: it.external_data[0].ClearField("value")),
+        _changed(lambda it: it.external_data[0].ClearField("key")),
+        _changed(lambda it: setattr(it.external_data[0], "key", "Location")),
+        _changed(lambda it: setattr(it.external_data[0], "value", "u")),
+        _changed(lambda it: setattr(it.external_data[0], "value", "v")),
+        _changed(lambda it: setattr(it.external_data[0], "value", "w\nv")),
+        _changed(lambda it: setattr(it.external_data[0], "value", "ẃ")),
+        _changed(lambda it: it.ClearField("external_data")),
+        _changed(lambda it: it.external_data.add(key="location", value="w")),
+        _changed(lambda it: it.external_data.add(key="offset", value="0")),
+        _changed(lambda it: it.ClearField("data_location")),
+        _changed(lambda it: setattr(it, "data_location", 0)),
+        _changed(lambda it: setattr(it, "raw_data", b"")),
+        _changed(lambda it: it.float_data.append(1)),
+        _changed(lambda it: setattr(it.segment, "begin", 0)),
+        _changed(lambda it: it.ClearField("data_type")),
+        _changed(lambda it: setattr(it, "data_type", 8)),
+        _changed(lambda it: setattr(it, "data_type", 120)),
+        _changed(lambda it: setattr(it, "data_type", 1000)),
+        _changed(lambda it: setattr(it, "data_type", -1)),
+        _changed(lambda it: it.dims.append(-1)),
+        _changed(lambda it: it.dims.extend([1] * 64)),
+        _changed(lambda it: it.dims.extend([1 << 32, 1 << 32])),
+        _changed(lambda it: it.dims.extend([0, 1 << 62])),
+        _changed(lambda it: it.dims.append(2)),
+        _changed(lambda it: it.dims.append(0)),
+        _changed(lambda it: it.ClearField("dims")),
+        model_of(tensor_of("w")),
+        model_of(tensor_of("w"), tensor_of("v"), tensor_of("u")),
+        model_of(tensor_of("w"), tensor_of("v"), tensor_of("v")),
+        _with_attribute(tensor_of("u")),
+        _with_attribute(_without_location()),
+    ],
+)
+def test_what_breaks_a_rule_is_left_to_those_who_look_at_each(model: onnx.ModelProto) -> None:
+    data = model.SerializeToString()
+    for keys in (["w", "v"], ["v", "w"]):
+        assert proto.sites_at_once(model, data, keys, [16, 16]) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        TensorProto(name="again"),
+        TensorProto(data_type=TensorProto.DOUBLE),
+        TensorProto(data_location=TensorProto.DEFAULT),
+        TensorProto(data_location=TensorProto.EXTERNAL),
+        TensorProto(dims=[3]),
+        TensorProto(dims=[0]),
+    ],
+    ids=str,
+)
+def test_a_field_that_stands_twice_means_what_protobuf_takes_it_for(field: TensorProto) -> None:
+    tensor = tensor_of().SerializeToString() + field.SerializeToString()
+    data = onnx.ModelProto(ir_version=10).SerializeToString()
+    data += _field(onnx.ModelProto.GRAPH_FIELD_NUMBER, _field(5, tensor))
+    model = onnx.ModelProto.FromString(data)
+    (found,) = model.graph.initializer
+    is_as_usual = found == tensor_of() or found.name == "again" or 0 in found.dims
+    if 0 in found.dims:
+        assert at_once(model, {"w": 0}, data) is not None
+    elif not is_as_usual:
+        assert at_once(model, {"w": 16}, data) is None
+
+
+def _field(number: int, message: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(message)]) + message
+
+
+# Any bytes
+
+
+BASE = model_of(*_held()[:2], tensor_of("w"), _described(tensor_of("v")), tensor_of("u", dims=()))
+BASE_SIZES = {"w": 16, "v": 16, "u": 4}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(BASE.SerializeToString()) - 1), st.integers(0, 255)),
+        min_size=1,
+        max_size=3,
+    )
+)
+@example([(0, 8)])
+@settings(max_examples=3000, deadline=None)
+def test_whatever_protobuf_parses_is_found_as_one_by_one_or_left_to_that(
+    changes: list[tuple[int, int]],
+) -> None:
+    data = bytearray(BASE.SerializeToString())
+    for position, byte in changes:
+        data[position] = byte
+    try:
+        model = onnx.ModelProto.FromString(bytes(data))
+    except DecodeError:
+        return
+    at_once(model, BASE_SIZES, bytes(data))
+
+
+@settings(max_examples=200, deadline=None)
+@given(model_protos())
+def test_any_model_is_found_as_one_by_one_or_left_to_that(model: onnx.ModelProto) -> None:
+    at_once(model, {})
+
+
+# Sites
+
+
+def test_sites_are_a_mapping_of_initializers_and_others() -> None:
+    model = model_of(raw_tensor("a"), raw_tensor("b"))
+    other = Site((("graph", None), ("node", 0)), raw_tensor("c"))
+    sites = Sites(model.graph.initializer, {"x": 1, "y": 0}, {"z": other})
+    assert (list(sites), len(sites)) == (["x", "y", "z"], 3)
+    assert [site.where for site in sites.values()] == [
+        "graph.initializer[1]",
+        "graph.initializer[0]",
+        "graph.node[0]",
+    ]
+    assert [site.tensor.name for site in sites.values()] == ["b", "a", "c"]
+    assert [sites.tensor(key) is not None for key in ("x", "z", "w")] == [True, True, False]
+    assert ("x" in sites, "z" in sites, "w" in sites) == (True, True, False)
+    with pytest.raises(KeyError):
+        sites["w"]
+    assert Sites() == {}
+
+
+def test_the_message_of_what_is_left_names_the_tensor() -> None:
+    model = _changed(lambda it: it.dims.append(2))
+    with pytest.raises(ArchiveFormatError, match=r"graph\.initializer\[0\]"):
+        proto.check_references(tensors.walk(model), {"w": 16, "v": 16}, Report())

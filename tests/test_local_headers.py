@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import break_local_header
+
+import onnxarchive
+from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.files import MappedFile
+from onnxarchive.local_headers import LocalHeaders
+
+COUNT = 600
+
+
+@pytest.fixture(params=[(16, 64), (1 << 15, 64), (16, 4096)], ids=["close", "apart", "on pages"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """An archive of many tensors: close together, far apart, or aligned otherwise."""
+    nbytes, alignment = request.param
+    written = tmp_path / "model.onnxa"
+    with onnxarchive.Writer(written, alignment=alignment) as writer:
+        for index in range(COUNT):
+            writer.add(f"w{index}", np.full(nbytes, index % 256, np.uint8))
+        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
+    return written
+
+
+Order = Callable[[int], list[int]]
+in_every_order = pytest.mark.parametrize(
+    "order",
+    [
+        lambda count: list(range(count)),
+        lambda count: list(reversed(range(count))),
+        lambda count: [index * 7 % count for index in range(count)],
+        lambda count: [*range(0, count, 2), *range(1, count, 2)],
+    ],
+    ids=["in order", "backwards", "by sevens", "every other one"],
+)
+
+
+@in_every_order
+@pytest.mark.parametrize("broken", [0, 1, 2, 300, 301, COUNT - 1])
+def test_a_broken_header_is_refused_when_its_tensor_is_read_and_hides_no_other(
+    path: Path, order: Order, broken: int
+) -> None:
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries[f"w{broken}"]
+    break_local_header(path, entry)
+    with onnxarchive.open(path) as archive:
+        for _ in range(2):  # those that are right stay so, and the broken one does not get right
+            for index in order(COUNT):
+                if index == broken:
+                    with pytest.raises(ArchiveFormatError, match=f"'w{broken}'") as caught:
+                        archive.tensors[f"w{index}"]
+                    assert (caught.value.rule, caught.value.path) == ("ZIP-7", str(path))
+                else:
+                    assert archive.tensors[f"w{index}"][-1] == index % 256
+
+
+def test_every_header_is_compared_once_whatever_is_read_ahead(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        for index in range(COUNT):
+            archive.tensors[f"w{index}"]
+        for entry in archive.entries.values():
+            break_local_header(path, entry)
+        assert [archive.tensors[f"w{index}"][0] for index in range(COUNT)] == [
+            index % 256 for index in range(COUNT)
+        ]
+
+
+def test_a_tensor_that_is_read_alone_brings_no_other_header(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        for index in (5, 100, 101 + COUNT // 2):
+            archive.tensors[f"w{index}"]
+            break_local_header(path, archive.entries[f"w{index + 1}"])
+            with pytest.raises(ArchiveFormatError, match="ZIP-7"):
+                archive.tensors[f"w{index + 1}"]
+
+
+@pytest.mark.parametrize("alignment", [64, 256])
+def test_headers_are_read_ahead_in_few_reads_where_they_lie_close(
+    alignment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnxa"
+    with onnxarchive.Writer(path, alignment=alignment) as writer:
+        for index in range(COUNT):
+            writer.add(f"w{index}", np.full(16, index, np.uint16))
+        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
+    reads: list[tuple[int, int]] = []
+    read = MappedFile.read
+
+    def counted(file: MappedFile, offset: int, size: int) -> bytes:
+        reads.append((offset, size))
+        return read(file, offset, size)
+
+    with onnxarchive.open(path) as archive:
+        monkeypatch.setattr(MappedFile, "read", counted)
+        list(archive.tensors.values())
+    assert len(reads) < COUNT / 10
+    assert max(size for _, size in reads) <= 1 << 16
+    assert all(one + size <= other for (one, size), (other, _) in pairwise(reads))
+
+
+def test_threads_that_read_all_tensors_agree_on_the_broken_one(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        entry = archive.entries["w77"]
+    break_local_header(path, entry)
+    refused: list[list[str]] = []
+    with onnxarchive.open(path) as archive:
+        names = list(archive.tensors)
+
+        def read() -> None:
+            found = []
+            for name in names:
+                try:
+                    archive.tensors[name]
+                except ArchiveFormatError:
+                    found.append(name)
+            refused.append(found)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert refused == [["w77"]] * 4
+
+
+def test_a_comparison_that_reports_goes_on(path: Path) -> None:
+    class Rules(Report):
+        def __init__(self) -> None:
+            self.found: list[tuple[str, str | None]] = []
+
+        def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+            self.found.append((rule, entry))
+
+    with onnxarchive.open(path) as archive:
+        for name in ("w3", "w9"):
+            break_local_header(path, archive.entries[name])
+        headers = LocalHeaders(archive.file, archive._directory)
+        rules = Rules()
+        for number in range(len(archive.entries)):
+            headers.compare(number, rules)
+    assert rules.found == [("ZIP-7", "w3"), ("ZIP-7", "w9")]
