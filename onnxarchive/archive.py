@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 import onnx
 
@@ -28,7 +28,7 @@ from onnxarchive.errors import (
     naming,
     shown,
 )
-from onnxarchive.files import MappedFile
+from onnxarchive.files import MappedFile, Prefetch
 from onnxarchive.local_headers import LocalHeaders
 from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -572,13 +572,21 @@ class Assets(Mapping[str, memoryview]):
 
 @overload
 def open(
-    path: str | os.PathLike[str], mode: Literal["r"] = "r", *, max_model_nbytes: int = ...
+    path: str | os.PathLike[str],
+    mode: Literal["r"] = "r",
+    *,
+    max_model_nbytes: int = ...,
+    prefetch: Prefetch | None = ...,
 ) -> Archive: ...
 
 
 @overload
 def open(
-    path: str | os.PathLike[str], mode: Literal["r+"], *, max_model_nbytes: int = ...
+    path: str | os.PathLike[str],
+    mode: Literal["r+"],
+    *,
+    max_model_nbytes: int = ...,
+    prefetch: Prefetch | None = ...,
 ) -> EditableArchive: ...
 
 
@@ -587,6 +595,7 @@ def open(
     mode: Literal["r", "r+"] = "r",
     *,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
+    prefetch: Prefetch | None = None,
 ) -> Archive:
     """Opens an archive.
 
@@ -601,22 +610,38 @@ def open(
         max_model_nbytes: Size in bytes above which a model is refused before it is read; the
             format's own limit is 2 GiB. A lower one bounds the memory that a file from elsewhere
             can claim.
+        prefetch: For those who will read most of the weights: `"willneed"` has the system begin to
+            read the whole file in the background (`madvise`), which pays where tensors are taken
+            in another order than that of the file; `"populate"` reads and maps all of it before
+            `open` returns (`MAP_POPULATE`), so that no view waits for a page afterwards, and the
+            memory resident in the process grows by its size at once. None reads what is looked at,
+            and what the system reads ahead by itself.
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that
             its end records, directory or model show.
         UnfinishedEditError: A change of it was cut off, and `mode` is `"r"`.
-        ValueError: `mode` is another one.
+        ValueError: `mode` or `prefetch` is another one.
         OSError: The file cannot be opened or read.
     """
+    if prefetch not in (None, *get_args(Prefetch)):
+        raise ValueError(f"expected prefetch 'willneed' or 'populate', found {prefetch!r}")
     if mode == "r+":
         from onnxarchive.edit import EditableArchive  # which stands on this module
 
-        return EditableArchive(path, max_model_nbytes)
-    if mode != "r":
+        archive: Archive = EditableArchive(path, max_model_nbytes)
+    elif mode == "r":
+        with naming(path), journal.opened(path, rule="FILE-1") as file:
+            archive = Archive(file, max_model_nbytes)
+    else:
         raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")
-    with naming(path), journal.opened(path, rule="FILE-1") as file:
-        return Archive(file, max_model_nbytes)
+    if prefetch is not None:
+        try:
+            archive.file.prefetch(prefetch)
+        except BaseException:
+            archive.close()
+            raise
+    return archive
 
 
 def load(path: str | os.PathLike[str]) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
 
 from onnxarchive import locking
 from onnxarchive.errors import ArchiveFormatError
@@ -26,6 +26,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# How a file is read ahead of those who look at it through a map.
+Prefetch: TypeAlias = Literal["willneed", "populate"]
+
 READ_SIZE = 1 << 19  # bytes read at a time by `MappedFile.pieces`: they stay in a core's cache
 _NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 # What systems say where a file system has no permission bits.
@@ -33,6 +36,8 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 # What systems say where directories cannot be synced.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
+# The flags of a map whose pages are all read and mapped when it is made; None where there is none.
+_POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -164,12 +169,30 @@ class MappedFile:
             raise error
         return view
 
-    def _map(self) -> memoryview:
+    def prefetch(self, how: Prefetch) -> None:
+        """Has the system read the file before it is looked at through the map.
+
+        Args:
+            how: As `onnxarchive.open` takes it.
+        """
+        if how == "populate":
+            flags = {} if _POPULATED is None else {"flags": _POPULATED, "prot": mmap.PROT_READ}
+            self._view = self._map(**flags)
+            if _POPULATED is None:
+                self._view[:: mmap.PAGESIZE].tobytes()  # a byte of each page brings the page
+        elif hasattr(mmap, "MADV_WILLNEED"):
+            mapped = self.reaching(self.size).obj
+            with contextlib.suppress(OSError):  # it is an advice
+                if isinstance(mapped, mmap.mmap):
+                    mapped.madvise(mmap.MADV_WILLNEED)
+
+    def _map(self, **kind: int) -> memoryview:
         """The file through a map: as much as it had when it was opened, or as it still has."""
+        kind = kind or {"access": mmap.ACCESS_READ}
         size = self.size
         while size:
             try:
-                return memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
+                return memoryview(mmap.mmap(self._descriptor, size, **kind))
             except ValueError:  # it has become shorter, perhaps again
                 size = min(size - 1, os.fstat(self._descriptor).st_size)
         return memoryview(b"")
