@@ -184,7 +184,7 @@ def view_onnx_safetensors(place: Place) -> Step:
     )
 
 
-def _arrays_of(model: Any) -> object:
+def _arrays_of(model: Any) -> tuple[object, list[Any]]:
     arrays = [value.const_value.numpy() for value in model.graph.initializers.values()]
     return model, arrays
 
@@ -201,6 +201,46 @@ def load_onnx(place: Place) -> Step:
     import onnx
 
     return lambda: onnx.load(place.external)
+
+
+def read_archive(place: Place, *, prefetch: Any = None) -> Step:
+    """Opens the archive and adds up every tensor."""
+    import onnxarchive
+
+    def step() -> object:
+        with onnxarchive.open(place.archive, prefetch=prefetch) as archive:
+            return [_sum(array) for array in archive.tensors.values()]
+
+    return step
+
+
+def read_safetensors(place: Place) -> Step:
+    """Opens the file and adds up every tensor."""
+    safe_open = importlib.import_module("safetensors").safe_open
+
+    def step() -> object:
+        with safe_open(place.safetensors, framework="numpy") as file:
+            return [_sum(file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
+
+    return step
+
+
+def read_onnx_ir(place: Place) -> Step:
+    """Loads the `.onnx` and adds up every tensor."""
+    import onnx_ir
+
+    def step() -> object:
+        _, arrays = _arrays_of(onnx_ir.load(place.external))
+        return list(map(_sum, arrays))
+
+    return step
+
+
+def _sum(array: Any) -> int:
+    """The elements added up as numbers of 8 bytes, which is as fast as memory is read."""
+    import numpy as np
+
+    return int(np.add.reduce(array.reshape(-1).view(np.uint64)))
 
 
 def read_map(place: Place) -> Step:
@@ -645,6 +685,18 @@ CASES: Final[Mapping[str, Case]] = {
             Target("at most", 16 * MIB, figure="resident"),
         ),
         is_rehearsed=True,
+    ),
+    "read": Case(
+        "open, and add up every tensor; prefetch as open() takes it",
+        (
+            Measure(OURS, "large", read_archive, ("archive",)),
+            Measure("willneed", "large", partial(read_archive, prefetch="willneed"), ("archive",)),
+            Measure("populate", "large", partial(read_archive, prefetch="populate"), ("archive",)),
+            Measure("map", "large", read_map, ("archive",), is_raw=True),
+            _peer("onnx_ir", "large", read_onnx_ir, ("external",), _ONNX_IR),
+            _peer("safetensors", "large", read_safetensors, ("safetensors",), _SAFETENSORS),
+        ),
+        moves_bytes=True,
     ),
     "convert-external": _conversions("large", "external"),
     "verify": Case(

@@ -6,11 +6,11 @@ leaves nothing but memory that the kernel has at hand: on a virtual machine, mem
 used for some seconds may have to be fetched from the host first, which can take ten times as long
 as to write the same bytes, and would be all that is measured.
 
-Its anonymous memory (RssAnon of /proc/PID/status) is sampled
-meanwhile from outside, every few milliseconds, so that nothing runs beside what is measured; a
-peak between two samples is not seen. Its resident memory is the kernel's own peak (VmHWM), set back
-through /proc/self/clear_refs when the clock starts. Both are told as growth since then, and as
-nothing where the system has no such files.
+Its anonymous memory (RssAnon of /proc/PID/status) is sampled meanwhile from outside, every few
+milliseconds, so that nothing runs beside what is measured; a peak between two samples is not seen.
+Its resident memory is the kernel's own peak (VmHWM), set back through /proc/self/clear_refs when
+the clock starts. Both are told as growth since then, and as nothing where the system has no such
+files.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SAMPLING_INTERVAL: Final = 0.005
 BEGIN: Final = "begin"
 END: Final = "end"
 _RESET_PEAK: Final = "5"  # of VmHWM, as proc(5) has it
+_MANY_FILES: Final = 1 << 17
 _LINES_TOLD: Final = 15  # of a process that failed
 _answers: TextIO | None = None  # standard output
 
@@ -152,6 +153,20 @@ def _busy() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
+def _raise_limit_of_files() -> None:
+    """Lets this process open many files: onnx_ir has one open for each tensor."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in ((_MANY_FILES, max(hard, _MANY_FILES)), (hard, hard)):
+        if soft < _MANY_FILES:
+            with contextlib.suppress(OSError, ValueError):  # not allowed
+                resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+                return
+
+
 def _tell(what: str) -> None:
     print(what, file=_answers, flush=True)
 
@@ -250,6 +265,7 @@ def _end_of(errors: Any, status: int | None) -> str:
 def main(argv: Sequence[str]) -> int:
     """Measures in a process that is told what, and tells the figures."""
     told = json.loads(argv[0])
+    _raise_limit_of_files()
     figures = measure(told["case"], told["name"], Path(told["folder"]), told["scale"])
     _tell(json.dumps(asdict(figures)))
     return 0
