@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import TracebackType
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from onnxarchive.edit import EditableArchive
 
 _Opened = TypeVar("_Opened", bound="Archive")
-_Value = TypeVar("_Value")
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
@@ -451,24 +450,24 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         others = [site for site in tensors.walk_others(model) if site.is_initializer]
         counts = Counter(chain(names, (site.name for site in others)))
         self._ambiguous = {name for name, count in counts.items() if count > 1}
+        indexes: Sequence[int] = range(len(names))
+        if self._ambiguous:
+            indexes = [index for index in indexes if names[index] not in self._ambiguous]
         self._sites = Sites(
             initializers,
-            self._unambiguous(zip(names, range(len(names)), strict=True)),
-            self._unambiguous((site.name, site) for site in others),
+            [names[index] for index in indexes],
+            indexes,
+            {site.name: site for site in others if site.name not in self._ambiguous},
         )
         stored = self._archive.sites
-        self._keys = self._unambiguous(
-            chain(
-                zip(map(names.__getitem__, stored.indexes.values()), stored.indexes, strict=True),
-                ((it.name, key) for key, it in stored.others.items() if it.is_initializer),
-            )
+        self._keys = dict(
+            zip(map(names.__getitem__, stored.indexes.values()), stored.indexes, strict=True)
         )
-
-    def _unambiguous(self, pairs: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
-        found = dict(pairs)
+        for key, site in stored.others.items():
+            if site.is_initializer:
+                self._keys[site.name] = key
         for name in self._ambiguous:
-            found.pop(name, None)
-        return found
+            self._keys.pop(name, None)
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.

@@ -163,13 +163,14 @@ def sites_at_once(
         sizes: The size in bytes of the entry of each of them.
     """
     found = references.read(data)
-    if found is None or len(found.keys) != len(keys):
+    if found is None or len(found.indexes) != len(keys):
         return None
     expected = np.array(sizes, np.int64)
-    if found.keys != keys:  # in another order
+    if found.locations != "\n".join(keys):  # they are in another order, or others
         number_of = dict(zip(keys, range(len(keys)), strict=True))
-        numbers = [number_of.pop(key, None) for key in found.keys]
-        if None in numbers:
+        keys = found.locations.split("\n")
+        numbers = [number_of.pop(key, None) for key in keys]
+        if number_of or None in numbers:
             return None
         expected = expected[np.array(numbers, np.int64)]
     if (found.nbytes != expected).any():
@@ -177,8 +178,7 @@ def sites_at_once(
     for site in tensors.walk_others(model):
         if site.tensor.data_location == tensors.EXTERNAL or site.tensor.external_data:
             return None
-    indexes = dict(zip(found.keys, found.indexes.tolist(), strict=True))
-    return Sites(model.graph.initializer, indexes)
+    return Sites(model.graph.initializer, keys, found.indexes.tolist())
 
 
 def check_references(

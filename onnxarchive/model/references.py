@@ -9,7 +9,7 @@ gives None, and they are looked at tensor by tensor.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -32,12 +32,12 @@ class References:
 
     Attributes:
         indexes: Which of the initializers they are.
-        keys: The location of each.
+        locations: The location of each, one to a line. What is not ASCII is not what it says.
         nbytes: How many bytes shape and data type of each need.
     """
 
     indexes: Numbers
-    keys: list[str]
+    locations: str
     nbytes: Numbers
 
 
@@ -236,10 +236,8 @@ def _references(model: bytes, begins: Numbers, ends: Numbers) -> References:
     elements[is_empty] = 0
     nbytes = -(-elements[indexes] * bit_widths // dtypes.BITS_PER_BYTE)
     spans = zip(location_begins[indexes].tolist(), location_ends[indexes].tolist(), strict=True)
-    keys = _decoded(model, spans)
-    if len(keys) != len(indexes):
-        raise _UnusualError
-    return References(indexes, keys, nbytes)
+    locations = b"\n".join([model[begin:end] for begin, end in spans])
+    return References(indexes, locations.decode("latin-1"), nbytes)
 
 
 def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:
@@ -253,9 +251,3 @@ def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Number
     if (located + sizes != ends).any():
         raise _UnusualError
     return located
-
-
-def _decoded(model: bytes, spans: Iterable[tuple[int, int]]) -> list[str]:
-    """Parts of the model as strings; of what is not ASCII, or has lines, others than they are."""
-    joined = b"\n".join([model[begin:end] for begin, end in spans])
-    return joined.decode("latin-1").split("\n") if joined else []

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -118,20 +118,26 @@ class Sites(Mapping[str, Site]):
     """Sites by some name of each, those of the main graph's initializers made when looked up.
 
     Attributes:
-        indexes: Which initializers of the main graph have which name.
         others: The sites of other tensors.
     """
 
     def __init__(
         self,
         initializers: Sequence[onnx.TensorProto] = (),
-        indexes: Mapping[str, int] | None = None,
+        names: Sequence[str] = (),
+        indexes: Sequence[int] = (),
         others: Mapping[str, Site] | None = None,
     ) -> None:
-        """Takes the main graph's initializers and what names which tensor."""
+        """Takes the main graph's initializers, names for some of them, and which these are."""
         self._initializers = initializers
-        self.indexes = indexes or {}
+        self._names = names
+        self._numbers = indexes
         self.others = others or {}
+
+    @cached_property
+    def indexes(self) -> dict[str, int]:
+        """Which initializers of the main graph have which name."""
+        return dict(zip(self._names, self._numbers, strict=True))
 
     def __getitem__(self, name: str) -> Site:
         index = self.indexes.get(name)
@@ -147,10 +153,10 @@ class Sites(Mapping[str, Site]):
         return self.others[name].tensor if name in self.others else None
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self.indexes, self.others)
+        return chain(self._names, self.others)
 
     def __len__(self) -> int:
-        return len(self.indexes) + len(self.others)
+        return len(self._names) + len(self.others)
 
     def __contains__(self, name: object) -> bool:
         return name in self.indexes or name in self.others

@@ -96,9 +96,10 @@ def test_usual_tensors_are_read_at_once(found: list[TensorProto]) -> None:
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
     read = references.read(model.SerializeToString())
     assert read is not None
-    assert read.keys == list(sizes)
+    assert read.locations == "\n".join(sizes)
     assert read.nbytes.tolist() == list(sizes.values())
-    assert [tensors.location(model.graph.initializer[it]) for it in read.indexes] == read.keys
+    found = [tensors.location(model.graph.initializer[index]) for index in read.indexes]
+    assert found == list(sizes)
 
 
 def test_large_tensors_are_read_at_once() -> None:
@@ -259,7 +260,7 @@ def test_any_model_is_found_as_one_by_one_or_left_to_that(model: onnx.ModelProto
 def test_sites_are_a_mapping_of_initializers_and_others() -> None:
     model = model_of(raw_tensor("a"), raw_tensor("b"))
     other = Site((("graph", None), ("node", 0)), raw_tensor("c"))
-    sites = Sites(model.graph.initializer, {"x": 1, "y": 0}, {"z": other})
+    sites = Sites(model.graph.initializer, ["x", "y"], [1, 0], {"z": other})
     assert (list(sites), len(sites)) == (["x", "y", "z"], 3)
     assert [site.where for site in sites.values()] == [
         "graph.initializer[1]",
