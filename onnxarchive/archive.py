@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import TracebackType
@@ -423,8 +423,21 @@ class NamedEntries(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def values(self) -> ValuesView[Entry]:
+        """The entries, in the order of the archive."""
+        return _Values(self)
+
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+class _Values(ValuesView[Entry]):
+    """Entries one after the other, none of which is looked up by its name."""
+
+    _mapping: NamedEntries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._mapping._entries)
 
 
 class Tensors(Mapping[str, "NDArray[Any]"]):

@@ -465,6 +465,23 @@ def test_every_field_of_a_local_header_is_compared_when_it_is_read(
         onnxarchive.load(path)
 
 
+def test_entries_are_the_same_by_name_and_one_after_the_other(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        entries = archive.entries
+        found = [entries[name] for name in entries]
+        assert (list(entries.values()), [entry.name for entry in found]) == (found, list(entries))
+        assert dict(entries.items()) == entries == dict(zip(entries, found, strict=True))
+        assert (len(entries), len(entries.values())) == (len(found), len(found))
+        assert (found[0] in entries.values(), "inner" in entries, "none" in entries) == (
+            True,
+            True,
+            False,
+        )
+        assert repr(entries) == repr(dict(entries))
+        with pytest.raises(KeyError):
+            entries["none"]
+
+
 def test_a_local_header_is_compared_once(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         archive.read("inner")

@@ -29,6 +29,18 @@ def serialize(model: onnx.ModelProto) -> bytes:
         ArchiveFormatError: It would not be read back: no ir_version or graph, or too large or too
             deep for protobuf.
     """
+    data = encode(model)
+    # What protobuf writes it may yet refuse to read: messages nested more than 100 deep.
+    parse(data, Report())
+    return data
+
+
+def encode(model: onnx.ModelProto) -> bytes:
+    """The bytes of a model that is nested no deeper than one that was read, as `serialize` does.
+
+    Raises:
+        ArchiveFormatError: It has no ir_version or graph, or is too large for protobuf.
+    """
     _check_required(model, Report())
     try:
         data = model.SerializeToString(deterministic=True)
@@ -44,8 +56,6 @@ def serialize(model: onnx.ModelProto) -> bytes:
             f"{len(data)}; store more tensors outside (size_threshold, convert_attribute)",
             rule="MODEL-2",
         )
-    # What protobuf writes it may yet refuse to read: messages nested more than 100 deep.
-    parse(data, Report())
     return data
 
 

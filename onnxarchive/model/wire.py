@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ __all__ = [
     "Hollow",
     "Span",
     "decode",
+    "external_data",
     "fill",
     "has_more_messages",
     "hollow",
@@ -136,7 +138,8 @@ def hollow(data: Buffer, *, size_threshold: int = 1024) -> Hollow:
             if found is None or span is None or span.nbytes < size_threshold:
                 continue
             (_, begin, _, _, end), _ = found
-            edits.replace(tensor, begin, end, _external_data(f"{SPAN_LOCATION}{len(spans)}"))
+            location = f"{SPAN_LOCATION}{len(spans)}"
+            edits.replace(tensor, begin, end, _external_data(_LOCATION_KEY, location))
             # Last in the tensor, where it overrules a DEFAULT that the model spells out.
             edits.replace(tensor, tensor.stop, tensor.stop, _EXTERNAL_LOCATION)
             spans.append(span)
@@ -213,6 +216,27 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
         pieces = _packed_six_bit(pieces)
     for piece in pieces:
         yield piece.view(np.uint8).data
+
+
+def external_data(location: str) -> Callable[[int, int], bytes]:
+    """Gives what serializes the `external_data` of tensors whose data lies in one file.
+
+    A tensor takes it with `MergeFromString`, in a third of the time that its strings take one by
+    one.
+
+    Args:
+        location: The file as external data names it.
+
+    Returns:
+        A function of a tensor's offset and length in bytes, which gives a serialized TensorProto
+        with the pairs `location`, `offset` and `length` and nothing else.
+    """
+    named = _external_data(_LOCATION_KEY, location)
+
+    def serialized(offset: int, length: int) -> bytes:
+        return named + _external_number("offset", offset) + _external_number("length", length)
+
+    return serialized
 
 
 def occurrences(data: Buffer, field: str) -> int:
@@ -470,16 +494,27 @@ def _is_external(wire: memoryview, start: int, stop: int) -> bool:
     return _int32(wire, start, stop) == onnx.TensorProto.EXTERNAL
 
 
-def _external_data(location: str) -> bytes:
-    pair = onnx.StringStringEntryProto(key=_LOCATION_KEY, value=location)
+def _external_data(key: str, value: str) -> bytes:
+    pair = onnx.StringStringEntryProto(key=key, value=value)
     field: bytes = onnx.TensorProto(external_data=[pair]).SerializeToString()
     return field
+
+
+def _external_number(key: str, number: int) -> bytes:
+    digits = b"%d" % number
+    return _external_data_head(key, len(digits)) + digits
+
+
+@cache
+def _external_data_head(key: str, width: int) -> bytes:
+    """What stands before a value of `width` bytes."""
+    return _external_data(key, " " * width)[:-width]
 
 
 _EXTERNAL_LOCATION: Final = onnx.TensorProto(
     data_location=onnx.TensorProto.EXTERNAL
 ).SerializeToString()
-_SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(""))
+_SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(_LOCATION_KEY, ""))
 
 
 # Reading the wire

@@ -26,7 +26,7 @@ from onnxarchive.errors import (
     shown,
 )
 from onnxarchive.files import MappedFile, is_below, replacing, require_no_input
-from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model import dtypes, proto, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
 
@@ -86,12 +86,18 @@ def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
         tensor: The tensor; its data is not looked at.
         nbytes: Its size in bytes.
     """
+    if nbytes >= _HELD_VECTOR_NBYTES:  # as of almost all that are stored outside
+        return False
     is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
-    return nbytes < (_HELD_VECTOR_NBYTES if is_vector else _HELD_NBYTES)
+    return is_vector or nbytes < _HELD_NBYTES
 
 
 def linked_model(
-    archive: Archive, location: str, is_outside: Rule = is_left_outside
+    archive: Archive,
+    location: str,
+    is_outside: Rule = is_left_outside,
+    *,
+    is_spent: bool = False,
 ) -> onnx.ModelProto:
     """The model of an archive with its large tensors as external data in the archive's file.
 
@@ -102,6 +108,8 @@ def linked_model(
         archive: The archive. Its own model is not changed.
         location: The archive's file as external data names it.
         is_outside: Tells which of the tensors that the archive stores outside stay there.
+        is_spent: Whether the archive is used for nothing else any more. Then it is its own model
+            that is changed and given, and no copy is made.
 
     Raises:
         ArchiveFormatError: A local header does not match the directory.
@@ -109,25 +117,36 @@ def linked_model(
         UnsupportedFeatureError: The model would take 2 GiB or more.
         ValueError: The archive is closed.
     """
-    entries = archive.entries
-    held = {key for key, site in archive.sites.items() if not is_outside(site, entries[key].nbytes)}
-    total = sum(entries[name].nbytes for name in (MODEL_PROTO, *held))
-    if total >= proto.SIZE_LIMIT:
+    model = archive.model
+    if not is_spent:
+        model = onnx.ModelProto()
+        model.CopyFrom(archive.model)
+    entries, sites = archive.entries, archive.sites
+    external_data = wire.external_data(location)
+    held: list[tuple[str, onnx.TensorProto]] = []
+    nbytes = entries[MODEL_PROTO].nbytes
+    for entry in entries.values():
+        key = entry.name
+        if key not in sites:
+            continue
+        site = sites[key]
+        tensor = site.tensor if is_spent else tensors.at(model, site.path)
+        if not is_outside(site, entry.nbytes):
+            held.append((key, tensor))
+            nbytes += entry.nbytes
+            continue
+        archive.read(key)  # compares its local header; nothing is read through the map
+        # An archive opens only if such a tensor is external and holds no data itself.
+        tensor.ClearField("external_data")
+        tensor.MergeFromString(external_data(entry.data_offset, entry.nbytes))
+    if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes of model, small tensors, and tensors "
             f"that runtimes do not read from outside (of attributes, functions, sparse tensors), "
-            f"which is what a single .onnx holds, found {total}"
+            f"which is what a single .onnx holds, found {nbytes}"
         )
-    model = onnx.ModelProto()
-    model.CopyFrom(archive.model)
-    for key, site in archive.sites.items():
-        tensor = tensors.at(model, site.path)
-        if key in held:
-            tensors.set_raw_data(tensor, bytes(read_verified(archive, key)))
-        else:
-            archive.read(key)  # compares its local header; nothing is read through the map
-            entry = entries[key]
-            tensors.set_location(tensor, location, offset=entry.data_offset, length=entry.nbytes)
+    for key, tensor in held:
+        tensors.set_raw_data(tensor, bytes(read_verified(archive, key)))
     return model
 
 

@@ -12,19 +12,19 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import onnx
 
 from onnxarchive.archive import Archive, open
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
-from onnxarchive.files import MemoryFile
+from onnxarchive.files import MappedFile, MemoryFile
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import Site, text
 from onnxarchive.optional import needing
 from onnxarchive.runtime.link import (
-    is_file_of,
     is_left_outside,
     linked_model,
     real_path,
@@ -111,24 +111,19 @@ def session(
         OSError: The file cannot be opened or read.
     """
     ort = require_onnxruntime()
-    with _opened(path) as archive:
-        own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
-        if isinstance(archive.file, MemoryFile):
-            model = _prepare_in_memory(archive, own)
-            return ort.InferenceSession(
-                model, sess_options if own is None else own, providers, **kwargs
-            )
-        file = real_path(archive)
+    with contextlib.ExitStack() as files:
+        prepared = _prepare(path, sess_options, files)
+        if prepared.own is not None:
+            make, given = ort.InferenceSession, prepared.own
+        elif prepared.path is None:
+            make, given = ort.InferenceSession, sess_options
+        else:
+            folder = os.path.dirname(prepared.path)
+            make, given = partial(_session_of_lent_options(), folder), sess_options
         try:
-            if own is not None:
-                made = ort.InferenceSession(_prepare(archive, file, own), own, providers, **kwargs)
-            else:
-                model = _model(archive, file)
-                folder = os.path.dirname(file)
-                made = _session_of_lent_options()(model, folder, sess_options, providers, **kwargs)
+            return make(prepared.model, given, providers, **kwargs)
         finally:
-            _require_file(archive, file)  # what ONNX Runtime has opened by its name
-        return made
+            prepared.require_file()  # which ONNX Runtime has opened by its name
 
 
 def options(
@@ -155,17 +150,14 @@ def options(
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
-    ort = require_onnxruntime()
-    with _opened(path) as archive:
-        own = ort.SessionOptions() if sess_options is None else _copy(sess_options, archive.model)
-        if own is None:
-            raise UnsupportedFeatureError(
-                f"expected session options that ONNX Runtime copies, found that {_UNCOPYABLE}; "
-                "call options(path) without them, and set up the options that it gives"
-            )
-        if isinstance(archive.file, MemoryFile):
-            return _prepare_in_memory(archive, own), own
-        return _prepare(archive, real_path(archive), own), own
+    with contextlib.ExitStack() as files:
+        prepared = _prepare(path, sess_options, files)
+    if prepared.own is None:
+        raise UnsupportedFeatureError(
+            f"expected session options that ONNX Runtime copies, found that {_UNCOPYABLE}; "
+            "call options(path) without them, and set up the options that it gives"
+        )
+    return prepared.model, prepared.own
 
 
 def require_onnxruntime() -> Any:
@@ -181,33 +173,76 @@ def require_onnxruntime() -> Any:
     return onnxruntime
 
 
-# An archive on disk
+# What a session is made of
 
 
-def _model(archive: Archive, file: str) -> bytes:
-    require_text(file)
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a session is made of; the archive's own objects are gone by then.
+
+    Attributes:
+        model: The serialized model.
+        own: A copy of the caller's options for this session, or None where there can be none.
+        file: The archive's file.
+        path: Where that is, without symbolic links; None of an archive in memory.
+    """
+
+    model: bytes
+    own: ort.SessionOptions | None
+    file: MappedFile
+    path: str | None
+
+    def require_file(self) -> None:
+        """Refuses another file that is at the path by now.
+
+        Raises:
+            ArchiveError: There is one.
+        """
+        if self.path is None or self.file.is_at(self.path):
+            return
+        error = ArchiveError(
+            "expected the same file while the session was made, found another; retry"
+        )
+        error.path = self.file.path
+        raise error
+
+
+def _prepare(
+    source: Source, given: ort.SessionOptions | None, files: contextlib.ExitStack
+) -> _Prepared:
+    """Prepares a session; `files` closes what is opened for it."""
+    ort = require_onnxruntime()
+    archive, is_own = _opened(source, files)
+    own = ort.SessionOptions() if given is None else _copy(given, archive.model)
+    if isinstance(archive.file, MemoryFile):
+        return _Prepared(_model_in_memory(archive, own, is_own), own, archive.file, None)
+    path = real_path(archive)
+    require_text(path)
+    folder, name = os.path.split(path)
     with naming(archive.path):
-        return proto.serialize(linked_model(archive, os.path.basename(file)))
+        model = proto.encode(linked_model(archive, name, is_spent=is_own))
+    if own is not None:
+        _set_folder(own, folder)
+    return _Prepared(model, own, archive.file, path)
 
 
-def _prepare(archive: Archive, file: str, own: ort.SessionOptions) -> bytes:
-    """The model, and in the options the directory of the archive's file."""
-    model = _model(archive, file)
-    _set_folder(own, os.path.dirname(file))
-    return model
+def _opened(source: Source, files: contextlib.ExitStack) -> tuple[Archive, bool]:
+    """An archive, and whether it was opened here and `files` closes its file."""
+    if isinstance(source, Archive):
+        return source, False
+    if isinstance(source, str | os.PathLike):
+        archive = open(source)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        archive = Archive(MemoryFile(writer.as_bytes(source)))
+    else:
+        raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
+    files.enter_context(archive.file)
+    return archive, True
 
 
 def _set_folder(options: ort.SessionOptions, folder: str) -> None:
     if _entry(options, _FOLDER) != folder:  # ONNX Runtime logs what is set anew
         options.add_session_config_entry(_FOLDER, folder)
-
-
-def _require_file(archive: Archive, file: str) -> None:
-    if is_file_of(archive, file):
-        return
-    error = ArchiveError("expected the same file while the session was made, found another; retry")
-    error.path = archive.path
-    raise error
 
 
 # An archive in memory
@@ -218,37 +253,23 @@ _numbers = itertools.count()
 _buffers: weakref.WeakKeyDictionary[Any, memoryview] = weakref.WeakKeyDictionary()
 
 
-def _prepare_in_memory(archive: Archive, own: ort.SessionOptions | None) -> bytes:
+def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent: bool) -> bytes:
     """The model, and in the options the bytes of the archive, where they take them."""
     add = getattr(own, "add_external_initializers_from_files_in_memory", None)
     if add is None:
-        return proto.serialize(linked_model(archive, "", lambda site, nbytes: False))
+        model = linked_model(archive, "", lambda site, nbytes: False, is_spent=is_spent)
+        return proto.encode(model)
     location = f"onnxarchive-{next(_numbers)}.onnxa"
-    model = linked_model(archive, location, _is_taken_from_memory)
+    model = linked_model(archive, location, _is_taken_from_memory, is_spent=is_spent)
     data = archive.file.view()
     _buffers[own] = data
     add([location], [data], [data.nbytes])
-    return proto.serialize(model)
+    return proto.encode(model)
 
 
 def _is_taken_from_memory(site: Site, nbytes: int) -> bool:
     """As `is_left_outside`, but that those of subgraphs are looked for on disk only."""
     return is_left_outside(site, nbytes) and [it for it, _ in site.path] == ["graph", "initializer"]
-
-
-@contextlib.contextmanager
-def _opened(source: Source) -> Iterator[Archive]:
-    """An archive that is closed in the end if it was opened here."""
-    if isinstance(source, Archive):
-        yield source
-    elif isinstance(source, str | os.PathLike):
-        with open(source) as archive:
-            yield archive
-    elif not isinstance(source, bytes | bytearray | memoryview):
-        raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
-    else:
-        with Archive(MemoryFile(writer.as_bytes(source))) as archive:
-            yield archive
 
 
 # Session options of the caller
@@ -297,25 +318,21 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
     ]
     while stack:
         for node in stack.pop():
-            domain = text(node.domain)
-            if domain not in _OWN_DOMAINS and (domain, text(node.op_type)) not in functions:
+            domain = node.domain
+            if domain not in _OWN_DOMAINS and (text(domain), text(node.op_type)) not in functions:
                 return True
             for attribute in node.attribute:
-                stack.append(attribute.g.node)
+                if attribute.HasField("g"):
+                    stack.append(attribute.g.node)
                 stack.extend(graph.node for graph in attribute.graphs)
     return False
 
 
 @cache
 def _nothing() -> bytes:
-    """A model that gives its input."""
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Identity", ["x"], ["y"])],
-        "nothing",
-        [value("x", onnx.TensorProto.FLOAT, [1])],
-        [value("y", onnx.TensorProto.FLOAT, [1])],
-    )
+    """A model without a node, which gives its input."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([], "nothing", [x], [x])
     opset = onnx.helper.make_opsetid("", 13)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=7)
     return proto.serialize(model)
@@ -349,7 +366,7 @@ def _session_of_lent_options() -> Any:
     base: Any = require_onnxruntime().InferenceSession
 
     class Session(base):  # type: ignore[misc]
-        def __init__(self, model: bytes, folder: str, given: Any, *rest: Any, **kwargs: Any):
+        def __init__(self, folder: str, model: bytes, given: Any, *rest: Any, **kwargs: Any):
             self._archive_folder = folder
             self._lent_options = given
             with _lent(given, folder):

@@ -33,6 +33,7 @@ from onnx import (
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import schema, wire
+from onnxarchive.model.tensors import set_location
 from onnxarchive.model.wire import SPAN_LOCATION, Hollow, Span, decode, fill, hollow
 
 MAX_INT32 = 2**31 - 1
@@ -963,6 +964,18 @@ def test_a_tensor_without_an_external_location_is_not_filled(tensor: bytes) -> N
 def test_a_location_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(ArchiveFormatError, match="UTF-8"):
         fill(model_of(external_tensor(b"\xff")), lambda _: None)
+
+
+@pytest.mark.parametrize("location", ["m.onnxa", "ein Möbel 重み.onnxa", "d" * 255 + "/m"])
+@pytest.mark.parametrize("offset", [0, 9, 10, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("length", [1, 2**32, 10**18])
+def test_external_data_is_that_of_protobuf(location: str, offset: int, length: int) -> None:
+    tensor = TensorProto()
+    tensor.MergeFromString(wire.external_data(location)(offset, length))
+    expected = TensorProto()
+    set_location(expected, location, offset=offset, length=length)
+    expected.ClearField("data_location")
+    assert tensor == expected
 
 
 def test_filling_views_large_buffers_and_never_copies_them() -> None:

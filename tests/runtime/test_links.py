@@ -32,8 +32,8 @@ from models import (
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.model import proto
-from onnxarchive.runtime.link import linked_archive
+from onnxarchive.model import proto, tensors
+from onnxarchive.runtime.link import linked_archive, linked_model, may_give_shape
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"
@@ -162,6 +162,59 @@ def test_any_model_is_linked(
     onnxarchive.link(archive, link)
     assert messages(link, archive) == []
     assert without_mark(onnx.load(link)) == normalised(model)
+
+
+@settings(deadline=None, max_examples=50)
+@given(model=model_protos(), size_threshold=st.sampled_from([0, 64, 1024]), attribute=st.booleans())
+def test_any_model_is_linked_as_if_field_by_field(
+    tmp_path_factory: pytest.TempPathFactory,
+    model: onnx.ModelProto,
+    size_threshold: int,
+    attribute: bool,
+) -> None:
+    def is_outside(site: tensors.Site, nbytes: int) -> bool:
+        return nbytes > 8
+
+    path = tmp_path_factory.mktemp("any") / "m.onnxa"
+    onnxarchive.save(model, path, size_threshold=size_threshold, convert_attribute=attribute)
+    with onnxarchive.open(path) as archive:
+        before = archive.model.SerializeToString()
+        expected = onnx.ModelProto.FromString(before)
+        for key, site in archive.sites.items():
+            tensor, entry = tensors.at(expected, site.path), archive.entries[key]
+            if is_outside(site, entry.nbytes):
+                tensors.set_location(
+                    tensor, "a/m.onnxa", offset=entry.data_offset, length=entry.nbytes
+                )
+            else:
+                tensors.set_raw_data(tensor, bytes(archive.read(key)))
+        linked = linked_model(archive, "a/m.onnxa", is_outside)
+        assert archive.model.SerializeToString() == before
+        spent = linked_model(archive, "a/m.onnxa", is_outside, is_spent=True)
+        assert spent is archive.model
+        for found in (linked, spent):
+            assert found.SerializeToString() == expected.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dims", "nbytes", "expected"),
+    [
+        (TensorProto.FLOAT, [256], 1023, True),
+        (TensorProto.FLOAT, [256], 1024, False),
+        (TensorProto.FLOAT, [], 1 << 20, False),
+        (TensorProto.INT64, [128], 1024, True),
+        (TensorProto.INT32, [16383], 65532, True),
+        (TensorProto.INT64, [8191], 65535, True),
+        (TensorProto.INT64, [8192], 65536, False),
+        (TensorProto.INT64, [8, 16], 1024, False),
+        (TensorProto.UINT64, [128], 1024, False),
+        (TensorProto.FLOAT, [0], 0, True),
+    ],
+)
+def test_what_may_give_a_shape_is_small_or_a_short_vector_of_indices(
+    data_type: int, dims: list[int], nbytes: int, expected: bool
+) -> None:
+    assert may_give_shape(TensorProto(data_type=data_type, dims=dims), nbytes) is expected
 
 
 # Where it may be

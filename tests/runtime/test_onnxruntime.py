@@ -18,6 +18,8 @@ from models import break_local_header, flip_byte, model_of, raw_tensor, run_pyth
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
+from onnxarchive.archive import Archive
+from onnxarchive.files import MemoryFile
 from onnxarchive.model import proto
 from onnxarchive.runtime.link import linked_model
 from onnxarchive.runtime.onnxruntime import _copy
@@ -133,6 +135,39 @@ def test_an_open_archive_does_and_stays_open(path: Path, expected: bytes) -> Non
         archive.verify()
         made = session(archive)
     assert run(made) == expected
+
+
+def test_the_model_of_an_open_archive_is_not_changed(path: Path) -> None:
+    for opened in (onnxarchive.open(path), Archive(MemoryFile(memoryview(path.read_bytes())))):
+        with opened as archive:
+            before = archive.model.SerializeToString()
+            session(archive)
+            onnxarchive.options(archive)
+            assert archive.model.SerializeToString() == before
+
+
+def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # so that its memory and that of onnxruntime are not needed at once
+    make = ort.InferenceSession
+    opened: weakref.WeakSet[Archive] = weakref.WeakSet()
+    left = []
+
+    def open_and_keep_in_mind(self: Archive, *arguments: Any) -> None:
+        opened.add(self)
+        init(self, *arguments)
+
+    def count_and_make(*arguments: Any, **kwargs: Any) -> Any:
+        left.append(len(opened))
+        return make(*arguments, **kwargs)
+
+    init = Archive.__init__
+    monkeypatch.setattr(Archive, "__init__", open_and_keep_in_mind)
+    monkeypatch.setattr(ort, "InferenceSession", count_and_make)
+    for source in (path, path.read_bytes()):
+        onnxarchive.session(source)
+    assert left == [0, 0]
 
 
 def test_a_session_outlives_the_name_of_its_archive(path: Path, expected: bytes) -> None:
@@ -351,6 +386,17 @@ def test_a_model_that_would_take_2_gib_is_refused(
         assert f"found {nbytes}" in str(caught.value)
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
         assert linked_model(archive, "x", lambda site, size: False) == runnable_model()
+
+
+def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = onnxarchive.options(path)
+    monkeypatch.setattr(proto, "SIZE_LIMIT", len(model))
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=f"less than {len(model)} bytes"):
+        onnxarchive.session(path)
+    monkeypatch.setattr(proto, "SIZE_LIMIT", len(model) + 1)
+    assert onnxarchive.options(path)[0] == model
 
 
 # Options of the caller
