@@ -12,7 +12,7 @@ from onnxarchive.zipformat import directory, layout
 from onnxarchive.zipformat.directory import Directory
 
 _MAX_AHEAD = 256  # headers that are read ahead
-_WINDOW_SIZE = 1 << 16  # bytes that are read at a time where several headers are in them
+_WINDOW_SIZE = 1 << 17  # bytes that are read at a time where several headers are in them
 
 
 class LocalHeaders:

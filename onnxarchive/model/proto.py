@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -188,7 +189,7 @@ def sites_at_once(
     for site in tensors.walk_others(model):
         if site.tensor.data_location == tensors.EXTERNAL or site.tensor.external_data:
             return None
-    return Sites(model.graph.initializer, keys, found.indexes.tolist())
+    return Sites(model.graph.initializer, keys, array("q", found.indexes.tobytes()))
 
 
 def check_references(

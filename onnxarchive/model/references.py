@@ -51,13 +51,26 @@ def read(model: bytes) -> References | None:
         What they refer to; None where that breaks a rule, or where there is something unusual:
         many fields, fields twice, more than a location in `external_data`.
     """
+    raw = np.frombuffer(model, np.uint8)
     try:
-        starts, stops = _messages(model, 0, len(model), _GRAPH)
-        if len(starts) != 1:
+        graphs = _occurrences(model, 0, len(model), _GRAPH)
+        if len(graphs) != 1:
             return None
-        return _references(model, *_messages(model, int(starts[0]), int(stops[0]), _INITIALIZER))
+        start, stop = (int(it[0]) for it in _contents(raw, graphs))
+        begins, ends = _contents(raw, _occurrences(model, start, stop, _INITIALIZER))
+        parts = [
+            _references(model, raw, begins[first : first + _ROWS], ends[first : first + _ROWS])
+            for first in range(0, len(begins), _ROWS)
+        ]
     except _UnusualError:
         return None
+    indexes = [part + number * _ROWS for number, (part, _, _) in enumerate(parts)]
+    locations = b"\n".join([part for found, part, _ in parts if found.size])
+    return References(
+        np.concatenate(indexes or [_NONE]),
+        locations.decode("latin-1"),
+        np.concatenate([part for _, _, part in parts] or [_NONE]),
+    )
 
 
 class _UnusualError(Exception):
@@ -84,37 +97,41 @@ _GRAPH: Final = _tag(onnx.ModelProto, "graph", _LEN)
 _INITIALIZER: Final = _tag(onnx.GraphProto, "initializer", _LEN)
 
 
-def _messages(data: bytes, position: int, stop: int, wanted: int) -> tuple[Numbers, Numbers]:
-    """Where the messages in one field of a message begin and end; `wanted` is the field's tag."""
-    begins, ends = array("q"), array("q")
+def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
+    """Where one field of a message begins each time; `wanted` is its tag, of one byte."""
+    found = array("q")
     while position < stop:
         tag, number = data[position], data[position + 1]
-        position += 2
+        if tag == wanted:
+            found.append(position)
         if tag >= _CONTINUES:
-            tag, position = _number(data, position - 2)
+            tag, position = _number(data, position)
             number, position = _number(data, position)
         elif number >= _CONTINUES:
-            number, position = _number(data, position - 1)
-        if tag == wanted:
-            begins.append(position)
-            position += number
-            ends.append(position)
-        elif tag & _WIRE_TYPE_MASK == _LEN:
+            number, position = _number(data, position + 1)
+        else:
+            position += 2
+        if tag & _WIRE_TYPE_MASK == _LEN:
             position += number
         elif tag & _WIRE_TYPE_MASK != _VARINT:
             raise _UnusualError
-    return np.frombuffer(begins, np.int64), np.frombuffer(ends, np.int64)
+    return np.frombuffer(found, np.int64)
 
 
 def _number(data: bytes, position: int) -> tuple[int, int]:
     """A varint, and where it ends."""
-    number = 0
-    for width in range(_MAX_WIDTH):
-        byte = data[position + width]
-        number |= (byte & ~_CONTINUES) << _BITS * width
-        if byte < _CONTINUES:
-            return number, position + width + 1
-    raise _UnusualError
+    number = shift = 0
+    while (byte := data[position]) >= _CONTINUES:
+        number |= (byte - _CONTINUES) << shift
+        shift += _BITS
+        position += 1
+    return number | byte << shift, position + 1
+
+
+def _contents(raw: NDArray[np.uint8], fields: Numbers) -> tuple[Numbers, Numbers]:
+    """Where the messages begin and end that stand in fields with a tag of one byte."""
+    sizes, begins = _numbers(raw, fields + 1)
+    return begins, begins + sizes
 
 
 def _numbers(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
@@ -139,12 +156,12 @@ def _numbers(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbe
 
 def _fields(
     raw: NDArray[np.uint8], begins: Numbers, ends: Numbers
-) -> Iterator[tuple[int, Numbers, Numbers, Numbers]]:
+) -> Iterator[tuple[int, Numbers | slice, Numbers, Numbers]]:
     """Yields the fields of many messages: one of each, then the next of each, by their tags.
 
     Yields:
-        A tag, which messages have it, and of each the number that follows, which for what is not
-        a number itself is its size in bytes, and where that number ends.
+        A tag, the rows of the messages that have it, and of each the number that follows, which
+        for what is not a number itself is its size in bytes, and where that number ends.
     """
     rows = np.flatnonzero(begins < ends)
     positions = begins[rows]
@@ -159,8 +176,13 @@ def _fields(
         for tag in present:
             if tag & _WIRE_TYPE_MASK not in (_VARINT, _LEN):
                 raise _UnusualError
-            having = slice(None) if len(present) == 1 else np.flatnonzero(tags == tag)
-            yield tag, rows[having], numbers[having], positions[having]
+            if len(present) == 1:
+                having: Numbers | slice = slice(None)
+                found = having if len(rows) == len(begins) else rows
+            else:
+                having = np.flatnonzero(tags == tag)
+                found = rows[having]
+            yield tag, found, numbers[having], positions[having]
         positions = positions + np.where(tags & _WIRE_TYPE_MASK == _LEN, numbers, 0)
         going = positions < ends[rows]
         if not going.all():
@@ -189,20 +211,23 @@ _BEFORE_LOCATION: Final = np.frombuffer(
 _BIT_WIDTHS: Final = np.array(
     [
         dtypes.BY_NUMBER[number].bit_width if number in dtypes.BY_NUMBER else 0
-        for number in range(max(dtypes.BY_NUMBER) + 1)
+        for number in range(max(dtypes.BY_NUMBER) + 2)
     ]
 )
-_MAX_ELEMENTS: Final = 1 << 48  # of a tensor: its bits are then a number of 64 bits
+_MAX_ELEMENTS: Final = 1 << 48  # of a tensor: their bits are then a number of 64 bits
 _UNSET: Final = -1
+_NONE: Final = np.empty(0, np.int64)
+_ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
 
 
-def _references(model: bytes, begins: Numbers, ends: Numbers) -> References:
-    raw = np.frombuffer(model, np.uint8)
+def _references(
+    model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Numbers
+) -> tuple[Numbers, bytes, Numbers]:
+    """Which of some tensors are external, their locations, and how many bytes each needs."""
     count = len(begins)
     fields = {tag: np.full(count, _UNSET) for tag in (_DATA_TYPE, _DATA_LOCATION, _EXTERNAL_DATA)}
     location_ends = np.zeros(count, np.int64)
-    elements = np.ones(count, np.int64)
-    is_array = np.ones(count, np.bool_)
+    elements = np.ones(count)  # their product is exact where it is not too large
     is_empty = np.zeros(count, np.bool_)
     is_held = np.zeros(count, np.bool_)
     for tag, rows, numbers, positions in _fields(raw, begins, ends):
@@ -214,10 +239,8 @@ def _references(model: bytes, begins: Numbers, ends: Numbers) -> References:
             location_ends[rows] = positions + numbers
             fields[tag][rows] = _locations(raw, positions, positions + numbers)
         elif tag == _DIMS:
-            factors = np.maximum(numbers, 1)
             is_empty[rows] |= numbers == 0
-            is_array[rows] &= factors <= _MAX_ELEMENTS // elements[rows]
-            elements[rows] *= np.where(is_array[rows], factors, 1)
+            elements[rows] *= np.maximum(numbers, 1)
         elif tag in _DATA:
             is_held[rows] = True
         elif tag not in fields and tag not in _TEXT:
@@ -228,16 +251,18 @@ def _references(model: bytes, begins: Numbers, ends: Numbers) -> References:
         raise _UnusualError
     indexes = np.flatnonzero(is_external)
     data_types = fields[_DATA_TYPE][indexes]
-    if is_held[indexes].any() or not is_array[indexes].all() or (data_types == _UNSET).any():
-        raise _UnusualError
+    # The last width is that of all other types, and that of _UNSET.
     bit_widths = _BIT_WIDTHS[np.minimum(data_types, len(_BIT_WIDTHS) - 1)]
-    if (data_types >= len(_BIT_WIDTHS)).any() or (bit_widths == 0).any():
+    if (
+        is_held[indexes].any()
+        or (bit_widths == 0).any()
+        or elements[indexes].max(initial=0) > _MAX_ELEMENTS
+    ):
         raise _UnusualError
     elements[is_empty] = 0
-    nbytes = -(-elements[indexes] * bit_widths // dtypes.BITS_PER_BYTE)
+    nbytes = -(-elements[indexes].astype(np.int64) * bit_widths // dtypes.BITS_PER_BYTE)
     spans = zip(location_begins[indexes].tolist(), location_ends[indexes].tolist(), strict=True)
-    locations = b"\n".join([model[begin:end] for begin, end in spans])
-    return References(indexes, locations.decode("latin-1"), nbytes)
+    return indexes, b"\n".join([model[begin:end] for begin, end in spans]), nbytes
 
 
 def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:

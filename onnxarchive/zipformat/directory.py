@@ -10,10 +10,11 @@ where the next header begins, less the entry's size. No local header is read to 
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
@@ -41,6 +42,7 @@ LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # from a Zip64 locator to
 TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE
 
 _MAX_SHOWN_FIELDS = 8  # in a message
+_PIECE_SIZE = 1 << 16  # bytes that are searched at a time
 _VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
 
 
@@ -414,73 +416,111 @@ def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
     """
     raw = np.frombuffer(data, np.uint8)
     begins = _record_offsets(raw)
-    if begins.size != bounds.count or not begins.size:
+    if begins.size != bounds.count or not begins.size or begins[0] != 0:
         return None
-    packed = _gathered(raw, begins, _PACKED)
-    size = packed["size"].astype(np.int64)
-    name_begins = begins + DirectoryRecord.SIZE
-    name_size = packed["name_size"].astype(np.int64)
-    name_ends = name_begins + name_size
-    if (name_ends + packed["extra_size"] != np.append(begins[1:], raw.size)).any():
-        return None
-    header_offset = packed["header_offset"].astype(np.int64)
-    has_zip64 = header_offset == records.SATURATED_32
-    zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
+    ends = np.append(begins[1:], raw.size)
+    parts = []
+    for first in range(0, begins.size, _ROWS):
+        part = _sound_records(data, begins[first : first + _ROWS], ends[first : first + _ROWS])
+        if part is None:
+            return None
+        parts.append(part)
+    names = _SEPARATOR.join([part.names for part in parts])
+    header_offset, size, name_size, crc32 = (
+        np.concatenate(column) for column in zip(*(part[1:] for part in parts), strict=True)
+    )
+    data_offset = np.append(header_offset[1:], bounds.offset) - size
+    padding = data_offset - header_offset - name_size - _LEAST_HEADER_SIZE
     if (
-        (packed["extra_size"] != np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)).any()
-        or (zip64["identifier"] != records.ZIP64_EXTRA).any()
-        or (zip64["size"] != zip64["header_offset"].itemsize).any()
-        or (zip64["header_offset"] < records.SATURATED_32).any()
-        or (packed["needed"][has_zip64] != records.VERSION_ZIP64).any()
+        header_offset[0] != 0
+        or padding.min() < 0
+        or padding.max() >= layout.MAX_ALIGNMENT
+        or (data_offset % layout.MIN_ALIGNMENT).any()
+        or not names.isascii()
+        or names.count(_SEPARATOR) != begins.size - 1
     ):
         return None
-    header_offset[has_zip64] = zip64["header_offset"]
-    data_offset = np.append(header_offset[1:], bounds.offset) - size
-    least = LocalHeader.SIZE + name_size + records.ALIGNMENT_EXTRA_SIZE
-    space = data_offset - header_offset
-    unix_type = packed["unix_attributes"] & records.UNIX_TYPE_MASK
-    is_sound = (
-        (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)
-        & np.isin(packed["needed"], _VERSIONS_NEEDED)
-        & (packed["flags"] == 0)
-        & (packed["method"] == records.METHOD_STORED)
-        & (packed["compressed_size"] == size)
-        & (size < records.SATURATED_32)
-        & (packed["comment_size"] == 0)
-        & (packed["disk"] == 0)
-        & (packed["internal_attributes"] == 0)
-        & (packed["dos_attributes"] & ~np.uint16(records.DOS_FILE_ATTRIBUTES) == 0)
-        & ((unix_type == 0) | (unix_type == records.UNIX_REGULAR))
-        & (least <= space)
-        & (space < least + layout.MAX_ALIGNMENT)
-        & (data_offset % layout.MIN_ALIGNMENT == 0)
-    )
-    if begins[0] != 0 or header_offset[0] != 0 or not is_sound.all():
-        return None
-    spans = zip(name_begins.tolist(), name_ends.tolist(), strict=True)
-    names = _SEPARATOR.join([data[begin:end] for begin, end in spans])
-    if not names.isascii() or names.count(_SEPARATOR) != begins.size - 1:
-        return None
-    columns = (header_offset, data_offset, size, packed["crc32"])
+    columns = (header_offset, data_offset, size, crc32)
     entries = Entries(names.decode().split("\n"), *map(_integers, columns))
     return Directory(entries, Records(data, _integers(begins)), entries.names, entries.sizes)
 
 
 _SEPARATOR: Final = b"\n"
+_ROWS: Final = 1 << 12  # records that are checked together: their columns stay in a core's cache
+
+
+class _SoundRecords(NamedTuple):
+    """What some records say that break no rule by themselves: their names, and columns."""
+
+    names: bytes
+    header_offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    name_size: NDArray[np.int64]
+    crc32: NDArray[np.int64]
+
+
+def _sound_records(
+    data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
+) -> _SoundRecords | None:
+    """What stands in records from `begins` to `ends`; None where one of them may break a rule."""
+    raw = np.frombuffer(data, np.uint8)
+    packed = _gathered(raw, begins, _PACKED)
+    size, name_size, header_offset = (
+        packed[field].astype(np.int64) for field in ("size", "name_size", "header_offset")
+    )
+    has_zip64 = header_offset == records.SATURATED_32
+    name_begins = begins + DirectoryRecord.SIZE
+    name_ends = name_begins + name_size
+    zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
+    header_offset[has_zip64] = zip64["header_offset"]
+    unix_type = packed["unix_attributes"] & records.UNIX_TYPE_MASK
+    extra_size = np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)
+    is_sound = (
+        (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)
+        & reduce(operator.or_, [packed["needed"] == version for version in _VERSIONS_NEEDED])
+        & (packed["flags"] == 0)
+        & (packed["method"] == records.METHOD_STORED)
+        & (packed["compressed_size"] == size)
+        & (size < records.SATURATED_32)
+        & (packed["extra_size"] == extra_size)
+        & (packed["comment_size"] == 0)
+        & (packed["disk"] == 0)
+        & (packed["internal_attributes"] == 0)
+        & (packed["dos_attributes"] & ~np.uint16(records.DOS_FILE_ATTRIBUTES) == 0)
+        & ((unix_type == 0) | (unix_type == records.UNIX_REGULAR))
+        & (name_ends + extra_size == ends)
+    )
+    is_sound_zip64 = (
+        (zip64["identifier"] == records.ZIP64_EXTRA)
+        & (zip64["size"] == zip64["header_offset"].itemsize)
+        & (zip64["header_offset"] >= records.SATURATED_32)
+        & (packed["needed"][has_zip64] == records.VERSION_ZIP64)
+    )
+    if not (is_sound.all() and is_sound_zip64.all()):
+        return None
+    spans = zip(name_begins.tolist(), name_ends.tolist(), strict=True)
+    names = _SEPARATOR.join([data[begin:end] for begin, end in spans])
+    return _SoundRecords(names, header_offset, size, name_size, packed["crc32"].astype(np.int64))
 
 
 def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Where the signature of a directory record stands, be it in a name."""
     first, *others = DirectoryRecord.SIGNATURE
-    found = np.flatnonzero(raw[: 1 - DirectoryRecord.SIZE] == first)
+    searched = raw[: 1 - DirectoryRecord.SIZE]
+    pieces = range(0, max(searched.size, 1), _PIECE_SIZE)
+    found = np.concatenate(
+        [np.flatnonzero(searched[start : start + _PIECE_SIZE] == first) + start for start in pieces]
+    )
     for distance, byte in enumerate(others, 1):
         found = found[raw[found + distance] == byte]
     return found
 
 
-def _integers(column: NDArray[Any]) -> Sequence[int]:
+def _integers(column: NDArray[np.int64]) -> Sequence[int]:
     """A column as a sequence of Python's own numbers, made when they are looked at."""
-    return array("q", column.astype(np.int64, copy=False).tobytes())
+    integers = array("q")
+    integers.frombytes(np.ascontiguousarray(column).data.cast("B"))
+    return integers
 
 
 def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
