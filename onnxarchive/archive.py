@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 _Opened = TypeVar("_Opened", bound="Archive")
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+_HELD = -1  # in the place of an entry's number: the model itself holds the tensor
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
 
 
@@ -116,9 +119,8 @@ def _sites(
         if found is not None:
             return found
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    walked = tensors.walk(model)
     return proto.check_references(
-        walked, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
+        model, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
     )
 
 
@@ -208,7 +210,7 @@ class Archive:
             self._tensors.index()
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> NamedEntries:
         """Every entry by name, in the order of the archive."""
         return self._entries
 
@@ -266,14 +268,14 @@ class Archive:
         """
         if name == MODEL_PROTO:
             return self._read_model(self._entries[name])
-        view, offset, nbytes = self._locate(name)
-        return view[offset : offset + nbytes]
-
-    def _locate(self, name: str) -> tuple[memoryview, int, int]:
-        """A view in which an entry lies, where it begins there, and its size in bytes."""
-        number = self._entries.number(name)
+        number = self._entries.index_of.get(name)
         if number is None:
             raise self._not_found(f"expected the name of an entry, found {shown(name)}")
+        view, offset, nbytes = self._locate(number)
+        return view[offset : offset + nbytes]
+
+    def _locate(self, number: int) -> tuple[memoryview, int, int]:
+        """A view in which an entry lies, where it begins there, and its size in bytes."""
         listed = self._directory.entries
         offset, nbytes = listed.data_offsets[number], listed.sizes[number]
         view = self.file.reaching(offset + nbytes)
@@ -328,9 +330,14 @@ class Archive:
             ValueError: The archive is closed.
         """
         tensor = self.sites.tensor(key)
-        if tensor is None:
+        number = self._entries.index_of.get(key)
+        if tensor is None or number is None:
             raise self._not_found(f"expected the key of a tensor, found {shown(key)}")
-        view, offset, _ = self._locate(key)
+        return self._array(tensor, number)
+
+    def _array(self, tensor: onnx.TensorProto, number: int) -> NDArray[Any]:
+        """A tensor whose bytes are those of an entry."""
+        view, offset, _ = self._locate(number)
         dims = tensor.dims[:]  # as a list, faster than one by one
         return dtypes.as_array(view, dtypes.BY_NUMBER[tensor.data_type], dims, offset)
 
@@ -397,25 +404,24 @@ class Archive:
 
 
 class NamedEntries(Mapping[str, Entry]):
-    """The entries of an archive by name, each made when looked up."""
+    """The entries of an archive by name, each made when looked up.
+
+    Attributes:
+        names: The names, in the order of the archive.
+    """
 
     def __init__(self, entries: Entries) -> None:
         """Takes the entries, no two of which have the same name."""
+        self.names = entries.names
         self._entries = entries
-        self._numbers: Mapping[str, int] | None = None
 
-    def number(self, name: str) -> int | None:
-        """Which of the entries has this name; None where there is no such entry."""
-        if self._numbers is None:
-            names = self._entries.names
-            self._numbers = dict(zip(names, range(len(names)), strict=True))
-        return self._numbers.get(name)
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """Which of the entries has which name."""
+        return dict(zip(self.names, range(len(self.names)), strict=True))
 
     def __getitem__(self, name: str) -> Entry:
-        number = self.number(name)
-        if number is None:
-            raise KeyError(name)
-        return self._entries[number]
+        return self._entries[self.index_of[name]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries.names)
@@ -472,15 +478,21 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             indexes,
             {site.name: site for site in others if site.name not in self._ambiguous},
         )
-        stored = self._archive.sites
-        self._keys = dict(
-            zip(map(names.__getitem__, stored.indexes.values()), stored.indexes, strict=True)
-        )
-        for key, site in stored.others.items():
-            if site.is_initializer:
-                self._keys[site.name] = key
-        for name in self._ambiguous:
-            self._keys.pop(name, None)
+        self._numbers, self._keys = self._stored()
+
+    def _stored(self) -> tuple[Sequence[int], Mapping[str, str]]:
+        """In which entry each initializer of the main graph is, and the keys of other ones."""
+        archive, stored = self._archive, self._archive.sites
+        listed = archive.entries.names[: len(stored.names)]
+        numbers = array("q", [_HELD]) * len(stored.initializers)
+        if listed == stored.names:  # as almost always
+            found: Iterable[int] = range(len(listed))
+        else:
+            found = map(archive.entries.index_of.__getitem__, stored.names)
+        for index, number in zip(stored.indexes, found, strict=True):
+            numbers[index] = number
+        others = stored.others.items()
+        return numbers, {site.name: key for key, site in others if site.is_initializer}
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.
@@ -499,7 +511,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         self.site(name)
-        return self._keys.get(name)
+        index = self._sites.index_of.get(name)
+        if index is None:
+            return self._keys.get(name)
+        number = self._numbers[index]
+        return None if number == _HELD else self._archive.entries.names[number]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -512,10 +528,13 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        key = self._keys.get(name)
-        if key is not None:
-            return self._archive.tensor(key)
+        index = self._sites.index_of.get(name)
+        number = _HELD if index is None else self._numbers[index]
+        if index is not None and number != _HELD:
+            return self._archive._array(self._sites.initializers[index], number)
         site = self.site(name)
+        if index is None and name in self._keys:
+            return self._archive.tensor(self._keys[name])
         tensor = site.tensor
         data_type = tensors.stored_type(tensor)
         with naming(self._archive.path):

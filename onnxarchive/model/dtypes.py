@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BITS_PER_BYTE = 8
-_IS_LITTLE = sys.byteorder == "little"
 MAX_RANK = 64  # numpy's
 MAX_NBYTES = (1 << 63) - 1  # of an array, numpy's
 
@@ -46,6 +45,8 @@ class DataType:
         dtype: The numpy type of its arrays, little-endian.
         typed_field: The field of TensorProto that holds elements which `raw_data` does not.
         bit_width: Bits of an element in `raw_data`.
+        is_viewed: Whether its arrays are views of their bytes: not where an element has less than 8
+            bits, nor, on a big-endian host, where numpy knows no byte order of the type.
     """
 
     name: str
@@ -53,6 +54,7 @@ class DataType:
     dtype: np.dtype[Any]
     typed_field: str
     bit_width: int
+    is_viewed: bool
 
     @property
     def is_packed(self) -> bool:
@@ -85,8 +87,10 @@ def _declare(
     declared = np.dtype(dtype)
     if not is_extension(declared):
         declared = declared.newbyteorder("<")
+    width = bit_width or declared.itemsize * BITS_PER_BYTE
+    has_order = sys.byteorder == "little" or not is_extension(declared)
     return DataType(
-        name, number, declared, typed_field, bit_width or declared.itemsize * BITS_PER_BYTE
+        name, number, declared, typed_field, width, width >= BITS_PER_BYTE and has_order
     )
 
 
@@ -166,7 +170,7 @@ def as_array(
         the extension types of 2 bytes (bfloat16) are copies, since numpy cannot swap them in place.
     """
     shape = tuple(dims)
-    if not data_type.is_packed and (_IS_LITTLE or not is_extension(data_type.dtype)):
+    if data_type.is_viewed:
         array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data, offset)
         return array
     nbytes = data_type.nbytes(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -193,7 +193,7 @@ def sites_at_once(
 
 
 def check_references(
-    walked: Iterable[Site],
+    model: onnx.ModelProto,
     sizes: Mapping[str, int | None],
     report: Report,
     *,
@@ -202,7 +202,7 @@ def check_references(
     """Holds the external tensors of a model against the entries of its archive.
 
     Args:
-        walked: All tensors of the model.
+        model: The model.
         sizes: The size in bytes of the entry of each key; None where it cannot be told.
         report: Takes each broken rule (DATA-1 to DATA-5, DATA-7, TENSOR-1 to TENSOR-3).
         are_all: Whether there are no keys but those of `sizes`.
@@ -212,7 +212,7 @@ def check_references(
     """
     sites: dict[str, Site] = {}
     named: set[str] = set()
-    for site in walked:
+    for site in tensors.walk(model):
         tensor = site.tensor
         if tensor.data_location == tensors.EXTERNAL:
             if len(tensor.external_data) > 1:
@@ -227,7 +227,7 @@ def check_references(
     for key in sizes:
         if key not in sites and key not in named:
             report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
-    return Sites(others=sites)
+    return Sites.of(model, sites)
 
 
 def _check_reference(

@@ -118,6 +118,9 @@ class Sites(Mapping[str, Site]):
     """Sites by some name of each, those of the main graph's initializers made when looked up.
 
     Attributes:
+        initializers: The initializers of the main graph.
+        names: Names for some of them.
+        indexes: Which of them have these names.
         others: The sites of other tensors.
     """
 
@@ -128,38 +131,48 @@ class Sites(Mapping[str, Site]):
         indexes: Sequence[int] = (),
         others: Mapping[str, Site] | None = None,
     ) -> None:
-        """Takes the main graph's initializers, names for some of them, and which these are."""
-        self._initializers = initializers
-        self._names = names
-        self._numbers = indexes
+        self.initializers = initializers
+        self.names = names
+        self.indexes = indexes
         self.others = others or {}
 
+    @classmethod
+    def of(cls, model: onnx.ModelProto, sites: Mapping[str, Site]) -> Sites:
+        """Sites that were found by a walk through a model."""
+        main = {
+            name: index
+            for name, ((*graph, (field, index)), _) in sites.items()
+            if (*graph,) == MAIN_GRAPH and field == INITIALIZER and index is not None
+        }
+        others = {name: site for name, site in sites.items() if name not in main}
+        return cls(model.graph.initializer, list(main), list(main.values()), others)
+
     @cached_property
-    def indexes(self) -> dict[str, int]:
-        """Which initializers of the main graph have which name."""
-        return dict(zip(self._names, self._numbers, strict=True))
+    def index_of(self) -> dict[str, int]:
+        """Which initializer of the main graph has which name."""
+        return dict(zip(self.names, self.indexes, strict=True))
 
     def __getitem__(self, name: str) -> Site:
-        index = self.indexes.get(name)
+        index = self.index_of.get(name)
         if index is None:
             return self.others[name]
-        return Site((*MAIN_GRAPH, (INITIALIZER, index)), self._initializers[index])
+        return Site((*MAIN_GRAPH, (INITIALIZER, index)), self.initializers[index])
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """The tensor of a name, or None where there is none."""
-        index = self.indexes.get(name)
+        index = self.index_of.get(name)
         if index is not None:
-            return self._initializers[index]
+            return self.initializers[index]
         return self.others[name].tensor if name in self.others else None
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self._names, self.others)
+        return chain(self.names, self.others)
 
     def __len__(self) -> int:
-        return len(self._names) + len(self.others)
+        return len(self.names) + len(self.others)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.indexes or name in self.others
+        return name in self.index_of or name in self.others
 
 
 def text(value: str | bytes) -> str:

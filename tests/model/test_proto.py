@@ -131,7 +131,7 @@ def test_the_limit_is_that_of_protobuf() -> None:
 
 def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list[str]:
     collected = _Collected()
-    proto.check_references(tensors.walk(model), sizes, collected)
+    proto.check_references(model, sizes, collected)
     assert all("expected" in message and "found" in message for message in collected.messages)
     assert None not in collected.entries
     at_once = proto.sites_at_once(
@@ -154,7 +154,7 @@ def test_every_tensor_finds_its_entry() -> None:
         f"k{i}": nbytes[site.tensor.data_type == TensorProto.INT64]
         for i, site in enumerate(tensors.walk(model))
     }
-    found = proto.check_references(tensors.walk(located), sizes, Report())
+    found = proto.check_references(located, sizes, Report())
     assert list(found) == list(sizes)
     assert all(tensors.location(site.tensor) == key for key, site in found.items())
     assert all(tensors.at(located, site.path) is site.tensor for site in found.values())
@@ -220,7 +220,7 @@ def test_a_tensor_that_does_not_fit_its_entry_breaks_a_rule(
 ) -> None:
     assert _references(model, {"w": 16}) == rules
     with pytest.raises(ArchiveFormatError) as caught:
-        proto.check_references(tensors.walk(model), {"w": 16}, Report())
+        proto.check_references(model, {"w": 16}, Report())
     assert caught.value.rule == rules[0]
 
 
@@ -237,7 +237,7 @@ def test_two_tensors_do_not_share_an_entry() -> None:
     model = model_of(tensor)
     model.graph.node.append(node(attribute("t", t=tensor)))
     collected = _Collected()
-    found = proto.check_references(tensors.walk(model), {"w": 16}, collected)
+    found = proto.check_references(model, {"w": 16}, collected)
     assert (collected.rules, collected.entries) == (["DATA-3"], ["w"])
     assert "graph.initializer[0]" in collected.messages[0]
     assert "graph.node[0].attribute[0].t" in collected.messages[0]
@@ -246,9 +246,7 @@ def test_two_tensors_do_not_share_an_entry() -> None:
 
 def test_an_entry_that_no_tensor_names_breaks_a_rule() -> None:
     collected = _Collected()
-    assert (
-        proto.check_references(tensors.walk(model_of(raw_tensor("w"))), {"w": 16}, collected) == {}
-    )
+    assert proto.check_references(model_of(raw_tensor("w")), {"w": 16}, collected) == {}
     assert (collected.rules, collected.entries) == (["DATA-2"], ["w"])
 
 
@@ -301,7 +299,7 @@ def test_a_key_of_unknown_size_is_a_key() -> None:
 
 def test_a_key_among_those_that_are_not_known_is_not_missed() -> None:
     model = model_of(external(raw_tensor("w"), "w"))
-    assert proto.check_references(tensors.walk(model), {}, Report(), are_all=False) == {}
+    assert proto.check_references(model, {}, Report(), are_all=False) == {}
 
 
 def test_two_locations_of_a_tensor_are_both_named() -> None:
@@ -338,7 +336,7 @@ def test_every_finding_names_the_entry_of_the_key_or_of_the_model() -> None:
     )
     model.graph.initializer[2].external_data.add(key="location", value="b")
     collected = _Collected()
-    proto.check_references(tensors.walk(model), {"b": 16}, collected)
+    proto.check_references(model, {"b": 16}, collected)
     assert list(zip(collected.rules, collected.entries, strict=True)) == [
         ("DATA-4", "__MODEL_PROTO"),
         ("DATA-1", "__MODEL_PROTO"),
@@ -355,7 +353,7 @@ def test_what_a_model_says_is_not_printed_as_a_whole() -> None:
     shared.dims[:] = [(1 << 63) - 1] * 60
     model = model_of(shared, shared, external(raw_tensor(long), long))
     collected = _Collected()
-    proto.check_references(tensors.walk(model), {"w": 16}, collected)
+    proto.check_references(model, {"w": 16}, collected)
     assert {"DATA-1", "DATA-3", "DATA-4", "DATA-5", "TENSOR-2"} <= set(collected.rules)
     assert max(map(len, collected.messages)) < 600
 
@@ -369,7 +367,7 @@ def test_tensors_that_the_model_holds_are_not_looked_at() -> None:
 def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
     model = _change(lambda it: it.dims.extend([7] * 100_000))
     collected = _Collected()
-    proto.check_references(tensors.walk(model), {"w": 16}, collected)
+    proto.check_references(model, {"w": 16}, collected)
     assert collected.rules == ["TENSOR-2"]
     assert len(collected.messages[0]) < 1000
 
@@ -377,7 +375,7 @@ def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
 def test_a_wrong_number_of_bytes_is_said_with_type_and_shape() -> None:
     model = model_of(external(raw_tensor("layer/w", TensorProto.INT4, (3, 5)), "w"))
     with pytest.raises(ArchiveFormatError) as caught:
-        proto.check_references(tensors.walk(model), {"w": 9}, Report())
+        proto.check_references(model, {"w": 9}, Report())
     assert str(caught.value) == (
         "entry 'w': tensor 'layer/w' (graph.initializer[0]): expected 8 bytes for INT4 of shape "
         "[3, 5], found an entry of 9 [TENSOR-3]"
