@@ -19,6 +19,7 @@ from onnxarchive.save import (
     require_size_threshold,
 )
 from onnxarchive.sources import is_model_file
+from onnxarchive.threads import require_jobs
 from onnxarchive.zipformat import layout
 
 ARCHIVE_SUFFIX = ".onnxa"
@@ -92,6 +93,7 @@ def convert_many(
     dedupe: bool = False,
     verify_checksum: bool = False,
     dry_run: bool = False,
+    jobs: int | None = None,
 ) -> list[Conversion]:
     """Converts many models to archives; one that fails does not stop the others.
 
@@ -113,13 +115,15 @@ def convert_many(
         dedupe: As in `convert`.
         verify_checksum: As in `convert`.
         dry_run: As in `convert`.
+        jobs: How many threads each conversion uses; None for one for each core, or for one alone
+            where there is an executor, whose workers are as many as they are.
 
     Returns:
         What came of each model, in the order in which they were found; a failure has an `error`.
         A source that cannot be read, and a tree without models, are failures as well.
 
     Raises:
-        ValueError: `alignment`, `size_threshold` or the path of an asset is not allowed.
+        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed.
         OSError: `out_dir` cannot be made, or an asset not opened.
     """
     layout.require_alignment(alignment)
@@ -135,6 +139,7 @@ def convert_many(
         "verify_checksum": verify_checksum,
         "dry_run": dry_run,
         "progress": None,
+        "jobs": 1 if jobs is None and executor is not None else require_jobs(jobs),
     }
     work = list(_work(sources, out))
     if not dry_run:

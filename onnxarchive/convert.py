@@ -31,6 +31,7 @@ from onnxarchive.save import (
     write_archive,
 )
 from onnxarchive.sources import open_source
+from onnxarchive.threads import require_jobs
 from onnxarchive.zipformat import layout, writer
 from onnxarchive.zipformat.writer import Counter, Progress, SupportsWrite
 
@@ -75,6 +76,7 @@ def convert(
     verify_checksum: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    jobs: int | None = None,
 ) -> Conversion:
     """Converts a model to an archive.
 
@@ -99,6 +101,8 @@ def convert(
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors name.
         dry_run: Whether to write nothing, and only tell what would be.
         progress: As in `save`.
+        jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
+            the error.
 
     Returns:
         What was, or would be, written.
@@ -108,8 +112,8 @@ def convert(
             outside its directory, or the model would break a rule.
         ChecksumError: The source is damaged.
         UnsupportedFeatureError: A zip is encrypted or compressed in a way that is not known.
-        ValueError: `alignment` or the path of an asset is not allowed, or `path` is one of the
-            source's files.
+        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed, or
+            `path` is one of the source's files.
         OSError: A file cannot be read, or the archive not written.
     """
     conversion = convert_silently(
@@ -123,6 +127,7 @@ def convert(
         verify_checksum=verify_checksum,
         dry_run=dry_run,
         progress=progress,
+        jobs=jobs,
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -141,8 +146,10 @@ def convert_silently(
     verify_checksum: bool,
     dry_run: bool,
     progress: Progress | None,
+    jobs: int | None,
 ) -> Conversion:
     """As `convert`, but warnings are given back alone, since to warn is not safe in threads."""
+    jobs = require_jobs(jobs)
     layout.require_alignment(alignment)  # before anything is read
     given = open_assets(assets)
     target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
@@ -168,7 +175,7 @@ def convert_silently(
             temporary=temporary,
         )
         if not dry_run:
-            write_archive(plan, path, alignment=alignment, progress=progress)
+            write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
         return Conversion(
             source=os.fspath(source),
             target="-" if target is None else target,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive import journal
+from onnxarchive import journal, threads
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, spool
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
@@ -131,12 +131,14 @@ def save(
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
     progress: Progress | None = None,
+    jobs: int | None = None,
 ) -> None:
     """Saves a model as an archive.
 
     The file appears under `path` when it is complete; until then, and after a failure, whatever
     was there is untouched. The same model and options give the same bytes. Beyond the model, what
-    stays in it and one tensor at a time are held in memory as copies.
+    stays in it and one tensor at a time are held in memory as copies; with several threads also up
+    to `jobs` tensors that come next, as far as they have 256 MiB in all.
 
     Args:
         model: The model, with its tensors in memory; or an `onnx_ir.Model`, whose lazy and external
@@ -154,15 +156,19 @@ def save(
         assets: Further files that the archive carries, by relative path: the bytes themselves, or
             the path of a file.
         progress: Called with the bytes done and the bytes in all, after every few MiB.
+        jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
+            the error. An `onnx_ir.Model` is saved by the caller's thread alone, since what makes
+            its tensors may be the caller's code.
 
     Raises:
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
             shape needs, or its data is external, or what stays in the model is over 2 GiB.
         UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
-        ValueError: `alignment`, `size_threshold` or the path of an asset is not allowed, or `path`
-            is the file of an asset.
+        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed, or
+            `path` is the file of an asset.
         OSError: The archive cannot be written.
     """
+    jobs = threads.require_jobs(jobs)
     temporary = None
     if isinstance(path, str | os.PathLike):
         require_no_input(path, asset_files(assets))
@@ -176,7 +182,9 @@ def save(
         assets=open_assets(assets),
         temporary=temporary,
     )
-    write_archive(plan, path, alignment=alignment, progress=progress)
+    if not isinstance(model, onnx.ModelProto):
+        jobs = 1
+    write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
 
 
 def _in_memory(
@@ -434,6 +442,7 @@ def write_archive(
     *,
     alignment: int = layout.MIN_ALIGNMENT,
     progress: Progress | None = None,
+    jobs: int = 1,
     follow_links: bool = True,
     is_locked: bool = False,
 ) -> None:
@@ -444,16 +453,17 @@ def write_archive(
         path: As in `save`.
         alignment: As in `save`.
         progress: As in `save`.
+        jobs: As `stream` takes it.
         follow_links: As `Replacement` takes it.
         is_locked: Whether the caller has the lock of the archive that is there.
     """
     _require_names([item.name for item in plan.items])
     if not isinstance(path, str | os.PathLike):
-        stream(plan, ZipWriter(path, alignment=alignment), progress)
+        stream(plan, ZipWriter(path, alignment=alignment), progress, jobs)
         return
     around = partial(journal.superseding, path, is_locked=is_locked)
     with replacing(path, follow_links=follow_links, around=around) as file:
-        stream(plan, ZipWriter(file, alignment=alignment), progress)
+        stream(plan, ZipWriter(file, alignment=alignment), progress, jobs)
 
 
 def _require_names(names: list[str]) -> None:
@@ -464,26 +474,51 @@ def _require_names(names: list[str]) -> None:
         raise ValueError(error.message) from error
 
 
-def stream(plan: Plan, target: ZipWriter, progress: Progress | None) -> int:
-    """Writes entries, directory and end records; gives the size of the archive in bytes."""
+def stream(plan: Plan, target: ZipWriter, progress: Progress | None, jobs: int = 1) -> int:
+    """Writes entries, directory and end records; gives the size of the archive in bytes.
+
+    Args:
+        plan: The plan.
+        target: Where they go. It is written to in the caller's thread.
+        progress: As in `save`. It is called in the caller's thread.
+        jobs: How many threads there are at most, the caller's among them. Where they are more than
+            one, the data of items is fetched in any of them.
+    """
     counter = Counter(progress, plan.nbytes)
-    for item in plan.items:
-        _write_item(item, target, counter)
     model = Item(MODEL_PROTO, plan.model.nbytes, partial(given_data, plan.model))
-    _write_item(model, target, counter)
+    items = [*plan.items, model]
+    sizes = [item.nbytes for item in items]
+    with contextlib.closing(threads.in_order(items, sizes, _fetch, jobs)) as fetched:
+        for entry in fetched:
+            _write_entry(entry, target, counter)
+            del entry  # before the next one is fetched
     return target.finish()
 
 
-def _write_item(
-    item: Item,
-    target: ZipWriter,
-    counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
-) -> None:
-    """Writes an entry; where its CRC-32 is not known, its bytes are gone through once before."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry that is due.
+
+    Attributes:
+        name: Its name.
+        stream: Its bytes, in pieces.
+        nbytes: How many they are.
+        crc32: Their CRC-32.
+        is_constant: As `ZipWriter.add_stream` takes it.
+    """
+
+    name: str
+    stream: Iterable[memoryview]
+    nbytes: int
+    crc32: int
+    is_constant: bool = False
+
+
+def _fetch(item: Item) -> _Entry:
+    """Makes an item an entry; where its CRC-32 is not known, its bytes are gone through for it."""
     data = item.data()
     if data.crc32 is not None:
-        target.add_stream(item.name, item.nbytes, data.crc32, counted(_checked(item, data)))
-        return
+        return _Entry(item.name, _checked(item, data), item.nbytes, data.crc32)
     nbytes = crc32 = 0
     for piece in _checked(item, data):
         nbytes += len(piece)
@@ -493,7 +528,22 @@ def _write_item(
             f"{item.site or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {nbytes}"
         )
-    target.add_stream(item.name, nbytes, crc32, counted(data))
+    is_constant = isinstance(data, Stored) and data.is_constant
+    return _Entry(item.name, data, nbytes, crc32, is_constant)
+
+
+def _write_entry(
+    entry: _Entry,
+    target: ZipWriter,
+    counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
+) -> None:
+    target.add_stream(
+        entry.name,
+        entry.nbytes,
+        entry.crc32,
+        counted(entry.stream),
+        is_constant=entry.is_constant,
+    )
 
 
 def _checked(item: Item, data: Data) -> Iterable[memoryview]:
@@ -597,7 +647,7 @@ class Writer:
         (item,) = open_assets({name: data})
         _require_names([*self._assets, item.name])
         with self._closing_on_failure():
-            _write_item(item, self._zip)
+            _write_entry(_fetch(item), self._zip)
         self._assets.append(item.name)
 
     def finish(self, model: onnx.ModelProto) -> None:
@@ -720,7 +770,7 @@ class Writer:
     def _check(self, model: onnx.ModelProto, items: Iterable[Item]) -> None:
         """Refuses what a reader of the archive would."""
         sizes = self._nbytes | {item.name: item.nbytes for item in items}
-        proto.check_references(tensors.walk(model), sizes, Report())
+        proto.check_references(model, sizes, Report())
 
 
 def _describe(tensor: onnx.TensorProto) -> str:

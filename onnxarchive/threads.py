@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate, pairwise
 from threading import Event
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
+
+AHEAD_SIZE = 1 << 28  # bytes that `in_order` works on at most before they are due
 
 # Threads hinder one another where an item takes less than this many bytes: it is Python that works.
 _LEAST_SIZE = 1 << 17
@@ -51,6 +57,8 @@ def for_each(
         for item in items:
             work(item)
         return
+    from concurrent import futures  # which takes as long to import as an archive to open
+
     starts = [0, *accumulate(sizes)]
     bounds = [bisect_left(starts, total * number // jobs) for number in range(jobs)]
     bounds.append(len(items))
@@ -62,7 +70,7 @@ def for_each(
                 return
             work(item)
 
-    with ThreadPoolExecutor(jobs) as executor:
+    with futures.ThreadPoolExecutor(jobs) as executor:
         runs = [executor.submit(run, *share) for share in pairwise(bounds)]
         try:
             for each in runs:
@@ -70,3 +78,45 @@ def for_each(
         except BaseException:
             has_failed.set()
             raise
+
+
+def in_order(
+    items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], _Made], jobs: int
+) -> Generator[_Made, None, None]:
+    """Gives what a function makes of each item, in order; threads work on those that come next.
+
+    Ahead of the item that is due are at most `jobs` items and `AHEAD_SIZE` bytes. Items that are
+    small, or larger than that alone, are worked on in the caller's thread when they are due. An
+    error is raised when its item is due. Closing the iterator gives up what is not begun, and waits
+    for the rest.
+
+    Args:
+        items: The items.
+        sizes: How many bytes each takes.
+        work: The function. It is called from several threads.
+        jobs: How many threads there are at most, the caller's among them.
+    """
+    if jobs == 1:
+        yield from map(work, items)
+        return
+    from concurrent import futures
+
+    coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
+    begun: deque[tuple[int, Future[_Made]]] = deque()
+    nbytes = 0  # of those that are begun
+    executor = futures.ThreadPoolExecutor(jobs - 1)
+    try:
+        for number, item in enumerate(items):
+            due: Future[_Made] | None = None
+            if begun and begun[0][0] == number:
+                _, due = begun.popleft()
+                nbytes -= sizes[number]
+            elif coming and coming[0] == number:
+                coming.popleft()
+            while coming and len(begun) < jobs and nbytes + sizes[coming[0]] <= AHEAD_SIZE:
+                following = coming.popleft()
+                nbytes += sizes[following]
+                begun.append((following, executor.submit(work, items[following])))
+            yield work(item) if due is None else due.result()
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -25,8 +25,9 @@ import pytest
 from models import model_of, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive import Conversion, convert_many
+from onnxarchive import Conversion, batch, convert_many
 from onnxarchive.batch import find_models
+from onnxarchive.threads import require_jobs
 
 MakeExecutor: TypeAlias = Callable[[], Any]
 
@@ -259,6 +260,35 @@ def test_results_come_in_order_whatever_is_done_first(tmp_path: Path) -> None:
     )
     assert [item.source for item in found] == list(map(str, paths))
     assert done == [str(path) for path in reversed(paths)]
+
+
+@pytest.mark.parametrize(
+    ("make", "jobs", "expected"),
+    [
+        (_no_executor, None, require_jobs(None)),
+        (_no_executor, 3, 3),
+        (lambda: ThreadPoolExecutor(4), None, 1),
+        (lambda: ThreadPoolExecutor(4), 3, 3),
+    ],
+)
+def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: MakeExecutor,
+    jobs: int | None,
+    expected: int,
+) -> None:
+    used: list[int] = []
+
+    def convert(source: str, target: str, *, jobs: int, **options: Any) -> Conversion:
+        used.append(jobs)
+        return Conversion(source, target)
+
+    monkeypatch.setattr(batch, "convert_silently", convert)
+    paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(3)]
+    with make() as executor:
+        convert_many(paths, tmp_path / "out", executor, jobs=jobs)
+    assert used == [expected] * 3
 
 
 # What is told

@@ -216,6 +216,28 @@ def test_a_large_tensor_that_stays_in_the_model_is_converted_in_150_mib(folder: 
         assert archive.entries["__MODEL_PROTO"].nbytes > 300_000_000
 
 
+def test_saving_with_threads_takes_memory_for_the_tensors_that_are_in_work(folder: Path) -> None:
+    nbytes = 64 * MIB
+    code = f"""
+{MEASURE_MEMORY}
+import onnx
+import onnxarchive
+from models import model_of
+jobs = int(sys.argv[2])
+model = model_of()
+onnxarchive.save(model, sys.argv[1])
+tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.UINT8, dims=[{nbytes}])
+tensor.raw_data = bytes({nbytes})
+for _ in range(12):
+    model.graph.initializer.append(tensor)
+print(growth(lambda: onnxarchive.save(model, sys.argv[1], jobs=jobs, progress=sample)))
+"""
+    # One is written; with threads, as many come next as there are jobs, and 256 MiB at most.
+    for jobs, copies in ((1, 1), (2, 3), (16, 5)):
+        found = int(run_python(code, folder / "m.onnxa", jobs))
+        assert found < copies * nbytes + 16 * MIB, jobs
+
+
 def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(folder: Path) -> None:
     path = folder / "m.onnxa"
     nodes = b"\x0a\x00" * proto.MAX_MESSAGES  # each takes a hundred bytes and more once parsed

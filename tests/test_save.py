@@ -702,7 +702,7 @@ onnxarchive.save(model, sys.argv[1])
 tensor = raw_tensor("w", onnx.TensorProto.UINT8, (16 << 20,))
 for index in range(20):
     model.graph.initializer.append(tensor)
-print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample)))
+print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample, jobs=1)))
 """
     growth = int(run_python(code, target))
     assert target.stat().st_size > 320 * MIB
@@ -720,7 +720,7 @@ onnxarchive.save(model, sys.argv[1])
 tensor = onnx.TensorProto(name="w", data_type=1, dims=[1 << 20], float_data=[1.0] * (1 << 20))
 for index in range(30):
     model.graph.initializer.append(tensor)
-print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample)))
+print(growth(lambda: onnxarchive.save(model, sys.argv[1], progress=sample, jobs=1)))
 """
     assert int(run_python(code, target)) < 24 * MIB
     target.unlink()

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import threading
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,3 +97,105 @@ def test_an_archive_is_verified_alike_with_any_number_of_jobs(
             flip_byte(path, archive.entries[name].data_offset + 5)
         with pytest.raises(onnxarchive.ChecksumError, match="'w2'"):
             archive.verify(jobs=jobs)
+
+
+# One after another, made ahead
+
+
+@given(st.lists(st.integers(0, 5 * LARGE), max_size=30), st.integers(1, 9))
+def test_what_is_made_of_items_comes_in_their_order(sizes: list[int], jobs: int) -> None:
+    items = [f"item {number}" for number in range(len(sizes))]
+    assert list(threads.in_order(items, sizes, str.upper, jobs)) == [it.upper() for it in items]
+
+
+def test_the_items_that_come_next_are_worked_on_while_one_is_due() -> None:
+    has_begun = [threading.Event() for _ in range(4)]
+
+    def work(item: int) -> int:
+        has_begun[item].set()
+        return threading.get_ident()
+
+    made = threads.in_order(range(4), [LARGE] * 4, work, 3)
+    with contextlib.closing(made):
+        assert next(made) == threading.get_ident()  # nobody has begun with it
+        for event in has_begun[:3]:
+            assert event.wait(timeout=60)
+        assert next(made) != threading.get_ident()
+        assert has_begun[3].wait(timeout=60)
+
+
+def test_no_more_is_ahead_than_the_jobs_and_the_bytes_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "AHEAD_SIZE", 10 * LARGE)
+    handed: list[int] = []
+
+    class Recorder(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *items: Any, **options: Any) -> Any:
+            handed.extend(items)
+            return super().submit(work, *items, **options)
+
+    monkeypatch.setattr(futures, "ThreadPoolExecutor", Recorder)
+    for jobs, sizes, expected in (
+        (3, [LARGE] * 9, [1, 2, 3]),
+        (8, [4 * LARGE] * 9, [1, 2]),
+        (8, [LARGE, 11 * LARGE, 10 * LARGE, LARGE], [2]),
+        (8, [100, 100, LARGE, 100, LARGE], [2, 4]),
+        (8, [100] * 9, []),
+    ):
+        handed.clear()
+        with contextlib.closing(
+            threads.in_order(range(len(sizes)), sizes, lambda _: None, jobs)
+        ) as made:
+            next(made)
+            assert handed == expected
+
+
+def test_small_and_very_large_items_are_made_in_the_callers_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "AHEAD_SIZE", LARGE)
+    sizes = [LARGE, 100, LARGE + 1, LARGE, 0]
+    made = list(threads.in_order(range(5), sizes, lambda _: threading.get_ident(), 4))
+    caller = threading.get_ident()
+    assert [it == caller for it in made] == [True, True, True, False, True]
+
+
+def test_an_error_is_raised_when_its_item_is_due() -> None:
+    has_failed = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 2:
+            has_failed.set()
+            raise ValueError("the second")
+        assert has_failed.wait(timeout=60)
+        if item == 1:
+            raise ValueError("the first")
+        return item
+
+    made = threads.in_order(range(4), [LARGE] * 4, work, 3)
+    assert next(made) == 0
+    with pytest.raises(ValueError, match="the first"):
+        next(made)
+
+
+def test_what_is_not_begun_is_given_up_and_the_threads_end() -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 1:
+            has_begun.set()
+            assert may_go_on.wait(timeout=60)
+        ended.append(item)
+
+    before = threading.active_count()
+    made = threads.in_order(range(9), [LARGE] * 9, work, 2)
+    next(made)
+    assert has_begun.wait(timeout=60)
+    release = threading.Timer(0.2, may_go_on.set)
+    release.start()
+    made.close()
+    assert ended == [0, 1]
+    release.join()
+    assert threading.active_count() == before

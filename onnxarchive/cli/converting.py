@@ -19,6 +19,7 @@ from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, size, table
 from onnxarchive.convert import Conversion, convert
 from onnxarchive.files import remove_temporaries
+from onnxarchive.threads import require_jobs
 
 _STANDARD_STREAM = "-"
 
@@ -38,8 +39,8 @@ def convert_command(arguments: argparse.Namespace) -> int:
     }
     if arguments.output_dir is not None:
         return _convert_many(arguments, options)
-    if len(arguments.paths) != 2 or arguments.jobs is not None:
-        raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir and --jobs")
+    if len(arguments.paths) != 2:
+        raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir")
     source, target = arguments.paths
     if source == _STANDARD_STREAM:
         raise ValueError("a source must be a file, which is mapped; save standard input to one")
@@ -50,7 +51,11 @@ def convert_command(arguments: argparse.Namespace) -> int:
         require_free(target, arguments.force)
     with progress_bar("convert") as progress:
         conversion = convert(
-            source, sys.stdout.buffer if to_stream else target, progress=progress, **options
+            source,
+            sys.stdout.buffer if to_stream else target,
+            progress=progress,
+            jobs=arguments.jobs,
+            **options,
         )
     if not to_stream or arguments.dry_run:
         say(arguments, _described(conversion), _told(conversion, arguments.dry_run))
@@ -84,8 +89,8 @@ def _told(conversion: Conversion, is_dry_run: bool) -> str:
 
 def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     with contextlib.ExitStack() as stack:
-        several = arguments.jobs is not None and arguments.jobs > 1
-        executor = stack.enter_context(_executor(arguments.jobs)) if several else None
+        processes = arguments.jobs or 1
+        executor = stack.enter_context(_executor(processes)) if processes > 1 else None
         advance = stack.enter_context(count_bar("convert", "model"))
         conversions = convert_many(
             arguments.paths,
@@ -93,6 +98,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
             executor,
             replace=arguments.force,
             on_done=lambda _, done, total: advance(done, total),
+            jobs=max(require_jobs(None) // processes, 1),
             **options,
         )
     for item in conversions:

@@ -15,9 +15,6 @@ from onnxarchive.cli.table import count, printable, shape, size, table
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import text
-from onnxarchive.model.wording import told
-from onnxarchive.rules import rules
-from onnxarchive.runtime.link import linked_archive
 from onnxarchive.zipformat.layout import Placement
 
 
@@ -68,10 +65,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
 
 def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
     listed = []
-    for site in tensors.walk(archive.model):
-        key = tensors.location(site.tensor)
-        if key is None:
-            continue
+    for key, site in archive.sites.items():
         entry = archive.entries[key]
         listed.append(
             {
@@ -88,17 +82,17 @@ def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
 
 
 def _counts(archive: Archive) -> dict[str, int]:
-    sites = list(tensors.walk(archive.model))
-    outside = sum(tensors.location(site.tensor) is not None for site in sites)
     return {
-        "tensors": outside,
-        "in_model": len(sites) - outside,
+        "tensors": len(archive.sites),
+        "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(archive.sites),
         "assets": len(archive.assets),
     }
 
 
 def info_command(arguments: argparse.Namespace) -> int:
     """Runs `info`."""
+    from onnxarchive.model.wording import told
+
     with onnxarchive.open(arguments.archive) as archive:
         model = archive.model
         version = model.producer_version
@@ -158,6 +152,9 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 def check_command(arguments: argparse.Namespace) -> int:
     """Runs `check`."""
+    from onnxarchive.rules import rules
+    from onnxarchive.runtime.link import linked_archive
+
     archive, link = arguments.archive, arguments.link
     if archive is None and link is None:
         raise ValueError("check takes an ARCHIVE, or --link LINK")

@@ -53,7 +53,7 @@ def _add_convert(commands: Any) -> None:
         "Convert a model to an archive: a .onnx, a directory, a zip of any tool, an archive.",
     )
     command.usage = (
-        "onnxarchive convert [options] SOURCE TARGET\n"
+        "onnxarchive convert [options] SOURCE TARGET [--jobs N]\n"
         "       onnxarchive convert [options] DIR_OR_FILE... --output-dir OUT [--jobs N]"
     )
     command.add_argument(
@@ -66,7 +66,11 @@ def _add_convert(commands: Any) -> None:
         "--output-dir", metavar="OUT", help="convert every model of the sources, keeping their tree"
     )
     command.add_argument(
-        "--jobs", type=int, metavar="N", help="convert N models at once (default 1)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="use N threads (default one for each core); with --output-dir, convert N models at "
+        "once (default 1), each with its share of the cores",
     )
     command.add_argument(
         "--size-threshold",

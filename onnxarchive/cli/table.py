@@ -32,6 +32,8 @@ def _cell(value: object) -> str:
 
 def printable(text: str) -> str:
     """`text` with every character that does not print written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
 
 

@@ -68,6 +68,11 @@ class Stored:
         """How many they are."""
         return self.view.nbytes
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether nobody can change them: they are those of a `bytes` object."""
+        return isinstance(self.view.obj, bytes)
+
     def __iter__(self) -> Iterator[memoryview]:
         return pieces(self.view)
 
@@ -167,8 +172,24 @@ class ZipWriter:
         view = as_bytes(data)
         return self.add_stream(name, view.nbytes, crc32(view), pieces(view))
 
-    def add_stream(self, name: str, nbytes: int, crc: int, stream: Iterable[Buffer]) -> Placement:
+    def add_stream(
+        self,
+        name: str,
+        nbytes: int,
+        crc: int,
+        stream: Iterable[Buffer],
+        *,
+        is_constant: bool = False,
+    ) -> Placement:
         """Writes an entry of known size and CRC-32 from successive pieces of its bytes.
+
+        Args:
+            name: Its name.
+            nbytes: Its size in bytes.
+            crc: Its CRC-32.
+            stream: Its bytes.
+            is_constant: Whether `crc` was computed from these very bytes, which cannot have changed
+                since; it is then not computed again.
 
         Raises:
             UnsupportedFeatureError: The archive has as many entries as it may have.
@@ -178,13 +199,15 @@ class ZipWriter:
         require_entries(len(self._kept) + len(self.placements) + 1)
         placement = Placement(name.encode(), nbytes, crc, self._offset, self._alignment)
         self._write(placement.local_header().pack())
-        written_nbytes = written_crc = 0
+        written_nbytes = 0
+        written_crc = crc if is_constant else 0
         for piece in stream:
             view = as_bytes(piece)
             written_nbytes += view.nbytes
             if written_nbytes > nbytes:
                 break
-            written_crc = crc32(view, written_crc)
+            if not is_constant:
+                written_crc = crc32(view, written_crc)
             self._write(view)
         if (written_nbytes, written_crc) != (nbytes, crc):
             raise ChecksumError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive.cli import main
+from onnxarchive.cli import converting, main
 
 Captured = pytest.CaptureFixture[str]
 
@@ -87,6 +88,31 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
     assert captured.err.startswith("onnxarchive: warning: ")
     assert "notes.txt" in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "expected"), [(8, None, 8), (8, 1, 8), (8, 2, 4), (8, 3, 2), (2, 4, 1)]
+)
+def test_models_at_once_share_the_cores(
+    tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    jobs: int | None,
+    expected: int,
+) -> None:
+    used: list[int] = []
+
+    def convert_many(*_: object, jobs: int, **options: object) -> list[onnxarchive.Conversion]:
+        used.append(jobs)
+        return []
+
+    monkeypatch.setattr(converting, "convert_many", convert_many)
+    monkeypatch.setattr(converting, "require_jobs", lambda _: cores)
+    monkeypatch.setattr(converting, "_executor", lambda _: contextlib.nullcontext())
+    options = [] if jobs is None else ["--jobs", str(jobs)]
+    assert run(tree, "--output-dir", tmp_path / "out", *options) == 0
+    assert used == [expected]
 
 
 def test_jobs_make_no_difference(tree: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -16,7 +17,7 @@ from models import external, model_of, raw_tensor, runnable_model
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.cli import main
+from onnxarchive.cli import converting, main
 
 Captured = pytest.CaptureFixture[str]
 
@@ -44,6 +45,25 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "m.onnxa"
+
+
+# --jobs
+
+
+@pytest.mark.parametrize("options", [[], ["--jobs", "1"], ["--jobs", "3"]], ids=str)
+def test_one_model_is_converted_by_as_many_threads_as_asked_for(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    used: list[int | None] = []
+
+    def convert(*paths: Any, jobs: int | None, **others: Any) -> onnxarchive.Conversion:
+        used.append(jobs)
+        return onnxarchive.convert(*paths, jobs=jobs, **others)
+
+    monkeypatch.setattr(converting, "convert", convert)
+    assert run(source, target, *options) == 0
+    assert used == [int(options[1]) if options else None]
+    assert onnxarchive.check(target, full=True) == []
 
 
 # --dry-run

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from onnxarchive.errors import ChecksumError, Report
 from onnxarchive.zipformat import directory, writer
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.writer import ZipWriter
+from onnxarchive.zipformat.writer import Stored, ZipWriter
 
 Entries = list[tuple[str, bytes]]
 
@@ -435,6 +435,28 @@ def test_a_stream_that_is_not_what_was_said_is_refused(stream: list[bytes]) -> N
 def test_a_wrong_crc32_is_refused_also_for_no_bytes() -> None:
     with pytest.raises(ChecksumError, match="CRC-32 0x00000001, found 0 bytes with 0x00000000"):
         ZipWriter(io.BytesIO()).add_stream("key", 0, 1, [])
+
+
+def test_the_crc32_of_bytes_that_cannot_have_changed_is_not_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(writer, "crc32")
+    target = io.BytesIO()
+    zip_writer = ZipWriter(target)
+    zip_writer.add_stream("key", len(STATED), 7, [STATED], is_constant=True)
+    zip_writer.finish()
+    with zipfile.ZipFile(target) as opened:
+        assert opened.getinfo("key").CRC == 7
+    with pytest.raises(ChecksumError, match=r"expected 12 bytes .*, found 13 bytes"):
+        zip_writer.add_stream("other", len(STATED), 7, [STATED, b"!"], is_constant=True)
+
+
+def test_only_bytes_objects_are_constant() -> None:
+    data = bytes(range(100))
+    assert Stored(memoryview(data)).is_constant
+    assert Stored(memoryview(data)[1:].cast("b")).is_constant
+    assert not Stored(memoryview(bytearray(data)).toreadonly()).is_constant
+    assert not Stored(np.frombuffer(data, np.uint8).data).is_constant
 
 
 def test_a_stream_without_end_is_left_when_it_is_too_long() -> None:
