@@ -19,6 +19,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import onnx  # noqa: F401  here already, since one module deeper it takes a fifth longer to import
+
 if TYPE_CHECKING:
     from onnxarchive.archive import Archive, load, open
     from onnxarchive.batch import convert_many
