@@ -175,6 +175,74 @@ def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryvi
     check_crc32(entry, nbytes, crc32, report)
 
 
+class Snapshot:
+    """An archive as it was found, which another one takes the place of when the archive is changed.
+
+    Attributes:
+        file: The open file.
+        directory: Its directory.
+        entries: The entries by name.
+        model: The model.
+        sites: The tensor of each key.
+        headers: The local headers.
+    """
+
+    def __init__(self, file: MappedFile, max_model_nbytes: int) -> None:
+        """Reads what `read_contents` does, and the local header of the model."""
+        contents = read_contents(file, Report(), max_model_nbytes)
+        assert contents.model is not None  # the report would have raised
+        self.file = file
+        self.directory = contents.directory
+        self.entries = NamedEntries(contents.directory.entries)
+        self.model = contents.model
+        self.sites = contents.sites
+        self.headers = LocalHeaders(file, contents.directory)
+        self._require_header(len(self.entries) - 1)  # the model's
+
+    def locate(self, number: int) -> tuple[memoryview, int, int]:
+        """A view in which an entry lies, where it begins there, and its size in bytes.
+
+        Raises:
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ValueError: The archive is closed.
+        """
+        listed = self.directory.entries
+        offset, nbytes = listed.data_offsets[number], listed.sizes[number]
+        view = self.file.reaching(offset + nbytes)
+        if not self.headers.are_right[number]:
+            self._require_header(number)
+        return view, offset, nbytes
+
+    def _require_header(self, number: int) -> None:
+        """Compares an entry's local header with its directory record."""
+        with naming(self.file.path):
+            self.headers.require(number)
+
+    def array(self, tensor: onnx.TensorProto, number: int) -> NDArray[Any]:
+        """A tensor whose bytes are those of an entry, as `Archive.tensor` gives it."""
+        view, offset, nbytes = self.locate(number)
+        data_type = dtypes.BY_NUMBER[tensor.data_type]
+        dims = tensor.dims[:]  # as a list, faster than one by one
+        if not data_type.is_viewed and data_type.nbytes(dims) != nbytes:
+            raise self._reshaped(tensor, nbytes)
+        try:
+            array = dtypes.as_array(view, data_type, dims, offset)
+        except (TypeError, ValueError):  # as numpy calls a shape that does not fit the file
+            raise self._reshaped(tensor, nbytes) from None
+        if data_type.is_viewed and array.nbytes != nbytes:
+            raise self._reshaped(tensor, nbytes)
+        return array
+
+    def _reshaped(self, tensor: onnx.TensorProto, nbytes: int) -> ArchiveError:
+        error = ArchiveError(
+            f"tensor {shown(tensors.text(tensor.name))}: expected a shape of {nbytes} bytes as in "
+            f"the archive, found {shown(tensor.dims)}: its model has been changed in "
+            "memory; open it anew, and change a copy"
+        )
+        error.path = self.file.path
+        return error
+
+
 class Archive:
     """An open ONNX archive, as `onnxarchive.open` gives it.
 
@@ -186,33 +254,33 @@ class Archive:
 
     Attributes:
         path: The archive's path as it was given.
-        file: The open file.
-        sites: The tensors that are stored outside the model, and where they stand in it, by key.
     """
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
+        self.path = file.path
         self._tensors: Tensors | None = None
         self._read(file, max_model_nbytes)
 
     def _read(self, file: MappedFile, max_model_nbytes: int) -> None:
-        contents = read_contents(file, Report(), max_model_nbytes)
-        assert contents.model is not None  # the report would have raised
-        self.path = file.path
-        self.file = file
-        self.sites = contents.sites
-        self._model = contents.model
-        self._directory = contents.directory
-        self._entries = NamedEntries(contents.directory.entries)
-        self._headers = LocalHeaders(file, contents.directory)
-        self._require_header(len(self._entries) - 1)  # the model's
+        self._found = Snapshot(file, max_model_nbytes)
         if self._tensors is not None:
-            self._tensors.index()
+            self._tensors.index(self._found)
+
+    @property
+    def file(self) -> MappedFile:
+        """The open file."""
+        return self._found.file
+
+    @property
+    def sites(self) -> Sites:
+        """The tensors that are stored outside the model, and where they stand in it, by key."""
+        return self._found.sites
 
     @property
     def entries(self) -> NamedEntries:
         """Every entry by name, in the order of the archive."""
-        return self._entries
+        return self._found.entries
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -220,22 +288,22 @@ class Archive:
 
         It is the archive's own, parsed once: copy it before changing it.
         """
-        return self._model
+        return self._found.model
 
     @property
     def metadata(self) -> Mapping[str, str]:
         """The model's metadata (`metadata_props`) by key; of a key that is there twice the last."""
-        return proto.metadata(self._model)
+        return proto.metadata(self.model)
 
     @property
     def records(self) -> Records:
         """The directory record of every entry, in the order of the archive."""
-        return self._directory.records
+        return self._found.directory.records
 
     @property
     def alignment(self) -> int:
         """What the data of the model's entry is aligned to, in bytes, as its local header says."""
-        entry = self._entries[MODEL_PROTO]
+        entry = self.entries[MODEL_PROTO]
         header = self.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
         return directory.stated_alignment(header)
 
@@ -246,7 +314,7 @@ class Archive:
         See `Tensors` for names that several graphs have.
         """
         if self._tensors is None:
-            self._tensors = Tensors(self)
+            self._tensors = Tensors(self, self._found)
         return self._tensors
 
     @property
@@ -266,30 +334,14 @@ class Archive:
             ArchiveError: It is the model, which is no longer that of when the archive was opened.
             ValueError: The archive is closed.
         """
+        found = self._found
         if name == MODEL_PROTO:
-            return self._read_model(self._entries[name])
-        number = self._entries.index_of.get(name)
+            return self._read_model(found.entries[name])
+        number = found.entries.index_of.get(name)
         if number is None:
             raise self._not_found(f"expected the name of an entry, found {shown(name)}")
-        view, offset, nbytes = self._locate(number)
+        view, offset, nbytes = found.locate(number)
         return view[offset : offset + nbytes]
-
-    def _locate(self, number: int) -> tuple[memoryview, int, int]:
-        """A view in which an entry lies, where it begins there, and its size in bytes."""
-        listed = self._directory.entries
-        offset, nbytes = listed.data_offsets[number], listed.sizes[number]
-        view = self.file.reaching(offset + nbytes)
-        if not self._headers.are_right[number]:
-            self._require_header(number)
-        return view, offset, nbytes
-
-    def _require_header(self, number: int) -> None:
-        """Compares an entry's local header with its directory record."""
-        try:
-            self._headers.require(number)
-        except ArchiveError as error:
-            error.path = self.path
-            raise
 
     def _read_model(self, entry: Entry) -> memoryview:
         data = self.file.read(entry.data_offset, entry.nbytes)
@@ -329,17 +381,11 @@ class Archive:
             ArchiveFormatError: The entry's local header does not match the directory.
             ValueError: The archive is closed.
         """
-        tensor = self.sites.tensor(key)
-        number = self._entries.index_of.get(key)
+        found = self._found
+        tensor, number = found.sites.tensor(key), found.entries.index_of.get(key)
         if tensor is None or number is None:
             raise self._not_found(f"expected the key of a tensor, found {shown(key)}")
-        return self._array(tensor, number)
-
-    def _array(self, tensor: onnx.TensorProto, number: int) -> NDArray[Any]:
-        """A tensor whose bytes are those of an entry."""
-        view, offset, _ = self._locate(number)
-        dims = tensor.dims[:]  # as a list, faster than one by one
-        return dtypes.as_array(view, dtypes.BY_NUMBER[tensor.data_type], dims, offset)
+        return found.array(tensor, number)
 
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry and holds it against the rules that need its local header and bytes.
@@ -360,13 +406,14 @@ class Archive:
                 the tensor may have (TENSOR-4, TENSOR-5).
             ArchiveError: The archive has got another model since it was opened.
         """
-        entries = self._directory.entries
+        found = self._found
+        entries = found.directory.entries
         counter = writer.Counter(progress, sum(entries.sizes))
 
         def verify(number: int) -> None:
-            self._headers.compare(number, Report())
+            found.headers.compare(number, Report())
             entry = entries[number]
-            check_data(self.file, entry, self.sites.get(entry.name), Report(), counter)
+            check_data(found.file, entry, found.sites.get(entry.name), Report(), counter)
 
         with naming(self.path):
             try:
@@ -395,7 +442,7 @@ class Archive:
 
     def __repr__(self) -> str:
         name = type(self).__name__
-        return f"<onnxarchive.{name} {self.path!r}, {len(self._entries)} entries>"
+        return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
 
     def _not_found(self, message: str) -> TensorNotFoundError:
         error = TensorNotFoundError(message)
@@ -456,43 +503,14 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     ones and strings, are here as well.
     """
 
-    def __init__(self, archive: Archive) -> None:
-        """Indexes the initializers of an archive."""
+    def __init__(self, archive: Archive, found: Snapshot) -> None:
+        """Indexes the initializers of an archive as it was found."""
         self._archive = archive
-        self.index()
+        self.index(found)
 
-    def index(self) -> None:
-        """Looks at the archive's model anew."""
-        model = self._archive.model
-        initializers = model.graph.initializer
-        names = tensors.names(initializers)
-        others = [site for site in tensors.walk_others(model) if site.is_initializer]
-        counts = Counter(chain(names, (site.name for site in others)))
-        self._ambiguous = {name for name, count in counts.items() if count > 1}
-        indexes: Sequence[int] = range(len(names))
-        if self._ambiguous:
-            indexes = [index for index in indexes if names[index] not in self._ambiguous]
-        self._sites = Sites(
-            initializers,
-            [names[index] for index in indexes],
-            indexes,
-            {site.name: site for site in others if site.name not in self._ambiguous},
-        )
-        self._numbers, self._keys = self._stored()
-
-    def _stored(self) -> tuple[Sequence[int], Mapping[str, str]]:
-        """In which entry each initializer of the main graph is, and the keys of other ones."""
-        archive, stored = self._archive, self._archive.sites
-        listed = archive.entries.names[: len(stored.names)]
-        numbers = array("q", [_HELD]) * len(stored.initializers)
-        if listed == stored.names:  # as almost always
-            found: Iterable[int] = range(len(listed))
-        else:
-            found = map(archive.entries.index_of.__getitem__, stored.names)
-        for index, number in zip(stored.indexes, found, strict=True):
-            numbers[index] = number
-        others = stored.others.items()
-        return numbers, {site.name: key for key, site in others if site.is_initializer}
+    def index(self, found: Snapshot) -> None:
+        """Looks at another state of the archive, from one moment to the next."""
+        self._index = _Index(found)
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.
@@ -500,9 +518,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        if name not in self._sites:
-            raise self._archive._not_found(self._why_not(name))
-        return self._sites[name]
+        index = self._index
+        if name not in index.sites:
+            raise self._archive._not_found(index.why_not(name))
+        return index.sites[name]
 
     def key(self, name: str) -> str | None:
         """The key of the entry that holds an initializer; None where the model itself holds it.
@@ -510,12 +529,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
+        index = self._index
         self.site(name)
-        index = self._sites.index_of.get(name)
-        if index is None:
-            return self._keys.get(name)
-        number = self._numbers[index]
-        return None if number == _HELD else self._archive.entries.names[number]
+        number = index.number(name)
+        return None if number == _HELD else index.found.entries.names[number]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -528,13 +545,14 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        index = self._sites.index_of.get(name)
-        number = _HELD if index is None else self._numbers[index]
-        if index is not None and number != _HELD:
-            return self._archive._array(self._sites.initializers[index], number)
+        index = self._index
+        place = index.sites.index_of.get(name)
+        if place is not None and (number := index.numbers[place]) != _HELD:
+            return index.found.array(index.sites.initializers[place], number)
         site = self.site(name)
-        if index is None and name in self._keys:
-            return self._archive.tensor(self._keys[name])
+        number = index.number(name)
+        if number != _HELD:
+            return index.found.array(site.tensor, number)
         tensor = site.tensor
         data_type = tensors.stored_type(tensor)
         with naming(self._archive.path):
@@ -549,23 +567,67 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
                 ) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
+        return iter(self._index.sites)
 
     def __len__(self) -> int:
-        return len(self._sites)
+        return len(self._index.sites)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._sites
+        return name in self._index.sites
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._archive!r}>"
 
-    def _why_not(self, name: str) -> str:
+
+class _Index:
+    """Where the initializers of an archive are.
+
+    Attributes:
+        found: The archive as it was found.
+        sites: The initializers by name, but for names that several of them have.
+        numbers: In which entry each initializer of the main graph is, or `_HELD`.
+    """
+
+    def __init__(self, found: Snapshot) -> None:
+        names = tensors.names(found.sites.initializers)
+        others = [site for site in tensors.walk_others(found.model) if site.is_initializer]
+        counts = Counter(chain(names, (site.name for site in others)))
+        self._ambiguous = {name for name, count in counts.items() if count > 1}
+        indexes: Sequence[int] = range(len(names))
+        if self._ambiguous:
+            indexes = [index for index in indexes if names[index] not in self._ambiguous]
+        self.found = found
+        self.sites = Sites(
+            found.sites.initializers,
+            [names[index] for index in indexes],
+            indexes,
+            {site.name: site for site in others if site.name not in self._ambiguous},
+        )
+        stored, entries = found.sites, found.entries
+        if entries.names[: len(stored.names)] == stored.names:  # as almost always
+            numbers: Iterable[int] = range(len(stored.names))
+        else:
+            numbers = map(entries.index_of.__getitem__, stored.names)
+        self.numbers = array("q", [_HELD]) * len(names)
+        for index, number in zip(stored.indexes, numbers, strict=True):
+            self.numbers[index] = number
+        self._keys = {site.name: key for key, site in stored.others.items() if site.is_initializer}
+
+    def number(self, name: str) -> int:
+        """In which entry an initializer is, or `_HELD`."""
+        index = self.sites.index_of.get(name)
+        if index is not None:
+            return self.numbers[index]
+        key = self._keys.get(name)
+        return _HELD if key is None else self.found.entries.index_of[key]
+
+    def why_not(self, name: str) -> str:
+        """What is wrong with a name that no initializer has, or several have."""
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
-        walked = tensors.walk(self._archive.model)
+        walked = tensors.walk(self.found.model)
         sites = [site for site in walked if site.is_initializer and site.name == name]
-        keys = {site.path: key for key, site in self._archive.sites.items()}
+        keys = {site.path: key for key, site in self.found.sites.items()}
         owners = ", ".join(
             f"tensor({keys[site.path]!r})" if site.path in keys else f"model.{site}"
             for site in islice(sites, _MAX_SHOWN_OWNERS)
@@ -646,7 +708,7 @@ def open(
             in another order than that of the file; `"populate"` reads and maps all of it before
             `open` returns (`MAP_POPULATE`), so that no view waits for a page afterwards, and the
             memory resident in the process grows by its size at once. None reads what is looked at,
-            and what the system reads ahead by itself.
+            and what the system reads ahead by itself. A change of the archive ends it.
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that

@@ -102,7 +102,8 @@ def convert(
         dry_run: Whether to write nothing, and only tell what would be.
         progress: As in `save`.
         jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
-            the error.
+            the error. What has a CRC-32 already, as the entries of archives and zips, is verified
+            while it is written, by the caller's thread.
 
     Returns:
         What was, or would be, written.

@@ -271,6 +271,9 @@ class MemoryFile(MappedFile):
         """Nobody changes it."""
         yield
 
+    def prefetch(self, how: Prefetch) -> None:
+        """Does nothing: they are there."""
+
     def reaching(self, end: int) -> memoryview:
         """All of the bytes."""
         self._require_open()

@@ -45,7 +45,7 @@ class LocalHeaders:
         """
         ahead = min(2 * self._ahead, _MAX_AHEAD) if number == self._next else 1
         stop = min(number + ahead, len(self.are_right))
-        if ahead == 1 or not self._are_equal(number, stop):
+        if ahead == 1 or not self._are_equal_ahead(number, stop):
             ahead, stop = 1, number + 1
             self.compare(number, Report())
         self.are_right[number:stop] = b"\1" * (stop - number)
@@ -63,6 +63,13 @@ class LocalHeaders:
             entry, record = self._listed.entries[number], self._listed.records[number]
             alignment = directory.check_local_header(header, entry, record, report)
             self._alignment = alignment or self._alignment
+
+    def _are_equal_ahead(self, start: int, stop: int) -> bool:
+        """As `_are_equal`, of headers of which only the first is asked for."""
+        try:
+            return self._are_equal(start, stop)
+        except OSError:  # which may be of another one
+            return False
 
     def _are_equal(self, start: int, stop: int) -> bool:
         """Whether local headers are at a glance what they should be."""

@@ -96,12 +96,12 @@ def in_order(
         work: The function. It is called from several threads.
         jobs: How many threads there are at most, the caller's among them.
     """
-    if jobs == 1:
+    coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
+    if jobs == 1 or not coming:
         yield from map(work, items)
         return
     from concurrent import futures
 
-    coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
     begun: deque[tuple[int, Future[_Made]]] = deque()
     nbytes = 0  # of those that are begun
     executor = futures.ThreadPoolExecutor(jobs - 1)

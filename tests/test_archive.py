@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx
@@ -42,6 +42,7 @@ from onnxarchive import (
     TensorNotFoundError,
     UnsupportedFeatureError,
 )
+from onnxarchive.model import dtypes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -463,6 +464,57 @@ def test_every_field_of_a_local_header_is_compared_when_it_is_read(
             archive.verify()
     with pytest.raises(ArchiveFormatError, match=rule):
         onnxarchive.load(path)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda initializers: initializers.pop(0),
+        lambda initializers: initializers.insert(0, onnx.TensorProto(name="new")),
+        lambda initializers: initializers.sort(key=lambda it: it.name, reverse=True),
+        lambda initializers: initializers.__delitem__(slice(None)),
+    ],
+    ids=["removed", "inserted", "sorted", "cleared"],
+)
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_a_model_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
+    tmp_path: Path,
+    mode: Literal["r", "r+"],
+    change: Callable[[Any], object],
+    is_indexed: bool,
+) -> None:
+    path = tmp_path / "model.onnxa"
+    arrays = {f"w{size}": np.full(size, size) for size in (16, 1000, 3, 64)}
+    with onnxarchive.Writer(path) as writer:
+        for name, array in arrays.items():
+            writer.add(name, array)
+        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
+    with onnxarchive.open(path, mode) as archive:
+        if is_indexed:
+            assert list(archive.tensors) == list(arrays)
+        sites = [(key, site.where) for key, site in archive.sites.items()]
+        change(archive.model.graph.initializer)
+        assert [(key, site.where) for key, site in archive.sites.items()] == sites
+        for name, array in arrays.items():
+            assert np.array_equal(archive.tensor(name), array)
+            assert np.array_equal(archive.tensors[name], array)
+        archive.verify()
+
+
+@pytest.mark.parametrize("dims", [[1000], [8, 8], [1 << 40], [-3], []])
+@pytest.mark.parametrize("data_type", [onnx.TensorProto.FLOAT, onnx.TensorProto.INT4])
+def test_a_shape_that_is_changed_in_memory_shows_no_other_bytes(
+    tmp_path: Path, dims: list[int], data_type: int
+) -> None:
+    path = tmp_path / "model.onnxa"
+    with onnxarchive.Writer(path) as writer:
+        writer.add("w", np.zeros(32, dtypes.BY_NUMBER[data_type].dtype))
+        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
+    with onnxarchive.open(path) as archive:
+        archive.model.graph.initializer[0].dims[:] = dims
+        with pytest.raises(ArchiveError, match=r"tensor 'w': expected a shape of .* in memory"):
+            archive.tensors["w"]
 
 
 def test_entries_are_the_same_by_name_and_one_after_the_other(path: Path) -> None:

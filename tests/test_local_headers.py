@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -106,6 +108,26 @@ def test_headers_are_read_ahead_in_few_reads_where_they_lie_close(
     assert all(one + size <= other for (one, size), (other, _) in pairwise(reads))
 
 
+def test_a_header_that_cannot_be_read_hides_none_before_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = MappedFile.read
+    with onnxarchive.open(path) as archive:
+        bad = archive.entries["w9"].header_offset
+
+        def failing(file: MappedFile, offset: int, size: int) -> bytes:
+            if offset <= bad < offset + size:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(file, offset, size)
+
+        monkeypatch.setattr(MappedFile, "read", failing)
+        for index in range(9):
+            assert archive.tensors[f"w{index}"][0] == index
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            archive.tensors["w9"]
+        assert archive.tensors["w10"][0] == 10
+
+
 def test_threads_that_read_all_tensors_agree_on_the_broken_one(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         entry = archive.entries["w77"]
@@ -142,7 +164,7 @@ def test_a_comparison_that_reports_goes_on(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         for name in ("w3", "w9"):
             break_local_header(path, archive.entries[name])
-        headers = LocalHeaders(archive.file, archive._directory)
+        headers = LocalHeaders(archive.file, archive._found.directory)
         rules = Rules()
         for number in range(len(archive.entries)):
             headers.compare(number, rules)

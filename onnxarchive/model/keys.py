@@ -129,7 +129,7 @@ def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
     for start in range(0, len(names), _TOGETHER):
         some = names[start : start + _TOGETHER]
         joined = ",".join([*some, ""])  # type: ignore[list-item]
-        if _KEYS.fullmatch(joined) is None:
+        if _KEYS.fullmatch(joined) is None or joined.count(",") != len(some):
             return False
         folded = joined.lower()
         distinct.update(some if folded == joined else folded.split(",")[:-1])

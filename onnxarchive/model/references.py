@@ -31,11 +31,13 @@ class References:
     """The external initializers of a model's main graph, none of which breaks a rule by itself.
 
     Attributes:
+        count: How many initializers there are, external or not.
         indexes: Which of the initializers they are.
         locations: The location of each, one to a line. What is not ASCII is not what it says.
         nbytes: How many bytes shape and data type of each need.
     """
 
+    count: int
     indexes: Numbers
     locations: str
     nbytes: Numbers
@@ -67,6 +69,7 @@ def read(model: bytes) -> References | None:
     indexes = [part + number * _ROWS for number, (part, _, _) in enumerate(parts)]
     locations = b"\n".join([part for found, part, _ in parts if found.size])
     return References(
+        len(begins),
         np.concatenate(indexes or [_NONE]),
         locations.decode("latin-1"),
         np.concatenate([part for _, _, part in parts] or [_NONE]),
@@ -87,6 +90,7 @@ _BITS: Final = 7
 _MAX_WIDTH: Final = 8  # bytes of a varint, whose number then has 56 bits
 _MAX_FIELDS: Final = 32  # of a tensor
 _MAX_TAG: Final = 1 << 10
+_MAX_INT32: Final = (1 << 31) - 1
 
 
 def _tag(message: type[Message], field: str, wire_type: int) -> int:
@@ -107,6 +111,8 @@ def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
         if tag >= _CONTINUES:
             tag, position = _number(data, position)
             number, position = _number(data, position)
+            if tag < _CONTINUES:  # in more bytes than it needs
+                raise _UnusualError
         elif number >= _CONTINUES:
             number, position = _number(data, position + 1)
         else:
@@ -232,7 +238,8 @@ def _references(
     is_held = np.zeros(count, np.bool_)
     for tag, rows, numbers, positions in _fields(raw, begins, ends):
         if tag in fields:
-            if (fields[tag][rows] != _UNSET).any():
+            # protobuf takes the lower half of a number that is too large.
+            if (fields[tag][rows] != _UNSET).any() or (numbers > _MAX_INT32).any():
                 raise _UnusualError
             fields[tag][rows] = numbers
         if tag == _EXTERNAL_DATA:
@@ -240,7 +247,8 @@ def _references(
             fields[tag][rows] = _locations(raw, positions, positions + numbers)
         elif tag == _DIMS:
             is_empty[rows] |= numbers == 0
-            elements[rows] *= np.maximum(numbers, 1)
+            with np.errstate(over="ignore"):  # what is infinite is too large
+                elements[rows] *= np.maximum(numbers, 1)
         elif tag in _DATA:
             is_held[rows] = True
         elif tag not in fields and tag not in _TEXT:

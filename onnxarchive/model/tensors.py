@@ -145,7 +145,7 @@ class Sites(Mapping[str, Site]):
             if (*graph,) == MAIN_GRAPH and field == INITIALIZER and index is not None
         }
         others = {name: site for name, site in sites.items() if name not in main}
-        return cls(model.graph.initializer, list(main), list(main.values()), others)
+        return cls(list(model.graph.initializer), list(main), list(main.values()), others)
 
     @cached_property
     def index_of(self) -> dict[str, int]:

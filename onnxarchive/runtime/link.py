@@ -170,11 +170,7 @@ def real_path(archive: Archive) -> str:
 
 def is_file_of(archive: Archive, path: str) -> bool:
     """Whether `path` leads to the very file that `archive` has open."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a path with a NUL
-        return False
-    return (status.st_dev, status.st_ino) == archive.file.identity
+    return archive.file.is_at(path)
 
 
 def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:

@@ -507,13 +507,13 @@ def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Where the signature of a directory record stands, be it in a name."""
     first, *others = DirectoryRecord.SIGNATURE
     searched = raw[: 1 - DirectoryRecord.SIZE]
-    pieces = range(0, max(searched.size, 1), _PIECE_SIZE)
-    found = np.concatenate(
-        [np.flatnonzero(searched[start : start + _PIECE_SIZE] == first) + start for start in pieces]
-    )
-    for distance, byte in enumerate(others, 1):
-        found = found[raw[found + distance] == byte]
-    return found
+    parts = []
+    for start in range(0, max(searched.size, 1), _PIECE_SIZE):
+        found = np.flatnonzero(searched[start : start + _PIECE_SIZE] == first) + start
+        for distance, byte in enumerate(others, 1):
+            found = found[raw[found + distance] == byte]
+        parts.append(found.astype(np.int64, copy=False))
+    return np.concatenate(parts)
 
 
 def _integers(column: NDArray[np.int64]) -> Sequence[int]:
@@ -574,12 +574,6 @@ def _read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
     names = [item.name if item.is_utf8 else None for item in listed]
     sizes = [item.nbytes for item in listed]
     return Directory(_in_columns(entries), Records(data, offsets), names, sizes, is_whole)
-
-
-def _entries_of(entries: Sequence[Entry]) -> Entries:
-    return Entries(
-        *(list(column) for column in zip(*entries, strict=True)) if entries else [()] * 5
-    )
 
 
 def _in_columns(entries: Sequence[Entry]) -> Entries:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -209,11 +210,49 @@ def test_a_field_that_stands_twice_means_what_protobuf_takes_it_for(field: Tenso
     data += _field(onnx.ModelProto.GRAPH_FIELD_NUMBER, _field(5, tensor))
     model = onnx.ModelProto.FromString(data)
     (found,) = model.graph.initializer
-    is_as_usual = found == tensor_of() or found.name == "again" or 0 in found.dims
-    if 0 in found.dims:
-        assert at_once(model, {"w": 0}, data) is not None
-    elif not is_as_usual:
-        assert at_once(model, {"w": 16}, data) is None
+    nbytes = dtypes.BY_NUMBER[found.data_type].nbytes(found.dims)
+    is_in_order = found.name == "again" or len(found.dims) > 2
+    assert (at_once(model, {"w": nbytes}, data) is not None) == is_in_order
+
+
+@pytest.mark.parametrize(
+    ("usual", "overlong"),
+    [
+        (b"\x2a", b"\xaa\x00"),  # a tag of graph.initializer in two bytes
+        (b"p\x01", b"p\x81\x80\x80\x80\x10"),  # data_location of 2^32 + 1
+        (b"p\x01", b"\xf0\x00\x01"),  # its tag in two bytes
+        (b"p\x01", b"p\x81\x00"),  # itself in two bytes
+        (b"\x10\x01", b"\x10\x81\x80\x80\x80\x10"),  # data_type of 2^32 + 1
+        (b"\x08\x02", b"\x08\x82\x00"),  # a dimension in two bytes
+    ],
+)
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_numbers_in_more_bytes_than_they_need_are_what_protobuf_takes_them_for(
+    usual: bytes, overlong: bytes, is_sound: bool
+) -> None:
+    tensor = tensor_of("v") if is_sound else external(raw_tensor("v", dims=(32,)), "nowhere")
+    serialized = _field(5, tensor.SerializeToString()).replace(usual, overlong, 1)
+    if usual != b"\x2a":
+        serialized = serialized[:1] + bytes([len(serialized) - 2]) + serialized[2:]
+    parts = [_field(5, tensor_of(name).SerializeToString()) for name in "wu"]
+    data = onnx.ModelProto(ir_version=10).SerializeToString()
+    data += _field(onnx.ModelProto.GRAPH_FIELD_NUMBER, parts[0] + serialized + parts[1])
+    model = onnx.ModelProto.FromString(data)
+    assert len(model.graph.initializer) == 3
+    sizes = {"w": 16, "v": 16, "u": 16}
+    found = at_once(model, sizes, data)
+    assert is_sound or found is None
+    if not is_sound:
+        for keys in (["w", "u"], ["w", "v", "u"]):
+            assert proto.sites_at_once(model, data, keys, [16] * len(keys)) is None
+
+
+def test_a_product_of_dimensions_that_no_number_holds_is_no_warning() -> None:
+    tensor = tensor_of()
+    tensor.dims.extend([1 << 55] * 22)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert references.read(model_of(tensor).SerializeToString()) is None
 
 
 def _field(number: int, message: bytes) -> bytes:
@@ -229,19 +268,24 @@ BASE_SIZES = {"w": 16, "v": 16, "u": 4}
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, len(BASE.SerializeToString()) - 1), st.integers(0, 255)),
+        st.tuples(
+            st.integers(0, len(BASE.SerializeToString()) - 1),
+            st.sampled_from([0, 1]),
+            st.integers(0, 255).map(lambda byte: bytes([byte]))
+            | st.sampled_from([b"\xaa\x00", b"\x81\x00", b"\x81\x80\x80\x80\x10"]),
+        ),
         min_size=1,
         max_size=3,
     )
 )
-@example([(0, 8)])
+@example([(0, 1, b"\x08")])
 @settings(max_examples=3000, deadline=None)
 def test_whatever_protobuf_parses_is_found_as_one_by_one_or_left_to_that(
-    changes: list[tuple[int, int]],
+    changes: list[tuple[int, int, bytes]],
 ) -> None:
     data = bytearray(BASE.SerializeToString())
-    for position, byte in changes:
-        data[position] = byte
+    for position, replaced, inserted in changes:
+        data[position : position + replaced] = inserted
     try:
         model = onnx.ModelProto.FromString(bytes(data))
     except DecodeError:

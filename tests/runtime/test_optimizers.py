@@ -470,6 +470,25 @@ def test_external_weights_are_renamed_removed_copied_and_added(
         assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
 
 
+@pytest.mark.parametrize("weights", ["external", "loaded", "hidden"])
+def test_initializers_may_be_removed_and_sorted_in_place(
+    clumsy: Path, tmp_path: Path, weights: Weights
+) -> None:
+    def change(model: onnx.ModelProto) -> onnx.ModelProto:
+        names = [tensor.name for tensor in model.graph.initializer]
+        if "dead" in names:
+            del model.graph.initializer[names.index("dead")]
+        model.graph.initializer.sort(key=lambda tensor: tensor.name, reverse=True)
+        return model
+
+    path = tmp_path / "out.onnxa"
+    transform(clumsy, path, change, weights=weights)
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as archive, onnxarchive.open(clumsy) as before:
+        for name in set(archive.tensors) & set(before.tensors):
+            np.testing.assert_array_equal(archive.tensors[name], before.tensors[name])
+
+
 def test_an_archive_may_take_its_own_place(clumsy: Path) -> None:
     expected = _run(clumsy)
     with onnxarchive.open(clumsy) as before:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -1027,3 +1028,13 @@ def test_directory_records_of_arbitrary_bytes_are_no_crash(
     data = b"".join(DirectoryRecord.SIGNATURE + content for content in contents)
     tail = data + layout.end_of_archive(len(contents), len(data), offset)
     broken_rules(Sparse([(offset, tail)]))
+
+
+def test_names_that_look_like_records_take_no_memory() -> None:
+    data = b"P" * (8 << 20)
+    tracemalloc.start()
+    try:
+        assert directory._read_at_once(data, Bounds(0, len(data), 100_000)) is None
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
