@@ -288,7 +288,9 @@ class Archive:
 
         It is the archive's own, parsed once: copy it before changing it.
         """
-        return self._found.model
+        found = self._found
+        found.sites.initializers  # noqa: B018  which are looked at before anybody changes the model
+        return found.model
 
     @property
     def metadata(self) -> Mapping[str, str]:

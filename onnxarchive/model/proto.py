@@ -189,8 +189,7 @@ def sites_at_once(
     for site in tensors.walk_others(model):
         if site.tensor.data_location == tensors.EXTERNAL or site.tensor.external_data:
             return None
-    # They stay the same ones, whatever becomes of the model.
-    initializers = list(model.graph.initializer)
+    initializers = model.graph.initializer
     if len(initializers) != found.count:
         return None
     return Sites(initializers, keys, array("q", found.indexes.astype(np.int64).tobytes()))

@@ -118,8 +118,7 @@ class Sites(Mapping[str, Site]):
     """Sites by some name of each, those of the main graph's initializers made when looked up.
 
     Attributes:
-        initializers: The initializers of the main graph.
-        names: Names for some of them.
+        names: Names for some initializers of the main graph.
         indexes: Which of them have these names.
         others: The sites of other tensors.
     """
@@ -131,7 +130,7 @@ class Sites(Mapping[str, Site]):
         indexes: Sequence[int] = (),
         others: Mapping[str, Site] | None = None,
     ) -> None:
-        self.initializers = initializers
+        self._given = initializers
         self.names = names
         self.indexes = indexes
         self.others = others or {}
@@ -145,7 +144,15 @@ class Sites(Mapping[str, Site]):
             if (*graph,) == MAIN_GRAPH and field == INITIALIZER and index is not None
         }
         others = {name: site for name, site in sites.items() if name not in main}
-        return cls(list(model.graph.initializer), list(main), list(main.values()), others)
+        return cls(model.graph.initializer, list(main), list(main.values()), others)
+
+    @cached_property
+    def initializers(self) -> Sequence[onnx.TensorProto]:
+        """The initializers of the main graph.
+
+        From the first look on they are the same ones, whatever becomes of the model.
+        """
+        return list(self._given)
 
     @cached_property
     def index_of(self) -> dict[str, int]:
