@@ -45,7 +45,7 @@ def test_python_snippets_run_one_after_another(
     for library in ("onnxruntime", "onnx_ir"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     snippets = blocks("python")
-    assert len(snippets) == 11
+    assert len(snippets) == 12
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
