@@ -13,7 +13,7 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
@@ -110,10 +110,6 @@ class MappedFile:
             size -= len(part)
             part = self._read_once(offset, size)
         return b"".join(parts)
-
-    def read_each(self, begins: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Reads several parts, each as `read` does; copies."""
-        return [self.read(begin, end - begin) for begin, end in zip(begins, ends, strict=True)]
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes]:
         """Reads `size` bytes from `offset` in pieces of at most `READ_SIZE` bytes; copies.

@@ -83,4 +83,4 @@ class LocalHeaders:
         if last - first <= _WINDOW_SIZE:
             window = self._file.read(first, last - first)
             return [window[b - first : e - first] for b, e in zip(begins, ends, strict=True)]
-        return self._file.read_each(begins, ends)
+        return [self._file.read(b, e - b) for b, e in zip(begins, ends, strict=True)]

@@ -18,9 +18,16 @@ import onnx
 
 from onnxarchive.model import dtypes
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
+from onnxarchive.model.wire import (
+    LEN,
+    VARINT,
+    VARINT_BITS,
+    VARINT_CONTINUES,
+    WIRE_TYPE_MASK,
+    tag_of,
+)
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[np.int64]
@@ -82,23 +89,14 @@ class _UnusualError(Exception):
 
 # Fields on the wire (encoding guide, "Message Structure")
 
-_VARINT, _LEN = 0, 2
-_WIRE_TYPE_BITS: Final = 3
-_WIRE_TYPE_MASK: Final = 0b111
-_CONTINUES: Final = 0x80
-_BITS: Final = 7
 _MAX_WIDTH: Final = 8  # bytes of a varint, whose number then has 56 bits
 _MAX_FIELDS: Final = 32  # of a tensor
 _MAX_TAG: Final = 1 << 10
 _MAX_INT32: Final = (1 << 31) - 1
 
 
-def _tag(message: type[Message], field: str, wire_type: int) -> int:
-    return message.DESCRIPTOR.fields_by_name[field].number << _WIRE_TYPE_BITS | wire_type
-
-
-_GRAPH: Final = _tag(onnx.ModelProto, "graph", _LEN)
-_INITIALIZER: Final = _tag(onnx.GraphProto, "initializer", _LEN)
+_GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
+_INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, "initializer", LEN)
 
 
 def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
@@ -108,18 +106,18 @@ def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
         tag, number = data[position], data[position + 1]
         if tag == wanted:
             found.append(position)
-        if tag >= _CONTINUES:
+        if tag >= VARINT_CONTINUES:
             tag, position = _number(data, position)
             number, position = _number(data, position)
-            if tag < _CONTINUES:  # in more bytes than it needs
+            if tag < VARINT_CONTINUES:  # in more bytes than it needs
                 raise _UnusualError
-        elif number >= _CONTINUES:
+        elif number >= VARINT_CONTINUES:
             number, position = _number(data, position + 1)
         else:
             position += 2
-        if tag & _WIRE_TYPE_MASK == _LEN:
+        if tag & WIRE_TYPE_MASK == LEN:
             position += number
-        elif tag & _WIRE_TYPE_MASK != _VARINT:
+        elif tag & WIRE_TYPE_MASK != VARINT:
             raise _UnusualError
     return np.frombuffer(found, np.int64)
 
@@ -127,9 +125,9 @@ def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
 def _number(data: bytes, position: int) -> tuple[int, int]:
     """A varint, and where it ends."""
     number = shift = 0
-    while (byte := data[position]) >= _CONTINUES:
-        number |= (byte - _CONTINUES) << shift
-        shift += _BITS
+    while (byte := data[position]) >= VARINT_CONTINUES:
+        number |= (byte - VARINT_CONTINUES) << shift
+        shift += VARINT_BITS
         position += 1
     return number | byte << shift, position + 1
 
@@ -144,17 +142,18 @@ def _numbers(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbe
     """Many varints, and where each ends."""
     byte = raw.take(positions)
     ends = positions + 1
-    if byte.max(initial=0) < _CONTINUES:  # as almost always
+    if byte.max(initial=0) < VARINT_CONTINUES:  # as almost always
         return byte.astype(np.int64), ends
-    numbers = (byte & ~np.uint8(_CONTINUES)).astype(np.int64)
-    going = np.flatnonzero(byte >= _CONTINUES)
+    numbers = (byte & ~np.uint8(VARINT_CONTINUES)).astype(np.int64)
+    going = np.flatnonzero(byte >= VARINT_CONTINUES)
     for width in range(1, _MAX_WIDTH):
         if not going.size:
             return numbers, ends
         byte = raw[ends[going]]
-        numbers[going] |= (byte & ~np.uint8(_CONTINUES)).astype(np.int64) << _BITS * width
+        bits = (byte & ~np.uint8(VARINT_CONTINUES)).astype(np.int64)
+        numbers[going] |= bits << VARINT_BITS * width
         ends[going] += 1
-        going = going[byte >= _CONTINUES]
+        going = going[byte >= VARINT_CONTINUES]
     if going.size:
         raise _UnusualError
     return numbers, ends
@@ -180,7 +179,7 @@ def _fields(
             raise _UnusualError
         present = np.flatnonzero(np.bincount(tags)).tolist()
         for tag in present:
-            if tag & _WIRE_TYPE_MASK not in (_VARINT, _LEN):
+            if tag & WIRE_TYPE_MASK not in (VARINT, LEN):
                 raise _UnusualError
             if len(present) == 1:
                 having: Numbers | slice = slice(None)
@@ -189,7 +188,7 @@ def _fields(
                 having = np.flatnonzero(tags == tag)
                 found = rows[having]
             yield tag, found, numbers[having], positions[having]
-        positions = positions + np.where(tags & _WIRE_TYPE_MASK == _LEN, numbers, 0)
+        positions = positions + np.where(tags & WIRE_TYPE_MASK == LEN, numbers, 0)
         going = positions < ends[rows]
         if not going.all():
             rows, positions = rows[going], positions[going]
@@ -199,18 +198,19 @@ def _fields(
 
 # The fields of a tensor
 
-_DIMS: Final = _tag(onnx.TensorProto, "dims", _VARINT)
-_DATA_TYPE: Final = _tag(onnx.TensorProto, "data_type", _VARINT)
-_DATA_LOCATION: Final = _tag(onnx.TensorProto, "data_location", _VARINT)
-_EXTERNAL_DATA: Final = _tag(onnx.TensorProto, "external_data", _LEN)
-_DATA: Final = frozenset(_tag(onnx.TensorProto, field, _LEN) for field in DATA_FIELDS)
+_DIMS: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "dims", VARINT)
+_DATA_TYPE: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "data_type", VARINT)
+_DATA_LOCATION: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "data_location", VARINT)
+_EXTERNAL_DATA: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "external_data", LEN)
+_DATA: Final = frozenset(tag_of(onnx.TensorProto.DESCRIPTOR, field, LEN) for field in DATA_FIELDS)
 _TEXT: Final = frozenset(
-    _tag(onnx.TensorProto, field, _LEN) for field in ("name", "doc_string", "metadata_props")
+    tag_of(onnx.TensorProto.DESCRIPTOR, field, LEN)
+    for field in ("name", "doc_string", "metadata_props")
 )
 # What stands in a pair of `external_data` before the size of its value, if it is the location.
 _BEFORE_LOCATION: Final = np.frombuffer(
     onnx.StringStringEntryProto(key=LOCATION).SerializeToString()
-    + bytes([_tag(onnx.StringStringEntryProto, "value", _LEN)]),
+    + bytes([tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)]),
     np.uint8,
 )
 # Bits of an element by the number of the data type, 0 where it has no fixed width.

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "LEN",
     "SPAN_LOCATION",
+    "VARINT",
+    "VARINT_BITS",
+    "VARINT_CONTINUES",
+    "WIRE_TYPE_MASK",
     "Hollow",
     "Span",
     "decode",
@@ -42,6 +47,7 @@ __all__ = [
     "hollow",
     "is_model",
     "occurrences",
+    "tag_of",
     "varint",
 ]
 
@@ -49,14 +55,14 @@ SPAN_LOCATION: Final = "\0onnxarchive/span/"
 """What the location of a hollowed tensor begins with; no file path holds a NUL character."""
 
 # The wire (encoding guide, "Message Structure"), and the limits of upb.
-_VARINT, _I64, _LEN, _START_GROUP, _END_GROUP, _I32 = range(6)
+VARINT, _I64, LEN, _START_GROUP, _END_GROUP, _I32 = range(6)
 _FIXED_WIDTHS: Final = {_I32: 4, _I64: 8}
 _WIRE_TYPE_BITS = 3
-_WIRE_TYPE_MASK = 0b111
+WIRE_TYPE_MASK = 0b111
 _FIRST_TAG = 1 << _WIRE_TYPE_BITS  # field number 0 is reserved
 _MAX_TAG = 2**32 - 1
-_VARINT_BITS = 7
-_VARINT_CONTINUES = 0x80
+VARINT_BITS = 7
+VARINT_CONTINUES = 0x80
 _VARINT_MASK = 0x7F
 _MAX_VARINT_WIDTH = 10
 _MAX_TAG_WIDTH = 5
@@ -249,7 +255,7 @@ def occurrences(data: Buffer, field: str) -> int:
     Raises:
         ArchiveFormatError: The model is malformed.
     """
-    wanted = _tag(onnx.ModelProto.DESCRIPTOR, field, _LEN)
+    wanted = tag_of(onnx.ModelProto.DESCRIPTOR, field, LEN)
     wire = _bytes_of(data)
     return sum(tag == wanted for tag, *_ in _fields(wire, 0, len(wire), 0))
 
@@ -292,7 +298,7 @@ def is_model(data: Buffer) -> bool:
         tags = {tag for tag, *_ in _fields(wire, 0, len(wire), 0)}
     except ArchiveFormatError:
         return False
-    return {_tag(model, "ir_version", _VARINT), _tag(model, "graph", _LEN)} <= tags
+    return {tag_of(model, "ir_version", VARINT), tag_of(model, "graph", LEN)} <= tags
 
 
 # The messages that lead to a tensor
@@ -305,7 +311,7 @@ def _routes() -> dict[str, dict[int, tuple[str, bool]]]:
     """For each message that can hold a tensor: tag -> (message below it, whether repeated)."""
     return {
         name: {
-            field.number << _WIRE_TYPE_BITS | _LEN: (
+            field.number << _WIRE_TYPE_BITS | LEN: (
                 field.message_type.full_name,
                 schema.is_repeated(field),
             )
@@ -315,7 +321,8 @@ def _routes() -> dict[str, dict[int, tuple[str, bool]]]:
     }
 
 
-def _tag(message: Any, field: str, wire_type: int) -> int:
+def tag_of(message: Any, field: str, wire_type: int) -> int:
+    """The tag of a field by the descriptor of its message (encoding guide, "Message Structure")."""
     number: int = message.fields_by_name[field].number
     return number << _WIRE_TYPE_BITS | wire_type
 
@@ -323,7 +330,7 @@ def _tag(message: Any, field: str, wire_type: int) -> int:
 _ROUTES: Final = _routes()
 _MESSAGES: Final = {
     name: {
-        _tag(message, field.name, _LEN): field.message_type.full_name
+        tag_of(message, field.name, LEN): field.message_type.full_name
         for field in message.fields
         if field.message_type
     }
@@ -379,16 +386,16 @@ def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
 
 
 def _tensor_tag(field: str, wire_type: int) -> int:
-    return _tag(onnx.TensorProto.DESCRIPTOR, field, wire_type)
+    return tag_of(onnx.TensorProto.DESCRIPTOR, field, wire_type)
 
 
-_DATA_TYPE: Final = _tensor_tag("data_type", _VARINT)
-_DATA_LOCATION: Final = _tensor_tag("data_location", _VARINT)
+_DATA_TYPE: Final = _tensor_tag("data_type", VARINT)
+_DATA_LOCATION: Final = _tensor_tag("data_location", VARINT)
 _DATA_LOCATIONS: Final = frozenset(onnx.TensorProto.DataLocation.values())
-_EXTERNAL_DATA: Final = _tensor_tag("external_data", _LEN)
-_RAW_DATA: Final = _tensor_tag("raw_data", _LEN)
-_KEY: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "key", _LEN)
-_VALUE: Final = _tag(onnx.StringStringEntryProto.DESCRIPTOR, "value", _LEN)
+_EXTERNAL_DATA: Final = _tensor_tag("external_data", LEN)
+_RAW_DATA: Final = _tensor_tag("raw_data", LEN)
+_KEY: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "key", LEN)
+_VALUE: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)
 _LOCATION_KEY: Final = "location"
 
 _FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
@@ -402,18 +409,18 @@ _SIX_BIT_TYPES: Final = frozenset(
     number for number, data_type in dtypes.BY_NUMBER.items() if data_type.bit_width == _SIX_BITS
 )
 _PACKED_FIELDS: Final[dict[int, str]] = {
-    _tensor_tag(field, _LEN): field
+    _tensor_tag(field, LEN): field
     for field in {"raw_data", *(field for field, _ in _ELEMENT_WIDTHS)}
 }
 _DATA_TAGS: Final = frozenset(
     {
         *_PACKED_FIELDS,
-        _tensor_tag("string_data", _LEN),
+        _tensor_tag("string_data", LEN),
         _tensor_tag("float_data", _I32),
         _tensor_tag("double_data", _I64),
-        _tensor_tag("int32_data", _VARINT),
-        _tensor_tag("int64_data", _VARINT),
-        _tensor_tag("uint64_data", _VARINT),
+        _tensor_tag("int32_data", VARINT),
+        _tensor_tag("int64_data", VARINT),
+        _tensor_tag("uint64_data", VARINT),
     }
 )
 
@@ -529,20 +536,20 @@ def _fields(wire: memoryview, start: int, stop: int, depth: int) -> Iterator[_Fi
         begin = position
         tag = wire[begin]
         prefix = begin + 1
-        if tag >= _VARINT_CONTINUES:
+        if tag >= VARINT_CONTINUES:
             tag, prefix = _varint(wire, begin, stop, _MAX_TAG_WIDTH)
         if (tag < _FIRST_TAG and not groups) or tag > _MAX_TAG:
             raise _malformed(begin, "a field number from 1 to 536870911", f"tag {tag}")
-        wire_type = tag & _WIRE_TYPE_MASK
+        wire_type = tag & WIRE_TYPE_MASK
         value = prefix
-        if wire_type == _LEN:
-            if prefix < stop and (length := wire[prefix]) < _VARINT_CONTINUES:
+        if wire_type == LEN:
+            if prefix < stop and (length := wire[prefix]) < VARINT_CONTINUES:
                 value += 1
             else:
                 length, value = _varint(wire, prefix, stop, _MAX_LENGTH_WIDTH)
             position = value + length
-        elif wire_type == _VARINT:
-            short = prefix < stop and wire[prefix] < _VARINT_CONTINUES
+        elif wire_type == VARINT:
+            short = prefix < stop and wire[prefix] < VARINT_CONTINUES
             position = prefix + 1 if short else _varint(wire, prefix, stop, _MAX_VARINT_WIDTH)[1]
         elif wire_type in _FIXED_WIDTHS:
             position = prefix + _FIXED_WIDTHS[wire_type]
@@ -565,7 +572,7 @@ def _check_depth(depth: int, offset: int) -> None:
 
 def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -> None:
     number = tag >> _WIRE_TYPE_BITS
-    wire_type = tag & _WIRE_TYPE_MASK
+    wire_type = tag & WIRE_TYPE_MASK
     if wire_type == _START_GROUP:
         groups.append(number)
         _check_depth(depth + len(groups), begin)
@@ -581,9 +588,9 @@ def _varint(wire: memoryview, start: int, stop: int, max_width: int) -> tuple[in
     for position in range(start, min(stop, start + max_width)):
         byte = wire[position]
         value |= (byte & _VARINT_MASK) << shift
-        if byte < _VARINT_CONTINUES:
+        if byte < VARINT_CONTINUES:
             return value, position + 1
-        shift += _VARINT_BITS
+        shift += VARINT_BITS
     raise _malformed(start, f"a varint of at most {max_width} bytes that ends by {stop}", "none")
 
 
@@ -652,9 +659,9 @@ class _Edits:
 def varint(number: int) -> bytes:
     """A number below 2^64 as the shortest varint (encoding guide, "Base 128 Varints")."""
     encoded = bytearray()
-    while number >= _VARINT_CONTINUES:
-        encoded.append(number & _VARINT_MASK | _VARINT_CONTINUES)
-        number >>= _VARINT_BITS
+    while number >= VARINT_CONTINUES:
+        encoded.append(number & _VARINT_MASK | VARINT_CONTINUES)
+        number >>= VARINT_BITS
     encoded.append(number)
     return bytes(encoded)
 
@@ -682,7 +689,7 @@ def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64
     start = 0
     while start < len(payload):
         piece = np.frombuffer(payload[start : start + _PIECE_BYTES], np.uint8)
-        ends = np.flatnonzero(piece < _VARINT_CONTINUES) + 1
+        ends = np.flatnonzero(piece < VARINT_CONTINUES) + 1
         widths = np.diff(ends, prepend=0)
         firsts = ends - widths
         if not ends.size or widths.max() > _MAX_VARINT_WIDTH:
@@ -694,7 +701,7 @@ def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64
         for width in range(1, widths.max()):
             longer = np.flatnonzero(widths > width)
             bits = (piece[firsts[longer] + width] & _VARINT_MASK).astype(np.uint64)
-            values[longer] |= bits << np.uint64(width * _VARINT_BITS)
+            values[longer] |= bits << np.uint64(width * VARINT_BITS)
         yield values
         start += int(ends[-1])  # a varint that is cut here begins the next piece
 

@@ -159,18 +159,13 @@ def real_path(archive: Archive) -> str:
         ArchiveError: The path leads to another file by now, or to none.
     """
     for candidate in archive.file.paths():
-        if is_file_of(archive, candidate):
+        if archive.file.is_at(candidate):
             return candidate
     error = ArchiveError(
         "expected the file that was opened, found another in its place or none; open it anew"
     )
     error.path = archive.path
     raise error
-
-
-def is_file_of(archive: Archive, path: str) -> bool:
-    """Whether `path` leads to the very file that `archive` has open."""
-    return archive.file.is_at(path)
 
 
 def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
@@ -419,7 +414,7 @@ def _misfits(
         beside = _beside(link_path, location)
         if isinstance(beside, Misfit):
             yield beside
-        elif not is_file_of(archive, beside):
+        elif not archive.file.is_at(beside):
             yield Misfit(None, f"expected external data in {archive.path}, found it in {beside}")
         elif os.path.islink(beside) or os.stat(beside).st_nlink > 1:
             yield Misfit(

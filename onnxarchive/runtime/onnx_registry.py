@@ -102,7 +102,7 @@ class ArchiveSerializer:
             if path is not None:
                 from onnxarchive.runtime.link import linked_model
 
-                proto.CopyFrom(linked_model(archive, os.path.basename(path)))
+                proto.CopyFrom(linked_model(archive, os.path.basename(path), is_spent=True))
                 return proto
             proto.CopyFrom(archive.model)
             for key, site in archive.sites.items():
