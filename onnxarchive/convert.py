@@ -1,6 +1,6 @@
 """Models in, whatever they came in, and out again: `convert`, `export`, `extract`.
 
-All three stream: weights go from map to file and are never in memory as a whole.
+All three stream: weights go from file to file and are never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnx
 
 from onnxarchive.archive import Archive, complete_model, open, read_verified
 from onnxarchive.errors import UnsupportedFeatureError, naming
-from onnxarchive.files import Replacement, new_directory, replacing, require_no_input
+from onnxarchive.files import Replacement, new_directory, replacing, require_no_input, reserve
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.save import (
@@ -80,8 +80,8 @@ def convert(
 ) -> Conversion:
     """Converts a model to an archive.
 
-    What the source is, is told by its content. Its files are mapped and streamed, so weights are
-    never in memory as a whole, and the source is not changed. Files of a zip, or directly in a
+    What the source is, is told by its content. Its files are streamed, tensors of more than 32 MiB
+    from a map, so that weights are never in memory as a whole, and the source is not changed. Files of a zip, or directly in a
     directory, that no tensor names are left out with a warning, but for those below `assets/`,
     which are kept.
 
@@ -102,8 +102,10 @@ def convert(
         dry_run: Whether to write nothing, and only tell what would be.
         progress: As in `save`.
         jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
-            the error. What has a CRC-32 already, as the entries of archives and zips, is verified
-            while it is written, by the caller's thread.
+            the error. One of them writes; the others read, inflate, and verify or sum up to `jobs`
+            tensors that come next, as far as they have 256 MiB in all. Tensors of more than 32 MiB
+            that have a CRC-32 already, as the entries of archives and zips, are verified while they
+            are written.
 
     Returns:
         What was, or would be, written.
@@ -268,6 +270,7 @@ def _export_single(
     for key in archive.sites:
         counter.add(read_verified(archive, key).nbytes)
     with replacing(destination) as file:
+        reserve(file, sum(map(len, pieces)))
         for piece in pieces:
             for part in counter(writer.pieces(piece)):
                 file.write(part)
@@ -300,6 +303,7 @@ def _export_external(
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
     try:
+        reserve(data_replacement.file, offset)
         counter = Counter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
         for key, start in outside:
             data_replacement.file.seek(start)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import mmap
 import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
 
@@ -36,6 +37,7 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 # What systems say where directories cannot be synced.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 # The flags of a map whose pages are all read and mapped when it is made; None where there is none.
 _POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
@@ -507,6 +509,50 @@ def clone(source: MappedFile, target: BinaryIO) -> bool:
     return True
 
 
+def reserve(file: BinaryIO, nbytes: int) -> None:
+    """Has blocks set aside for bytes that are about to be written, where the file system can.
+
+    A disk without room then says so at once, and writing goes faster. The file's size stays.
+
+    Args:
+        file: The file, with nothing in it.
+        nbytes: How many bytes.
+
+    Raises:
+        OSError: The disk has no room for them.
+    """
+    allocate = _fallocate()
+    if allocate is None or not nbytes:
+        return
+    error = allocate(file.fileno(), nbytes)
+    if error in _NO_SPACE:
+        raise OSError(error, os.strerror(error))
+
+
+@functools.cache
+def _fallocate() -> Callable[[int, int], int] | None:
+    """Linux's fallocate, which takes a descriptor and a number of bytes, and gives the error.
+
+    Python has posix_fallocate alone, which writes into every block itself where the file system
+    cannot set them aside.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    # That of 64 bits, where there are two.
+    function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+    def allocate(descriptor: int, nbytes: int) -> int:
+        return ctypes.get_errno() if function(descriptor, _KEEP_SIZE, 0, nbytes) else 0
+
+    return allocate
+
+
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
@@ -590,7 +636,9 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     if os.path.exists(target) and os.listdir(target):
         raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
     try:
-        temporary = _Temporary(target, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
+        temporary = _Temporary(
+            target, os.mkdir, functools.partial(shutil.rmtree, ignore_errors=True)
+        )
     except OSError as error:
         error.filename = os.fspath(path)
         raise

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
 
 from onnxarchive import journal, threads
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, spool
+from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, reserve, spool
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
@@ -44,12 +44,16 @@ if TYPE_CHECKING:
 
 # Tensors of attributes and the like of this many bytes or more are written from where they lie.
 _HELD_SIZE = 1 << 20
+# Up to this many bytes, data is copied and so gone through once. What is larger is faster through a
+# map: no memory that was used before is at hand for it.
+_COPIED_SIZE = 1 << 25
 DEFAULT_SIZE_THRESHOLD = 1024  # bytes; onnx's
 
 # What an asset may be given as: its bytes, or the path of a file.
 Asset: TypeAlias = Buffer | str | os.PathLike[str]
 # Gives the bytes of a tensor whose data is external.
 Resolve: TypeAlias = Callable[[Site], Data]
+_Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class Item:
     Attributes:
         name: Its name.
         nbytes: Size of its data in bytes.
-        data: Gives its data when it is due: views of a map, or a copy of this one tensor that is
-            dropped when it is written.
+        data: Gives its data when it is due, in any thread: where it lies, or a copy of this one
+            tensor that is dropped when it is written.
         site: The tensor that it is of, or None for an asset.
     """
 
@@ -86,6 +90,11 @@ class Pieces:
     def nbytes(self) -> int:
         """How many they are."""
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether nobody can change them: they are those of `bytes` objects."""
+        return all(isinstance(part.obj, bytes) for part in self.parts)
 
     def __iter__(self) -> Iterator[memoryview]:
         return itertools.chain.from_iterable(map(writer.pieces, self.parts))
@@ -136,9 +145,10 @@ def save(
     """Saves a model as an archive.
 
     The file appears under `path` when it is complete; until then, and after a failure, whatever
-    was there is untouched. The same model and options give the same bytes. Beyond the model, what
-    stays in it and one tensor at a time are held in memory as copies; with several threads also up
-    to `jobs` tensors that come next, as far as they have 256 MiB in all.
+    was there is untouched. A disk without room for it says so before anything is written, where its
+    file system can set blocks aside. The same model and options give the same bytes. Beyond the
+    model, what stays in it and one tensor at a time are held in memory as copies; with several
+    threads also up to `jobs` tensors that come next, as far as they have 256 MiB in all.
 
     Args:
         model: The model, with its tensors in memory; or an `onnx_ir.Model`, whose lazy and external
@@ -213,13 +223,14 @@ def _refuse_external(site: Site) -> Data:
 
 @dataclass(frozen=True, slots=True)
 class FileData:
-    """Some bytes of a file, which is opened when they are gone through.
+    """Some bytes of a file, which is opened when they are looked at unless it is open anyway.
 
     Attributes:
         path: The file.
         identity: The file's, as `MappedFile` gives it.
         offset: Where they begin in it, in bytes.
         nbytes: How many they are.
+        file: The file, where it stays open; else None.
         crc32: Not known.
     """
 
@@ -227,6 +238,7 @@ class FileData:
     identity: tuple[int, int]
     offset: int
     nbytes: int
+    file: MappedFile | None = None
     crc32: int | None = None
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -240,18 +252,34 @@ class FileData:
             ArchiveFormatError: The file has become smaller, or another one has its path.
             OSError: It cannot be opened any more.
         """
+        with self._opened() as file:
+            return self._all_of(file.view()[self.offset : self.offset + self.nbytes], file)
+
+    def read(self) -> bytes:
+        """The bytes as a copy, which is read without a map; raises as `view` does."""
+        with self._opened() as file:
+            return self._all_of(file.read(self.offset, self.nbytes), file)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[MappedFile]:
+        if self.file is not None:
+            yield self.file
+            return
         with MappedFile(self.path) as file:
-            view = file.view()[self.offset : self.offset + self.nbytes]
-        if file.identity != self.identity:
-            raise ArchiveFormatError(
-                f"{self.path}: expected the file that was found here before, found another"
-            )
-        if view.nbytes != self.nbytes:
+            if file.identity != self.identity:
+                raise ArchiveFormatError(
+                    f"{self.path}: expected the file that was found here before, found another"
+                )
+            yield file
+
+    def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:
+        if len(found) != self.nbytes:
+            size = os.fstat(file.fileno()).st_size
             raise ArchiveFormatError(
                 f"{self.path}: expected {self.nbytes} bytes from offset {self.offset}, found a "
-                f"file that has become smaller, {file.size} bytes"
+                f"file that has become smaller, {size} bytes"
             )
-        return view
+        return found
 
 
 def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:
@@ -442,7 +470,7 @@ def write_archive(
     *,
     alignment: int = layout.MIN_ALIGNMENT,
     progress: Progress | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     follow_links: bool = True,
     is_locked: bool = False,
 ) -> None:
@@ -453,16 +481,18 @@ def write_archive(
         path: As in `save`.
         alignment: As in `save`.
         progress: As in `save`.
-        jobs: As `stream` takes it.
+        jobs: As `stream` takes it; None for one for each core.
         follow_links: As `Replacement` takes it.
         is_locked: Whether the caller has the lock of the archive that is there.
     """
     _require_names([item.name for item in plan.items])
+    jobs = threads.require_jobs(jobs)
     if not isinstance(path, str | os.PathLike):
         stream(plan, ZipWriter(path, alignment=alignment), progress, jobs)
         return
     around = partial(journal.superseding, path, is_locked=is_locked)
     with replacing(path, follow_links=follow_links, around=around) as file:
+        reserve(file, plan.nbytes)
         stream(plan, ZipWriter(file, alignment=alignment), progress, jobs)
 
 
@@ -515,21 +545,30 @@ class _Entry:
 
 
 def _fetch(item: Item) -> _Entry:
-    """Makes an item an entry; where its CRC-32 is not known, its bytes are gone through for it."""
+    """Makes an item an entry; what is small, or has no known CRC-32, is gone through for it."""
     data = item.data()
-    if data.crc32 is not None:
-        return _Entry(item.name, _checked(item, data), item.nbytes, data.crc32)
+    known = data.crc32
+    if not _is_constant(data) and data.nbytes <= _COPIED_SIZE:
+        data = Stored(memoryview(data.read() if isinstance(data, FileData) else b"".join(data)))
+    is_constant = _is_constant(data)
+    if known is not None and not is_constant:
+        return _Entry(item.name, _checked(item, data), item.nbytes, known)
     nbytes = crc32 = 0
     for piece in _checked(item, data):
         nbytes += len(piece)
         crc32 = writer.crc32(piece, crc32)
+    if known is not None:  # found another one, that is told when it is written
+        return _Entry(item.name, data, item.nbytes, known, is_constant=crc32 == known)
     if nbytes != item.nbytes:
         raise ArchiveFormatError(
             f"{item.site or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {nbytes}"
         )
-    is_constant = isinstance(data, Stored) and data.is_constant
     return _Entry(item.name, data, nbytes, crc32, is_constant)
+
+
+def _is_constant(data: Data) -> bool:
+    return isinstance(data, Stored | Pieces) and data.is_constant
 
 
 def _write_entry(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import resource
@@ -43,6 +44,7 @@ from onnxarchive import (
     ArchiveFormatError,
     ChecksumError,
     UnsupportedFeatureError,
+    files,
 )
 
 MIB = 1 << 20
@@ -481,6 +483,10 @@ def _extract(path: Path, **options: Any) -> None:
     onnxarchive.extract(path, path.parent / "m.onnx", **options)
 
 
+def _convert(path: Path) -> None:
+    onnxarchive.convert(path, path.parent / "m.onnx")
+
+
 outputs = pytest.mark.parametrize("output", [_export, _export_data, _extract])
 
 
@@ -535,6 +541,27 @@ def test_a_full_disk_leaves_nothing(path: Path, output: Callable[..., None], lim
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert _left(path) == {}
+
+
+@pytest.mark.parametrize("output", [_export, _export_data, _convert])
+def test_a_full_disk_is_told_before_anything_is_written(
+    path: Path, output: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def allocate(descriptor: int, nbytes: int) -> int:
+        asked.append(nbytes)
+        assert os.fstat(descriptor).st_size == 0
+        return errno.ENOSPC
+
+    monkeypatch.setattr(files, "_fallocate", lambda: allocate)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        output(path)
+    assert _left(path) == {}
+    (nbytes,) = asked
+    with onnxarchive.open(path) as archive:
+        assert nbytes >= sum(archive.entries[key].nbytes for key in archive.sites)
+    assert Path(raised.value.filename).parent == path.parent
 
 
 @outputs

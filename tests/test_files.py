@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +32,7 @@ from onnxarchive.files import (
     remove_abandoned,
     replacing,
     require_no_input,
+    reserve,
     sync,
     sync_directory,
 )
@@ -763,6 +765,61 @@ LIMITED = """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 """
+
+
+@pytest.fixture
+def allocating(tmp_path: Path) -> Iterator[BinaryIO]:
+    """A new file on a file system that can set blocks aside."""
+    allocate = files._fallocate()
+    if allocate is None:
+        pytest.skip("fallocate is Linux's")
+    with replacing(tmp_path / "target") as file:
+        if allocate(file.fileno(), 1) == errno.EOPNOTSUPP:
+            pytest.skip(f"the file system of {tmp_path} has no fallocate")
+        yield file
+
+
+def test_blocks_are_set_aside_and_the_size_stays(allocating: BinaryIO, tmp_path: Path) -> None:
+    reserve(allocating, 1 << 20)
+    status = os.fstat(allocating.fileno())
+    assert (status.st_size, status.st_blocks >= (1 << 20) // 512) == (0, True)
+    allocating.write(CONTENT)
+    allocating.flush()
+    assert os.fstat(allocating.fileno()).st_size == len(CONTENT)
+
+
+def test_more_than_a_file_system_holds_is_refused(allocating: BinaryIO) -> None:
+    with pytest.raises(OSError, match=r"File too large|No space left"):
+        reserve(allocating, 1 << 62)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_told_when_blocks_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    monkeypatch.setattr(files, "_fallocate", lambda: lambda descriptor, nbytes: error)
+    with open(tmp_path / "file", "xb") as file:
+        with pytest.raises(OSError, match=os.strerror(error)):
+            reserve(file, 1)
+        reserve(file, 0)
+
+
+@pytest.mark.parametrize(
+    "fallocate", [None, lambda descriptor, nbytes: errno.EOPNOTSUPP], ids=["none", "unsupported"]
+)
+def test_where_nothing_can_be_set_aside_writing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallocate: Callable[[int, int], int] | None
+) -> None:
+    monkeypatch.setattr(files, "_fallocate", lambda: fallocate)
+    with replacing(tmp_path / "target") as file:
+        reserve(file, len(CONTENT))
+        file.write(CONTENT)
+    assert (tmp_path / "target").read_bytes() == CONTENT
+
+
+def test_another_system_than_linux_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert files._fallocate.__wrapped__() is None
 
 
 @posix

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import threading
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from models import external, full_model, model_of, raw_tensor, typed
+from models import external, flip_byte, full_model, model_of, raw_tensor, typed
 from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.zipformat.foreign import ForeignEntry
+from onnxarchive.zipformat.inflate import inflate
 
 JOBS = [1, 2, 3, 8]
 LARGE = 1 << 20
 PIECE = 8 << 20
+MAPPED = 5 * PIECE  # more than is copied
 
 several = pytest.mark.parametrize("jobs", [*JOBS, None])
 
@@ -132,11 +138,11 @@ def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("jobs", JOBS)
-def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
-    nbytes = 2 * PIECE
-    data = tmp_path / "w.bin"
-    data.write_bytes(bytes(3 * nbytes))
+def _with_data_file(folder: Path, nbytes: int) -> tuple[Path, Path]:
+    """A `.onnx` of three tensors of as many bytes, and the file that has their data."""
+    data = folder / "w.bin"
+    with open(data, "wb") as file:
+        file.truncate(3 * nbytes)
     tensors = [
         external(
             TensorProto(name=f"w{number}", data_type=TensorProto.INT8, dims=[nbytes]),
@@ -146,23 +152,52 @@ def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, job
         )
         for number in range(3)
     ]
-    source = tmp_path / "m.onnx"
+    source = folder / "m.onnx"
     source.write_bytes(model_of(*tensors).SerializeToString())
+    return source, data
+
+
+def _set_byte(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\x01")
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
+    source, data = _with_data_file(tmp_path, MAPPED)
 
     def change(done: int, total: int) -> None:
-        if done == nbytes + PIECE:  # half of w1 is written
-            with open(data, "r+b") as file:
-                file.seek(2 * nbytes - 1)
-                file.write(b"\x01")
+        if done == MAPPED + PIECE:  # a fifth of w1 is written
+            _set_byte(data, 2 * MAPPED - 1)
 
     with pytest.raises(ChecksumError, match="'w1'"):
         onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=change)
     assert set(tmp_path.iterdir()) == {data, source}
+    data.unlink()  # pytest keeps what is left for days
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_what_is_up_to_32_mib_is_read_once(tmp_path: Path, jobs: int) -> None:
+    nbytes = 2 * PIECE
+    source, data = _with_data_file(tmp_path, nbytes)
+    changed = []
+
+    def change(done: int, total: int) -> None:
+        if done == PIECE:  # half of w0 is written, and its CRC-32 before
+            _set_byte(data, nbytes - 1)
+            changed.append(done)
+
+    onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=change)
+    assert changed == [PIECE]
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        archive.verify()
+        assert not archive.tensors["w0"].any()
 
 
 @pytest.mark.parametrize("jobs", JOBS)
 def test_an_asset_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
-    asset = bytearray(2 * PIECE)
+    asset = bytearray(MAPPED)
 
     def change(done: int, total: int) -> None:
         asset[-1] = 1
@@ -172,6 +207,57 @@ def test_an_asset_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: 
             model_of(), tmp_path / "m.onnxa", assets={"a": asset}, jobs=jobs, progress=change
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("nbytes", [LARGE, MAPPED])
+@pytest.mark.parametrize("jobs", JOBS)
+def test_a_damaged_entry_is_not_taken_over(tmp_path: Path, jobs: int, nbytes: int) -> None:
+    source, target = tmp_path / "source.onnxa", tmp_path / "target.onnxa"
+    onnxarchive.save(model_of(*(raw_tensor(n, TensorProto.INT8, (nbytes,)) for n in "ab")), source)
+    with onnxarchive.open(source) as archive:
+        entry = archive.entries["b"]
+    flip_byte(source, entry.data_offset + nbytes - 1)
+    with pytest.raises(
+        ChecksumError, match=f"'b': expected {nbytes} bytes with CRC-32 {entry.crc32:#x}"
+    ):
+        onnxarchive.convert(source, target, jobs=jobs)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
+    model: onnx.ModelProto, sources: dict[str, Path], tmp_path: Path, jobs: int
+) -> None:
+    source = tmp_path / "compressed.zip"
+    with (
+        zipfile.ZipFile(sources["archive"]) as archive,
+        zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in archive.namelist():
+            target.writestr(name, archive.read(name))
+    inflating: set[int] = set()
+
+    def noted(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
+        inflating.add(threading.get_ident())
+        return inflate(view, entry)
+
+    with patch("onnxarchive.sources.places.inflate", noted):
+        assert _converted(source, jobs=jobs) == _saved(model, jobs=1)
+    assert len(inflating) <= jobs
+    assert (inflating != {threading.get_ident()}) == (jobs > 1)
+
+
+def test_a_source_that_is_replaced_meanwhile_is_read_on(
+    model: onnx.ModelProto, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "m.onnx"
+    shutil.copyfile(sources["single"], source)
+
+    def replace(done: int, total: int) -> None:
+        source.unlink(missing_ok=True)
+
+    assert _converted(source, progress=replace) == _saved(model, jobs=1)
+    assert not source.exists()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError])

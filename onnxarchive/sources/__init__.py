@@ -31,7 +31,15 @@ from onnxarchive.model import keys, proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
 from onnxarchive.referring import entry_data, referred
-from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace, plain, sha1
+from onnxarchive.sources.places import (
+    DataFile,
+    DirectoryPlace,
+    Place,
+    PlainFile,
+    ZipPlace,
+    plain,
+    sha1,
+)
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 from onnxarchive.zipformat.writer import Data, Stored
@@ -133,7 +141,8 @@ class _Opening:
             archive = self._strictly()
             return self._zip(view) if archive is None else self._archive(archive)
         place = DirectoryPlace(os.path.dirname(self._path) or os.curdir)
-        external = self._external(_parse(view), place)
+        model = PlainFile(file.path, file.identity, file.size, file)
+        external = self._external(_parse(model), place)
         return Source(external.model, external.data, files=(self._path, *place.paths))
 
     def _strictly(self) -> Archive | None:
@@ -191,7 +200,7 @@ class _Opening:
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """A place with the model `name` and all of `names` that belongs to it."""
         file = _listed(place, name)
-        external = self._external(_parse(file.whole()), place)
+        external = self._external(_parse(file), place)
         used = external.locations | {name}
         rest = [other for other in names if other not in used]
         assets: dict[str, Data] = {}
@@ -243,8 +252,7 @@ class _Opening:
             if embedded_type is None:  # a segment, or an impossible shape: not ours to judge
                 tensors.set_raw_data(tensor, b"".join(wire.decode(parsed.view, span)))
             elif span.is_raw:
-                view = parsed.view[span.offset : span.offset + span.nbytes]
-                external.data[site.path] = Stored(view)
+                external.data[site.path] = parsed.file.part(span.offset, span.nbytes)
             else:
                 nbytes = embedded_type.nbytes(tensor.dims)
                 external.data[site.path] = _Embedded(parsed.view, span, nbytes)
@@ -295,14 +303,23 @@ class _Opening:
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """A model without its large tensors, which are spans of the serialized one."""
+    """A model without its large tensors, which are spans of the serialized one.
+
+    Attributes:
+        model: The model.
+        file: The file that has all of it.
+        view: That file's bytes.
+        spans: Where the tensors are in it.
+    """
 
     model: onnx.ModelProto
+    file: DataFile
     view: memoryview
     spans: tuple[wire.Span, ...]
 
 
-def _parse(view: memoryview) -> _Parsed:
+def _parse(file: DataFile) -> _Parsed:
+    view = file.whole()
     hollow = wire.hollow(view)
     if wire.occurrences(hollow.skeleton, "graph") > 1:
         raise ArchiveFormatError(
@@ -322,7 +339,7 @@ def _parse(view: memoryview) -> _Parsed:
             ".onnx"
         )
     proto.take_link_fingerprint(model)  # a link, of which the archive's model is wanted
-    return _Parsed(model, view, hollow.spans)
+    return _Parsed(model, file, view, hollow.spans)
 
 
 @dataclass(frozen=True, slots=True)

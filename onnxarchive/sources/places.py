@@ -122,7 +122,7 @@ class DirectoryPlace:
             )
         try:
             with MappedFile(path) as file:
-                found = _PlainFile(path, file.identity, file.size)
+                found = PlainFile(path, file.identity, file.size)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ArchiveFormatError as error:
@@ -136,18 +136,28 @@ class DirectoryPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlainFile:
-    """A file of its own, open while its bytes are gone through: there may be thousands."""
+class PlainFile:
+    """A file of its own, open while its bytes are gone through: there may be thousands.
+
+    Attributes:
+        path: Its path.
+        identity: As `MappedFile` gives it.
+        nbytes: Its size in bytes.
+        file: The file, where it stays open; else None.
+    """
 
     path: str
     identity: tuple[int, int]
     nbytes: int
+    file: MappedFile | None = None
 
-    def part(self, offset: int, nbytes: int) -> Data:
-        return FileData(self.path, self.identity, offset, nbytes)
+    def part(self, offset: int, nbytes: int) -> FileData:
+        """As `DataFile.part`."""
+        return FileData(self.path, self.identity, offset, nbytes, self.file)
 
     def whole(self) -> memoryview:
-        return FileData(self.path, self.identity, 0, self.nbytes).view
+        """As `DataFile.whole`."""
+        return self.part(0, self.nbytes).view
 
 
 class ZipPlace:
