@@ -4,10 +4,13 @@ python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds
     [--directory DIR] [--cold] [--json FILE] [--plot FILE.svg]
 
 Every figure is of a fresh process, which has imported what it needs and has done the same with a
-small file before the clock starts. The ways of a case take turns (A B A B), so that a change of the
-machine's speed meets all of them; told are medians, and ratios within each round with the least and
-most of them. Targets are judged by the median of these ratios; beside it stands the ratio of the
-best figures of all rounds, on which other programs weigh least.
+small file before the clock starts. The ways of a case take turns, and another one begins in each
+round, so that a change of the machine's speed meets all of them; told are medians, and ratios
+within each round with the least and most of them. Targets are judged by the median of these ratios;
+beside it stands the ratio of the best figures of all rounds, on which other programs weigh least.
+By that one the times of cases are judged that write gigabytes: a virtual machine may have to fetch
+free memory from its host, which takes up to ten times as long as to write the same bytes, and meets
+one figure and not the next.
 
 Files that are read are in the page cache, with --cold they are dropped from it (posix_fadvise).
 What is written is a new file, without fsync unless a case says so; everything is synced before the
@@ -212,8 +215,9 @@ class Run:
         except FailedError as error:
             result.failures = {it.name: f"its files: {error}" for it in measures}
             return result
-        for _ in range(self._rounds * case.times if self._rounds > 1 else 1):
-            for measure in measures:
+        for index in range(self._rounds * case.times if self._rounds > 1 else 1):
+            first = index % len(measures) if measures else 0
+            for measure in measures[first:] + measures[:first]:
                 if measure.name in result.failures:
                     continue
                 try:
