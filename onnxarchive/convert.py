@@ -81,9 +81,9 @@ def convert(
     """Converts a model to an archive.
 
     What the source is, is told by its content. Its files are streamed, tensors of more than 32 MiB
-    from a map, so that weights are never in memory as a whole, and the source is not changed. Files of a zip, or directly in a
-    directory, that no tensor names are left out with a warning, but for those below `assets/`,
-    which are kept.
+    from a map, so that weights are never in memory as a whole, and the source is not changed. Files
+    of a zip, or directly in a directory, that no tensor names are left out with a warning, but for
+    those below `assets/`, which are kept.
 
     Args:
         source: A `.onnx`, whose external data is looked for in its directory and below; a

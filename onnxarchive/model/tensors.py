@@ -563,11 +563,9 @@ def _branches(locations: Mapping[Path, str]) -> _Branch:
 
 def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) -> None:
     """Copies every field but those left out; what is left out is not even read."""
-    for field in source.DESCRIPTOR.fields:
-        if field.name in left_out:
-            continue
+    for field, is_repeated in _copied_fields(source.DESCRIPTOR, left_out):
         is_text = field.type == field.TYPE_STRING
-        if schema.is_repeated(field):
+        if is_repeated:
             values = getattr(source, field.name)
             if is_text and any(isinstance(value, bytes) for value in values):
                 for value in values:
@@ -585,6 +583,14 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
     unknown = _serialize(UnknownFieldSet(source))
     if unknown:
         target.MergeFromString(unknown)
+
+
+@cache
+def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[Any, bool]]:
+    """The fields of a message's descriptor but those left out, and whether each is repeated."""
+    return [
+        (field, schema.is_repeated(field)) for field in message.fields if field.name not in left_out
+    ]
 
 
 def _merge_text(target: Message, number: int, value: str | bytes) -> None:
