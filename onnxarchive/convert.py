@@ -103,7 +103,7 @@ def convert(
         progress: As in `save`.
         jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
             the error. One of them writes; the others read, inflate, and verify or sum up to `jobs`
-            tensors that come next, as far as they have 256 MiB in all. Tensors of more than 32 MiB
+            tensors that come next, as far as they have 96 MiB in all. Tensors of more than 32 MiB
             that have a CRC-32 already, as the entries of archives and zips, are verified while they
             are written.
 

@@ -22,7 +22,15 @@ import onnx
 
 from onnxarchive import journal, threads
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input, reserve, spool
+from onnxarchive.files import (
+    READ_SIZE,
+    MappedFile,
+    Replacement,
+    replacing,
+    require_no_input,
+    reserve,
+    spool,
+)
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
@@ -44,8 +52,8 @@ if TYPE_CHECKING:
 
 # Tensors of attributes and the like of this many bytes or more are written from where they lie.
 _HELD_SIZE = 1 << 20
-# Up to this many bytes, data is copied and so gone through once. What is larger is faster through a
-# map: no memory that was used before is at hand for it.
+# Up to this many bytes, threads copy data and so go through it once. What is larger is as fast
+# through a map, since the memory for a copy would be new each time.
 _COPIED_SIZE = 1 << 25
 DEFAULT_SIZE_THRESHOLD = 1024  # bytes; onnx's
 
@@ -148,7 +156,7 @@ def save(
     was there is untouched. A disk without room for it says so before anything is written, where its
     file system can set blocks aside. The same model and options give the same bytes. Beyond the
     model, what stays in it and one tensor at a time are held in memory as copies; with several
-    threads also up to `jobs` tensors that come next, as far as they have 256 MiB in all.
+    threads also up to `jobs` tensors that come next, as far as they have 96 MiB in all.
 
     Args:
         model: The model, with its tensors in memory; or an `onnx_ir.Model`, whose lazy and external
@@ -515,10 +523,11 @@ def stream(plan: Plan, target: ZipWriter, progress: Progress | None, jobs: int =
             one, the data of items is fetched in any of them.
     """
     counter = Counter(progress, plan.nbytes)
+    fetch = partial(_fetch, copied_size=_COPIED_SIZE if jobs > 1 else READ_SIZE)
     model = Item(MODEL_PROTO, plan.model.nbytes, partial(given_data, plan.model))
     items = [*plan.items, model]
     sizes = [item.nbytes for item in items]
-    with contextlib.closing(threads.in_order(items, sizes, _fetch, jobs)) as fetched:
+    with contextlib.closing(threads.in_order(items, sizes, fetch, jobs)) as fetched:
         for entry in fetched:
             _write_entry(entry, target, counter)
             del entry  # before the next one is fetched
@@ -544,11 +553,16 @@ class _Entry:
     is_constant: bool = False
 
 
-def _fetch(item: Item) -> _Entry:
-    """Makes an item an entry; what is small, or has no known CRC-32, is gone through for it."""
+def _fetch(item: Item, copied_size: int = READ_SIZE) -> _Entry:
+    """Makes an item an entry; what has no known CRC-32, or is copied, is gone through for it.
+
+    Args:
+        item: The item.
+        copied_size: Up to how many bytes are copied, unless nobody can change them.
+    """
     data = item.data()
     known = data.crc32
-    if not _is_constant(data) and data.nbytes <= _COPIED_SIZE:
+    if not _is_constant(data) and data.nbytes <= copied_size:
         data = Stored(memoryview(data.read() if isinstance(data, FileData) else b"".join(data)))
     is_constant = _is_constant(data)
     if known is not None and not is_constant:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
-AHEAD_SIZE = 1 << 28  # bytes that `in_order` works on at most before they are due
+AHEAD_SIZE = 96 << 20  # bytes that `in_order` works on at most before they are due
 
 # Threads hinder one another where an item takes less than this many bytes: it is Python that works.
 _LEAST_SIZE = 1 << 17
