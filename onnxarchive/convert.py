@@ -103,9 +103,9 @@ def convert(
         progress: As in `save`.
         jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
             the error. One of them writes; the others read, inflate, and verify or sum up to `jobs`
-            tensors that come next, as far as they have 96 MiB in all. Tensors of more than 32 MiB
-            that have a CRC-32 already, as the entries of archives and zips, are verified while they
-            are written.
+            tensors that come next, as far as they have 96 MiB in all. The one that writes does the
+            rest: tensors of less than 128 KiB or more than 96 MiB, and of the entries of archives
+            and zips, whose CRC-32 is verified then, those of more than 32 MiB.
 
     Returns:
         What was, or would be, written.

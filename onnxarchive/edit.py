@@ -58,7 +58,8 @@ def replace_model(
         path: The archive.
         model: The model, such as `Archive.model` with changes, whose external tensors name keys of
             the archive; or the path of a `.onnx`, such as a link, with its external data.
-        compact: Whether to write the whole archive anew where entries have to move.
+        compact: Whether to write the whole archive anew where entries have to move, with a thread
+            for each core, and memory as `onnxarchive.convert` takes it.
         copy: Whether to write a new file under this name, which is needed where the file has
             further names: a hard link keeps the old content, and so does what a symbolic link at
             `path` led to. Where the file system can share blocks this costs no more.

@@ -38,6 +38,9 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
+# File systems that write to the blocks that were set aside as fast as to others, or faster. Btrfs
+# would not compress what is written there, and ZFS refuses what would fit when it is compressed.
+_RESERVING = ("ext4", "xfs", "tmpfs")
 # The flags of a map whose pages are all read and mapped when it is made; None where there is none.
 _POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
@@ -510,9 +513,10 @@ def clone(source: MappedFile, target: BinaryIO) -> bool:
 
 
 def reserve(file: BinaryIO, nbytes: int) -> None:
-    """Has blocks set aside for bytes that are about to be written, where the file system can.
+    """Has blocks set aside for bytes that are about to be written, where that is of use.
 
-    A disk without room then says so at once, and writing goes faster. The file's size stays.
+    A disk without room then says so at once, and writing goes faster. The file's size stays; its
+    blocks are freed when it is removed.
 
     Args:
         file: The file, with nothing in it.
@@ -522,7 +526,7 @@ def reserve(file: BinaryIO, nbytes: int) -> None:
         OSError: The disk has no room for them.
     """
     allocate = _fallocate()
-    if allocate is None or not nbytes:
+    if allocate is None or not nbytes or _file_system(file.fileno()) not in _RESERVING:
         return
     error = allocate(file.fileno(), nbytes)
     if error in _NO_SPACE:
@@ -538,9 +542,12 @@ def _fallocate() -> Callable[[int, int], int] | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    import ctypes
+    try:
+        import ctypes
 
-    library = ctypes.CDLL(None, use_errno=True)
+        library = ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):  # Python was built without it, or is linked statically
+        return None
     # That of 64 bits, where there are two.
     function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
     if function is None:
@@ -551,6 +558,21 @@ def _fallocate() -> Callable[[int, int], int] | None:
         return ctypes.get_errno() if function(descriptor, _KEEP_SIZE, 0, nbytes) else 0
 
     return allocate
+
+
+def _file_system(descriptor: int) -> str | None:
+    """The kind of the file system that a file is on, as Linux tells it in proc(5)."""
+    device = os.fstat(descriptor).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/mountinfo", errors="surrogateescape") as mounts,
+    ):
+        for mount in mounts:
+            fields, _, described = mount.partition(" - ")
+            if fields.split()[2] == number:
+                return described.split()[0]
+    return None
 
 
 def _unlink(path: str) -> None:

@@ -163,7 +163,8 @@ def save_referring(
 ) -> None:
     """Saves a model whose external tensors have keys of an archive as their locations.
 
-    Their data is copied from map to file, and the archive's assets are kept.
+    Their data is verified and copied, with a thread for each core, and the archive's assets are
+    kept.
 
     Args:
         model: The model. It is not changed.

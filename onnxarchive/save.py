@@ -7,6 +7,7 @@ writing is one pass over it. `Writer` is for models that never stand in memory a
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import mmap
 import os
@@ -264,9 +265,19 @@ class FileData:
             return self._all_of(file.view()[self.offset : self.offset + self.nbytes], file)
 
     def read(self) -> bytes:
-        """The bytes as a copy, which is read without a map; raises as `view` does."""
+        """The bytes as a copy, which is read without a map.
+
+        Raises:
+            ArchiveFormatError: As of `view`.
+            OSError: It cannot be opened or read any more.
+        """
         with self._opened() as file:
-            return self._all_of(file.read(self.offset, self.nbytes), file)
+            try:
+                found = file.read(self.offset, self.nbytes)
+            except OSError as error:
+                error.filename = self.path
+                raise
+            return self._all_of(found, file)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:
@@ -275,19 +286,22 @@ class FileData:
             return
         with MappedFile(self.path) as file:
             if file.identity != self.identity:
-                raise ArchiveFormatError(
-                    f"{self.path}: expected the file that was found here before, found another"
-                )
+                raise self._error("expected the file that was found here before, found another")
             yield file
 
     def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:
         if len(found) != self.nbytes:
             size = os.fstat(file.fileno()).st_size
-            raise ArchiveFormatError(
-                f"{self.path}: expected {self.nbytes} bytes from offset {self.offset}, found a "
-                f"file that has become smaller, {size} bytes"
+            raise self._error(
+                f"expected {self.nbytes} bytes from offset {self.offset}, found a file that has "
+                f"become smaller, {size} bytes"
             )
         return found
+
+    def _error(self, message: str) -> ArchiveFormatError:
+        error = ArchiveFormatError(message)
+        error.path = self.path
+        return error
 
 
 def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:
@@ -563,7 +577,7 @@ def _fetch(item: Item, copied_size: int = READ_SIZE) -> _Entry:
     data = item.data()
     known = data.crc32
     if not _is_constant(data) and data.nbytes <= copied_size:
-        data = Stored(memoryview(data.read() if isinstance(data, FileData) else b"".join(data)))
+        data = _copied(data)
     is_constant = _is_constant(data)
     if known is not None and not is_constant:
         return _Entry(item.name, _checked(item, data), item.nbytes, known)
@@ -579,6 +593,18 @@ def _fetch(item: Item, copied_size: int = READ_SIZE) -> _Entry:
             f"need, found {nbytes}"
         )
     return _Entry(item.name, data, nbytes, crc32, is_constant)
+
+
+def _copied(data: Data) -> Data:
+    """The bytes in memory; `data` itself where they are more than it says."""
+    if isinstance(data, FileData):
+        return Stored(memoryview(data.read()))
+    copy = io.BytesIO()
+    for piece in data:
+        if copy.tell() + len(piece) > data.nbytes:
+            return data
+        copy.write(piece)
+    return Stored(memoryview(copy.getvalue()))
 
 
 def _is_constant(data: Data) -> bool:

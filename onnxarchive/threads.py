@@ -11,7 +11,7 @@ from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -53,12 +53,12 @@ def for_each(
         jobs: How many threads there are at most.
     """
     total = sum(sizes)
-    if jobs == 1 or total < _LEAST_SIZE * len(items):
+    is_shared = jobs > 1 and total >= _LEAST_SIZE * len(items)
+    threads = _executor(jobs) if is_shared else None
+    if threads is None:
         for item in items:
             work(item)
         return
-    from concurrent import futures  # which takes as long to import as an archive to open
-
     starts = [0, *accumulate(sizes)]
     bounds = [bisect_left(starts, total * number // jobs) for number in range(jobs)]
     bounds.append(len(items))
@@ -70,7 +70,7 @@ def for_each(
                 return
             work(item)
 
-    with futures.ThreadPoolExecutor(jobs) as executor:
+    with threads as executor:
         runs = [executor.submit(run, *share) for share in pairwise(bounds)]
         try:
             for each in runs:
@@ -97,14 +97,12 @@ def in_order(
         jobs: How many threads there are at most, the caller's among them.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
-    if jobs == 1 or not coming:
+    executor = _executor(jobs - 1) if jobs > 1 and coming else None
+    if executor is None:
         yield from map(work, items)
         return
-    from concurrent import futures
-
     begun: deque[tuple[int, Future[_Made]]] = deque()
     nbytes = 0  # of those that are begun
-    executor = futures.ThreadPoolExecutor(jobs - 1)
     try:
         for number, item in enumerate(items):
             due: Future[_Made] | None = None
@@ -120,3 +118,16 @@ def in_order(
             yield work(item) if due is None else due.result()
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _executor(count: int) -> ThreadPoolExecutor | None:
+    """Up to `count` threads; None where none starts: Python ends, or the system has no more."""
+    try:
+        # It takes as long to import as an archive to open.
+        from concurrent.futures import ThreadPoolExecutor
+
+        executor = ThreadPoolExecutor(count)
+        executor.submit(int)  # which starts one
+    except RuntimeError:
+        return None
+    return executor

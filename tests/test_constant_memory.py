@@ -258,6 +258,30 @@ def test_converting_with_threads_takes_memory_for_the_tensors_that_are_in_work(
     assert _growth(call, folder / "m.onnx", folder / "m.onnxa") < copies * nbytes + 20 * MIB
 
 
+def test_more_numbers_than_a_shape_has_are_not_collected(folder: Path) -> None:
+    count = 20_000_000  # bytes, each a number that takes eight
+    tensor = TensorProto(name="w", data_type=TensorProto.INT64, dims=[200]).SerializeToString()
+    tensor += _header(_INT64_DATA, count) + bytes(count)
+    graph = _header(_GRAPH_INITIALIZER, len(tensor)) + tensor
+    model = onnx.ModelProto(ir_version=10).SerializeToString()
+    (folder / "m.onnx").write_bytes(model + _header(_MODEL_GRAPH, len(graph)) + graph)
+    code = f"""
+{MEASURE_MEMORY}
+import onnx
+import onnxarchive
+def refused():
+    try:
+        onnxarchive.convert(sys.argv[1], sys.argv[2], jobs=2)
+    except onnxarchive.ArchiveFormatError as error:
+        assert "expected 1600 bytes" in str(error), error
+        assert "found {count * 8}" in str(error), error
+        return
+    raise AssertionError("not refused")
+print(growth(refused))
+"""
+    assert int(run_python(code, folder / "m.onnx", folder / "m.onnxa")) < 48 * MIB
+
+
 def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(folder: Path) -> None:
     path = folder / "m.onnxa"
     nodes = b"\x0a\x00" * proto.MAX_MESSAGES  # each takes a hundred bytes and more once parsed

@@ -555,6 +555,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
         return errno.ENOSPC
 
     monkeypatch.setattr(files, "_fallocate", lambda: allocate)
+    monkeypatch.setattr(files, "_file_system", lambda descriptor: "ext4")
     with pytest.raises(OSError, match="No space left on device") as raised:
         output(path)
     assert _left(path) == {}

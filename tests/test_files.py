@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -770,12 +771,12 @@ LIMITED = """
 @pytest.fixture
 def allocating(tmp_path: Path) -> Iterator[BinaryIO]:
     """A new file on a file system that can set blocks aside."""
-    allocate = files._fallocate()
-    if allocate is None:
+    if files._fallocate() is None:
         pytest.skip("fallocate is Linux's")
     with replacing(tmp_path / "target") as file:
-        if allocate(file.fileno(), 1) == errno.EOPNOTSUPP:
-            pytest.skip(f"the file system of {tmp_path} has no fallocate")
+        found = files._file_system(file.fileno())
+        if found not in files._RESERVING:
+            pytest.skip(f"{found}, the file system of {tmp_path}, is not asked for room")
         yield file
 
 
@@ -793,6 +794,12 @@ def test_more_than_a_file_system_holds_is_refused(allocating: BinaryIO) -> None:
         reserve(allocating, 1 << 62)
 
 
+@pytest.fixture
+def on_ext4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_file_system", lambda descriptor: "ext4")
+
+
+@pytest.mark.usefixtures("on_ext4")
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_is_told_when_blocks_are_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
@@ -804,6 +811,7 @@ def test_a_full_disk_is_told_when_blocks_are_set_aside(
         reserve(file, 0)
 
 
+@pytest.mark.usefixtures("on_ext4")
 @pytest.mark.parametrize(
     "fallocate", [None, lambda descriptor, nbytes: errno.EOPNOTSUPP], ids=["none", "unsupported"]
 )
@@ -815,6 +823,45 @@ def test_where_nothing_can_be_set_aside_writing_goes_on(
         reserve(file, len(CONTENT))
         file.write(CONTENT)
     assert (tmp_path / "target").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "zfs", "nfs4", "overlay", None])
+def test_file_systems_that_compress_or_are_not_known_are_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    asked: list[int] = []
+
+    def allocate(descriptor: int, nbytes: int) -> int:
+        asked.append(nbytes)
+        return 0
+
+    monkeypatch.setattr(files, "_fallocate", lambda: allocate)
+    with open(tmp_path / "file", "xb") as file:
+        monkeypatch.setattr(files, "_file_system", lambda descriptor: kind)
+        reserve(file, 1)
+        assert asked == []
+        monkeypatch.setattr(files, "_file_system", lambda descriptor: "xfs")
+        reserve(file, 2)
+        assert asked == [2]
+
+
+def test_the_file_system_is_the_one_that_the_system_tells(tmp_path: Path) -> None:
+    program = shutil.which("findmnt")
+    if program is None:
+        pytest.skip("findmnt is not installed")
+    told = subprocess.run(
+        [program, "-n", "-o", "FSTYPE", "-T", tmp_path], capture_output=True, text=True, check=True
+    )
+    with open(tmp_path / "file", "xb") as file:
+        found = files._file_system(file.fileno())
+    if found is None:
+        pytest.skip(f"{told.stdout.strip()} gives its files another device than its mount has")
+    assert found == told.stdout.strip()
+
+
+def test_a_python_without_ctypes_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert files._fallocate.__wrapped__() is None
 
 
 def test_another_system_than_linux_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib
 import io
 import os
 import shutil
@@ -16,11 +19,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from models import external, flip_byte, full_model, model_of, raw_tensor, typed
+from models import external, flip_byte, full_model, model_of, raw_tensor, run_python, typed
 from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.files import MappedFile
+from onnxarchive.save import FileData
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 
@@ -138,11 +143,11 @@ def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None)
     assert list(tmp_path.iterdir()) == []
 
 
-def _with_data_file(folder: Path, nbytes: int) -> tuple[Path, Path]:
-    """A `.onnx` of three tensors of as many bytes, and the file that has their data."""
+def _with_data_file(folder: Path, nbytes: int, count: int = 3) -> tuple[Path, Path]:
+    """A `.onnx` of tensors of as many bytes each, and the file that has their data."""
     data = folder / "w.bin"
     with open(data, "wb") as file:
-        file.truncate(3 * nbytes)
+        file.truncate(count * nbytes)
     tensors = [
         external(
             TensorProto(name=f"w{number}", data_type=TensorProto.INT8, dims=[nbytes]),
@@ -150,7 +155,7 @@ def _with_data_file(folder: Path, nbytes: int) -> tuple[Path, Path]:
             offset=number * nbytes,
             length=nbytes,
         )
-        for number in range(3)
+        for number in range(count)
     ]
     source = folder / "m.onnx"
     source.write_bytes(model_of(*tensors).SerializeToString())
@@ -247,17 +252,99 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
     assert (inflating != {threading.get_ident()}) == (jobs > 1)
 
 
+@pytest.mark.parametrize("is_directory", [False, True])
 def test_a_source_that_is_replaced_meanwhile_is_read_on(
-    model: onnx.ModelProto, sources: dict[str, Path], tmp_path: Path
+    model: onnx.ModelProto, sources: dict[str, Path], tmp_path: Path, is_directory: bool
 ) -> None:
-    source = tmp_path / "m.onnx"
+    source, other = tmp_path / "m.onnx", tmp_path / "other"
     shutil.copyfile(sources["single"], source)
+    other.write_bytes(b"another")
 
     def replace(done: int, total: int) -> None:
-        source.unlink(missing_ok=True)
+        if other.exists():
+            os.replace(other, source)
 
-    assert _converted(source, progress=replace) == _saved(model, jobs=1)
-    assert not source.exists()
+    given = tmp_path if is_directory else source
+    with pytest.warns(UserWarning, match="other") if is_directory else contextlib.nullcontext():
+        converted = _converted(given, progress=replace)
+    assert source.read_bytes() == b"another"
+    assert converted == _saved(model, jobs=1)
+
+
+@pytest.mark.parametrize("jobs", JOBS[1:])
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_file_that_becomes_shorter_meanwhile_gives_no_archive(
+    tmp_path: Path, jobs: int, is_single: bool
+) -> None:
+    source, data = _with_data_file(tmp_path, 2 * PIECE, 10)  # more than are read ahead
+    if is_single:
+        onnx.save(onnx.load(source), source)
+        data.unlink()
+        data = source
+    before = set(tmp_path.iterdir())
+
+    def truncate(done: int, total: int) -> None:
+        os.truncate(data, PIECE)
+
+    with pytest.raises(
+        ArchiveFormatError, match=f"found a file that has become smaller, {PIECE}"
+    ) as raised:
+        onnxarchive.convert(source, tmp_path / "m.onnxa", jobs=jobs, progress=truncate)
+    assert raised.value.path == os.path.realpath(data)
+    assert set(tmp_path.iterdir()) == before
+    data.unlink()  # pytest keeps what is left for days
+
+
+def test_an_error_of_reading_names_the_data_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, data = _with_data_file(tmp_path, LARGE)
+
+    def fail(file: MappedFile, offset: int, size: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(MappedFile, "read", fail)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        onnxarchive.convert(source, io.BytesIO(), jobs=2)
+    assert raised.value.filename == os.path.realpath(data)
+
+
+@pytest.mark.parametrize("jobs", JOBS)
+def test_bytes_are_the_same_below_and_above_what_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(importlib.import_module("onnxarchive.save"), "_COPIED_SIZE", LARGE)
+    sizes = (LARGE - 1, LARGE, LARGE + 1)
+    model = model_of(
+        *(raw_tensor(f"w{nbytes}", TensorProto.INT8, (nbytes,), seed=nbytes) for nbytes in sizes)
+    )
+    expected = _saved(model, jobs=1)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.data")
+    read: list[int] = []
+
+    def noted(data: FileData) -> bytes:
+        read.append(data.nbytes)
+        return whole(data)
+
+    whole = FileData.read
+    monkeypatch.setattr(FileData, "read", noted)
+    assert _converted(tmp_path / "m.onnx", jobs=jobs) == expected
+    assert sorted(read) == ([] if jobs == 1 else [LARGE - 1, LARGE])
+
+
+def test_a_model_is_saved_and_verified_while_python_ends(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    program = """
+import atexit, sys, onnx, onnxarchive
+def work():
+    onnxarchive.convert(sys.argv[1], sys.argv[2], jobs=4)
+    with onnxarchive.open(sys.argv[2]) as archive:
+        archive.verify(jobs=4)
+    print("done")
+atexit.register(work)
+"""
+    assert run_python(program, sources["single"], tmp_path / "m.onnxa").split() == ["done"]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError])

@@ -199,3 +199,19 @@ def test_what_is_not_begun_is_given_up_and_the_threads_end() -> None:
     assert ended == [0, 1]
     release.join()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "message", ["can't start new thread", "cannot schedule new futures after interpreter shutdown"]
+)
+def test_where_no_thread_starts_the_callers_does_all(
+    monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    done: list[int] = []
+    threads.for_each(range(4), [LARGE] * 4, done.append, 3)
+    assert done == list(range(4))
+    assert list(threads.in_order(range(4), [LARGE] * 4, str, 3)) == ["0", "1", "2", "3"]

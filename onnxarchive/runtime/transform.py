@@ -61,7 +61,8 @@ def transform(
         onnxarchive.transform("model.onnxa", "slim.onnxa", onnxslim.slim)
         onnxarchive.transform("model.onnxa", "optimized.onnxa", onnxoptimizer.optimize)
 
-    Assets are kept. What the function sees of the weights is up to `weights`:
+    Assets are kept, and the archive is written with a thread for each core. What the function sees
+    of the weights is up to `weights`:
 
     - `"hidden"`: a large initializer is an input of the graph, of its type and shape. No function
       can read it, fold it, or take it for equal to another one, and memory stays small at any size.

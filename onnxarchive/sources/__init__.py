@@ -130,8 +130,8 @@ class _Opening:
 
     def file(self) -> Source:
         """A `.onnx`, an archive, or a zip that another tool made."""
-        file = self._resources.enter_context(MappedFile(self._path))
-        view = file.view()
+        model = PlainFile.kept_open(self._path, self._resources)
+        view = model.whole()
         if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
             if self._entries is not None:  # whose user may have locked it, and wait for this one
                 raise ArchiveFormatError(
@@ -141,7 +141,6 @@ class _Opening:
             archive = self._strictly()
             return self._zip(view) if archive is None else self._archive(archive)
         place = DirectoryPlace(os.path.dirname(self._path) or os.curdir)
-        model = PlainFile(file.path, file.identity, file.size, file)
         external = self._external(_parse(model), place)
         return Source(external.model, external.data, files=(self._path, *place.paths))
 
@@ -200,6 +199,8 @@ class _Opening:
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """A place with the model `name` and all of `names` that belongs to it."""
         file = _listed(place, name)
+        if isinstance(file, PlainFile):
+            file = PlainFile.kept_open(file.path, self._resources)
         external = self._external(_parse(file), place)
         used = external.locations | {name}
         rest = [other for other in names if other not in used]

@@ -7,6 +7,7 @@ compressed file of which a tensor is a part is inflated to a temporary file firs
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ntpath
 import os
@@ -150,6 +151,17 @@ class PlainFile:
     identity: tuple[int, int]
     nbytes: int
     file: MappedFile | None = None
+
+    @classmethod
+    def kept_open(cls, path: str, resources: contextlib.ExitStack) -> PlainFile:
+        """The file at a path, which stays open as long as `resources`, whatever has its path then.
+
+        Raises:
+            ArchiveFormatError: It is not a regular file.
+            OSError: It cannot be opened.
+        """
+        file = resources.enter_context(MappedFile(path))
+        return cls(file.path, file.identity, file.size, file)
 
     def part(self, offset: int, nbytes: int) -> FileData:
         """As `DataFile.part`."""

@@ -45,7 +45,7 @@ class Data(Protocol):
 
     @property
     def crc32(self) -> int | None:
-        """Their CRC-32 where it is known beforehand; it is verified when they are written."""
+        """Their CRC-32 where it is known beforehand; it is verified as they are written."""
 
     def __iter__(self) -> Iterator[memoryview]:
         """The pieces, of at most a few MiB each."""
