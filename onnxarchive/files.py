@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import mmap
 import os
@@ -16,6 +15,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
 
@@ -533,7 +533,7 @@ def reserve(file: BinaryIO, nbytes: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-@functools.cache
+@cache
 def _fallocate() -> Callable[[int, int], int] | None:
     """Linux's fallocate, which takes a descriptor and a number of bytes, and gives the error.
 
@@ -658,9 +658,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     if os.path.exists(target) and os.listdir(target):
         raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
     try:
-        temporary = _Temporary(
-            target, os.mkdir, functools.partial(shutil.rmtree, ignore_errors=True)
-        )
+        temporary = _Temporary(target, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
     except OSError as error:
         error.filename = os.fspath(path)
         raise
