@@ -8,12 +8,14 @@ small file before the clock starts. The ways of a case take turns, and another o
 round, so that a change of the machine's speed meets all of them; told are medians, and ratios
 within each round with the least and most of them. Targets are judged by the median of these ratios;
 beside it stands the ratio of the best figures of all rounds, on which other programs weigh least.
+By that one the times of cases are judged that write gigabytes, or fill as much memory: a virtual
+machine may have to fetch free memory from its host, which takes up to ten times as long as to write
+the same bytes, and meets one figure and not the next.
 
 Files that are read are in the page cache, with --cold they are dropped from it (posix_fadvise).
 What is written is a new file, without fsync unless a case says so; everything is synced before the
 clock starts, so that nobody writes back what another one wrote. Where memory counts, a fork does
-the same before, or a file as large is written and removed, so that the machine has the memory at
-hand.
+the same before, so that the machine has the memory at hand.
 
 CPU is the time that all threads of the process were busy. Memory is the growth at its peak:
 anonymous memory as RssAnon of /proc/PID/status sampled every 5 ms from outside, resident memory,
@@ -46,7 +48,6 @@ from types import FrameType
 from typing import Final
 
 import bench_cases
-import bench_process
 import bench_report
 from bench_cases import CASES, Measure
 from bench_inputs import FILES, PIECE_NBYTES, places
@@ -171,11 +172,7 @@ class Run:
         there: set[Input] = set()
         for index, name in enumerate(names):
             there |= self._inputs([name])
-            written = [
-                bench_process.brought_nbytes(self._nbytes(it.group))
-                for it in self._measures(name)
-                if it.writes or CASES[name].fills_memory
-            ]
+            written = [self._nbytes(it.group) for it in self._measures(name) if it.writes]
             most = max(most, sum(self._nbytes(it) for it, _ in there) + max(written, default=0))
             there &= self._inputs(names[index + 1 :])
         most += most // 10

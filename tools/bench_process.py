@@ -4,10 +4,7 @@ The process warms up on small files, prepares what the clock is not to see, and 
 "end" around what it is to see. Where a case is rehearsed, a fork takes the step before and ends. It
 leaves nothing but memory that the kernel has at hand: on a virtual machine, memory that nobody has
 used for some seconds may have to be fetched from the host first, which can take ten times as long
-as to write the same bytes, and would be all that is measured. The kernel gives all free memory back
-at once, some two seconds after much of it has become free. Where a case fills gigabytes, the
-process therefore waits until what was freed before is gone, and then writes a file of as many bytes
-and removes it: its memory is at hand until the clock stops.
+as to write the same bytes, and would be all that is measured.
 
 Its anonymous memory (RssAnon of /proc/PID/status) is sampled meanwhile from outside, every few
 milliseconds, so that nothing runs beside what is measured; a peak between two samples is not seen.
@@ -35,15 +32,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from bench_inputs import PIECE_NBYTES
-
 SAMPLING_INTERVAL: Final = 0.005
 BEGIN: Final = "begin"
 END: Final = "end"
 _RESET_PEAK: Final = "5"  # of VmHWM, as proc(5) has it
 _MANY_FILES: Final = 1 << 17
-_SETTLING_SECONDS: Final = 3
-_MUCH_NBYTES: Final = 1 << 28  # less is hardly given back
 _LINES_TOLD: Final = 15  # of a process that failed
 _answers: TextIO | None = None  # standard output
 
@@ -90,8 +83,7 @@ def measure(case: str, name: str, folder: Path, scale: float, *, rehearses: bool
     warm, place = there["warm"], there[found.group]
     found.prepare(warm)()
     step = found.prepare(place)
-    about = bench_cases.CASES[case]
-    if rehearses and about.is_rehearsed and hasattr(os, "fork"):
+    if rehearses and bench_cases.CASES[case].is_rehearsed and hasattr(os, "fork"):
         _rehearse(step)
         for output in (warm.output, place.output):
             for path in output.iterdir():
@@ -99,9 +91,6 @@ def measure(case: str, name: str, folder: Path, scale: float, *, rehearses: bool
         # The fork shared all pages: those that this process is about to write become its own again.
         found.prepare(warm)()
     gc.collect()
-    if about.fills_memory and place.group.nbytes >= _MUCH_NBYTES:
-        time.sleep(_SETTLING_SECONDS)
-        bring_memory(place.output / "memory", brought_nbytes(place.group.nbytes))
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write(_RESET_PEAK)
     before = status()
@@ -138,20 +127,6 @@ def _rehearse(step: Callable[[], object]) -> None:
             os._exit(status)
     if os.waitpid(process, 0)[1]:
         sys.exit(1)  # the fork has said why
-
-
-def brought_nbytes(nbytes: int) -> int:
-    """How much memory is brought where a case fills `nbytes` bytes of it."""
-    return nbytes * 5 // 4
-
-
-def bring_memory(path: Path, nbytes: int) -> None:
-    """Writes a file and removes it, which leaves the memory that its pages were in."""
-    piece = bytes(PIECE_NBYTES)
-    with open(path, "xb", buffering=0) as file:
-        for _ in range(0, nbytes, PIECE_NBYTES):
-            file.write(piece)
-    path.unlink()
 
 
 def status(process: int | str = "self") -> dict[str, int]:
