@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import json
 import os
@@ -169,8 +168,9 @@ def test_the_figures_are_written_as_json_and_drawn(tmp_path: Path) -> None:
         for target in case["targets"]:
             spread = target["spread"]
             assert spread["low"] <= spread["median"] <= spread["high"]
-            judged = target["best"] if target["is_by_best"] else spread["median"]
-            assert target["met"] == bench_report.is_met(Target(**target["target"]), judged)
+            assert target["met"] == bench_report.is_met(
+                Target(**target["target"]), spread["median"]
+            )
     ElementTree.parse(drawn)
     for name in cases:  # which matplotlib draws, and says in a comment
         assert f"<!-- {name} [" in drawn.read_text()
@@ -323,24 +323,6 @@ def test_beside_the_ratio_of_rounds_stands_that_of_the_best_figures(
     (verdict,) = result_of(Target(bound, 1, "other"), [9, 3, 1], [2, 6, 4]).verdicts()
     assert verdict.best == expected
     assert f"of the best {expected}" in bench_report.describe(verdict)
-
-
-@pytest.mark.parametrize(
-    ("target", "met"),
-    [
-        (Target("at most", 0.5, "other"), True),
-        (Target("at most", 0.49, "other"), False),
-        (Target("at least", 2, "other"), True),
-        (Target("at most", 5, figure="anonymous"), True),
-        (Target("at most", 4, figure="anonymous"), False),
-    ],
-)
-def test_times_of_what_writes_gigabytes_are_judged_by_the_best(target: Target, met: bool) -> None:
-    result = result_of(target, [9, 3, 1], [2, 6, 4], (5, 5))
-    result.case = dataclasses.replace(result.case, is_judged_by_best=True)
-    (verdict,) = result.verdicts()
-    assert (verdict.met, verdict.is_by_best) == (met, target.figure == "seconds")
-    assert ("judged by the best" in bench_report.text(result)) == verdict.is_by_best
 
 
 def test_another_way_begins_in_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

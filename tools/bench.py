@@ -8,9 +8,9 @@ small file before the clock starts. The ways of a case take turns, and another o
 round, so that a change of the machine's speed meets all of them; told are medians, and ratios
 within each round with the least and most of them. Targets are judged by the median of these ratios;
 beside it stands the ratio of the best figures of all rounds, on which other programs weigh least.
-By that one the times of cases are judged that write gigabytes, or fill as much memory: a virtual
-machine may have to fetch free memory from its host, which takes up to ten times as long as to write
-the same bytes, and meets one figure and not the next.
+Where a virtual machine gives free memory back to its host, and has to fetch it again, that takes up
+to ten times as long as to write the same bytes, and meets one figure and not the next: a smaller
+--scale may then tell more of what writes gigabytes.
 
 Files that are read are in the page cache, with --cold they are dropped from it (posix_fadvise).
 What is written is a new file, without fsync unless a case says so; everything is synced before the

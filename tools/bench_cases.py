@@ -103,8 +103,6 @@ class Case:
         moves_bytes: Whether it is about the bytes of the tensors, so that bytes a second are told.
         is_rehearsed: Whether a fork of the process takes the step first, for the memory that it
             leaves: see tools/bench_process.py. Not, where the step changes the files it reads.
-        is_judged_by_best: Whether targets of time hold for the best figures of all rounds, and
-            not for the median of the ratios: see tools/bench.py.
     """
 
     title: str
@@ -113,7 +111,6 @@ class Case:
     times: int = 1
     moves_bytes: bool = False
     is_rehearsed: bool = False
-    is_judged_by_best: bool = False
 
 
 # Opening and looking
@@ -558,14 +555,7 @@ def _conversions(group: str, kind: str) -> Case:
         Target("at most", 150 * MIB, figure="anonymous"),
     )
     title = f"convert {described}; onnx and onnx_ir: load, and save with external data"
-    return Case(
-        title,
-        tuple(measures),
-        targets,
-        moves_bytes=True,
-        is_rehearsed=True,
-        is_judged_by_best=True,
-    )
+    return Case(title, tuple(measures), targets, moves_bytes=True, is_rehearsed=True)
 
 
 def _sessions(*, is_packed: bool, runs: bool) -> Case:
@@ -591,14 +581,7 @@ def _sessions(*, is_packed: bool, runs: bool) -> Case:
     title = "session of ONNX Runtime" + (" and its first run" if runs else "")
     title += ", default options" if is_packed else ", prepacking off"
     times = 1 if is_packed else 3
-    return Case(
-        title,
-        tuple(measures),
-        () if runs else targets,
-        times,
-        is_rehearsed=True,
-        is_judged_by_best=is_packed,  # which fills as much memory as there are weights
-    )
+    return Case(title, tuple(measures), () if runs else targets, times, is_rehearsed=True)
 
 
 # Groups of large files come one after the other, so that few of them are on the disk at a time.
@@ -680,7 +663,6 @@ CASES: Final[Mapping[str, Case]] = {
         ),
         moves_bytes=True,
         is_rehearsed=True,
-        is_judged_by_best=True,
     ),
     "save-synced": Case(
         "save from memory, with fsync",

@@ -58,8 +58,7 @@ class Verdict:
         measure: What it is about.
         spread: The ratio or figure, or None where it was not measured.
         best: The same of the least figures of all rounds, on which other programs weigh least.
-        met: Whether it is met by the median, or by `best`; None where it was not measured.
-        is_by_best: Whether it is by `best`.
+        met: Whether it is met by the median; None where it was not measured.
         rounds_met: In how many rounds it is met.
         rounds: In how many it was measured.
         reason: Why it was not measured, or None.
@@ -70,7 +69,6 @@ class Verdict:
     spread: Spread | None = None
     best: float | None = None
     met: bool | None = None
-    is_by_best: bool = False
     rounds_met: int = 0
     rounds: int = 0
     reason: str | None = None
@@ -142,9 +140,8 @@ def judge(target: Target, result: Result) -> Verdict:
         return Verdict(target, measure, reason=f"this system does not tell {target.figure}")
     spread = Spread.of(found)
     met = sum(is_met(target, it) for it in found)
-    is_by_best = result.case.is_judged_by_best and target.figure == "seconds"
-    is_judged_met = is_met(target, best[0] if is_by_best else spread.median)
-    return Verdict(target, measure, spread, best[0], is_judged_met, is_by_best, met, len(found))
+    is_met_by_median = is_met(target, spread.median)
+    return Verdict(target, measure, spread, best[0], is_met_by_median, met, len(found))
 
 
 def is_met(target: Target, value: float) -> bool:
@@ -177,8 +174,7 @@ def describe(verdict: Verdict) -> str:
     rounds = f"in {verdict.rounds_met} of {verdict.rounds} rounds"
     state = "met" if verdict.met else "NOT MET"
     spread = f"{shown[0]} ({shown[1]}..{shown[2]}), of the best {shown[3]}"
-    judged = ", judged by the best" if verdict.is_by_best else ""
-    return f"{state:<12}  {what}: {spread}; {limit}: {rounds}{judged}"
+    return f"{state:<12}  {what}: {spread}; {limit}: {rounds}"
 
 
 def _figure(value: float, figure: str, is_absolute: bool) -> str:
