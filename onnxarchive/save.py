@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 from onnxarchive import journal, threads
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, naming, shown
 from onnxarchive.files import (
     READ_SIZE,
     MappedFile,
@@ -281,27 +281,22 @@ class FileData:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:
-        if self.file is not None:
-            yield self.file
-            return
-        with MappedFile(self.path) as file:
+        opened = MappedFile(self.path) if self.file is None else contextlib.nullcontext(self.file)
+        with naming(self.path), opened as file:
             if file.identity != self.identity:
-                raise self._error("expected the file that was found here before, found another")
+                raise ArchiveFormatError(
+                    "expected the file that was found here before, found another"
+                )
             yield file
 
     def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:
         if len(found) != self.nbytes:
             size = os.fstat(file.fileno()).st_size
-            raise self._error(
+            raise ArchiveFormatError(
                 f"expected {self.nbytes} bytes from offset {self.offset}, found a file that has "
                 f"become smaller, {size} bytes"
             )
         return found
-
-    def _error(self, message: str) -> ArchiveFormatError:
-        error = ArchiveFormatError(message)
-        error.path = self.path
-        return error
 
 
 def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:

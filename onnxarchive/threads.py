@@ -54,8 +54,8 @@ def for_each(
     """
     total = sum(sizes)
     is_shared = jobs > 1 and total >= _LEAST_SIZE * len(items)
-    threads = _executor(jobs) if is_shared else None
-    if threads is None:
+    executor = _executor(jobs) if is_shared else None
+    if executor is None:
         for item in items:
             work(item)
         return
@@ -70,7 +70,7 @@ def for_each(
                 return
             work(item)
 
-    with threads as executor:
+    with executor:
         runs = [executor.submit(run, *share) for share in pairwise(bounds)]
         try:
             for each in runs:
