@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from onnxarchive.files import MappedFile, Prefetch
 from onnxarchive.local_headers import LocalHeaders
 from onnxarchive.model import dtypes, keys, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.zipformat import directory, writer
 from onnxarchive.zipformat.directory import Directory, Entries, Entry, Records
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _Opened = TypeVar("_Opened", bound="Archive")
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
-_HELD = -1  # in the place of an entry's number: the model itself holds the tensor
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
 
 
@@ -59,11 +58,14 @@ class Contents:
         directory: The directory.
         model: The model, or None where it cannot be read.
         sites: The tensor of each key.
+        shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
+            tensors; None where they were looked at one by one.
     """
 
     directory: Directory
     model: onnx.ModelProto | None
     sites: Sites
+    shapes: Shapes | None = None
 
 
 def read_contents(
@@ -86,7 +88,8 @@ def read_contents(
     model = None if data is None else proto.parse(data, report)
     if data is None or model is None:
         return Contents(listed, None, Sites())
-    return Contents(listed, model, _sites(model, data, listed, named, report))
+    sites, shapes = _sites(model, data, listed, named, report)
+    return Contents(listed, model, sites, shapes)
 
 
 def _read_model(
@@ -110,7 +113,7 @@ def _read_model(
 
 def _sites(
     model: onnx.ModelProto, data: bytes, listed: Directory, named: Sequence[str], report: Report
-) -> Sites:
+) -> tuple[Sites, Shapes | None]:
     """Holds the model against the entries of tensors, whose names are `named`."""
     # Assets are behind the tensors.
     if listed.is_whole and listed.entries.names[: len(named)] == named:
@@ -119,9 +122,10 @@ def _sites(
         if found is not None:
             return found
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    return proto.check_references(
+    sites = proto.check_references(
         model, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
     )
+    return sites, None
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
@@ -197,6 +201,10 @@ class Snapshot:
         self.model = contents.model
         self.sites = contents.sites
         self.headers = LocalHeaders(file, contents.directory)
+        shapes = contents.shapes
+        if shapes is None:
+            shapes = Shapes.of(map(self.sites.tensor, self.entries.names))
+        self._shapes = shapes
         self._require_header(len(self.entries) - 1)  # the model's
 
     def locate(self, number: int) -> tuple[memoryview, int, int]:
@@ -218,29 +226,11 @@ class Snapshot:
         with naming(self.file.path):
             self.headers.require(number)
 
-    def array(self, tensor: onnx.TensorProto, number: int) -> NDArray[Any]:
-        """A tensor whose bytes are those of an entry, as `Archive.tensor` gives it."""
-        view, offset, nbytes = self.locate(number)
-        data_type = dtypes.BY_NUMBER[tensor.data_type]
-        dims = tensor.dims[:]  # as a list, faster than one by one
-        if not data_type.is_viewed and data_type.nbytes(dims) != nbytes:
-            raise self._reshaped(tensor, nbytes)
-        try:
-            array = dtypes.as_array(view, data_type, dims, offset)
-        except (TypeError, ValueError):  # as numpy calls a shape that does not fit the file
-            raise self._reshaped(tensor, nbytes) from None
-        if data_type.is_viewed and array.nbytes != nbytes:
-            raise self._reshaped(tensor, nbytes)
-        return array
-
-    def _reshaped(self, tensor: onnx.TensorProto, nbytes: int) -> ArchiveError:
-        error = ArchiveError(
-            f"tensor {shown(tensors.text(tensor.name))}: expected a shape of {nbytes} bytes as in "
-            f"the archive, found {shown(tensor.dims)}: its model has been changed in "
-            "memory; open it anew, and change a copy"
-        )
-        error.path = self.file.path
-        return error
+    def array(self, number: int) -> NDArray[Any]:
+        """The tensor whose bytes are those of an entry, as `Archive.tensor` gives it."""
+        view, offset, _ = self.locate(number)
+        data_type, shape = self._shapes[number]
+        return dtypes.as_array(view, data_type, shape, offset)
 
 
 class Archive:
@@ -288,9 +278,8 @@ class Archive:
 
         It is the archive's own, parsed once: copy it before changing it.
         """
-        found = self._found
-        found.sites.initializers  # noqa: B018  which are looked at before anybody changes the model
-        return found.model
+        self._found.sites.keep()
+        return self._found.model
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -384,10 +373,9 @@ class Archive:
             ValueError: The archive is closed.
         """
         found = self._found
-        tensor, number = found.sites.tensor(key), found.entries.index_of.get(key)
-        if tensor is None or number is None:
+        if key not in found.sites:
             raise self._not_found(f"expected the key of a tensor, found {shown(key)}")
-        return found.array(tensor, number)
+        return found.array(found.entries.index_of[key])
 
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry and holds it against the rules that need its local header and bytes.
@@ -521,9 +509,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         index = self._index
-        if name not in index.sites:
+        site = index.site(name)
+        if site is None:
             raise self._archive._not_found(index.why_not(name))
-        return index.sites[name]
+        return site
 
     def key(self, name: str) -> str | None:
         """The key of the entry that holds an initializer; None where the model itself holds it.
@@ -532,9 +521,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         index = self._index
+        number = index.number_of.get(name)
+        if number is not None:
+            return index.found.entries.names[number]
         self.site(name)
-        number = index.number(name)
-        return None if number == _HELD else index.found.entries.names[number]
+        return None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -548,13 +539,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         index = self._index
-        place = index.sites.index_of.get(name)
-        if place is not None and (number := index.numbers[place]) != _HELD:
-            return index.found.array(index.sites.initializers[place], number)
+        number = index.number_of.get(name)
+        if number is not None:
+            return index.found.array(number)
         site = self.site(name)
-        number = index.number(name)
-        if number != _HELD:
-            return index.found.array(site.tensor, number)
         tensor = site.tensor
         data_type = tensors.stored_type(tensor)
         with naming(self._archive.path):
@@ -569,59 +557,65 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
                 ) from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._index.sites)
+        index = self._index
+        return chain(index.names, index.others)
 
     def __len__(self) -> int:
-        return len(self._index.sites)
+        index = self._index
+        return len(index.names) + len(index.others)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._index.sites
+        return isinstance(name, str) and self._index.site(name) is not None
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._archive!r}>"
 
 
 class _Index:
-    """Where the initializers of an archive are.
+    """Where the initializers of an archive are, but for names that several of them have.
 
     Attributes:
         found: The archive as it was found.
-        sites: The initializers by name, but for names that several of them have.
-        numbers: In which entry each initializer of the main graph is, or `_HELD`.
+        number_of: In which entry each initializer is that the model itself does not hold, by name.
+        names: The names of the main graph's initializers.
+        others: The other initializers by name.
     """
 
     def __init__(self, found: Snapshot) -> None:
-        names = tensors.names(found.sites.initializers)
-        others = [site for site in tensors.walk_others(found.model) if site.is_initializer]
-        counts = Counter(chain(names, (site.name for site in others)))
-        self._ambiguous = {name for name, count in counts.items() if count > 1}
-        indexes: Sequence[int] = range(len(names))
-        if self._ambiguous:
-            indexes = [index for index in indexes if names[index] not in self._ambiguous]
-        self.found = found
-        self.sites = Sites(
-            found.sites.initializers,
-            [names[index] for index in indexes],
-            indexes,
-            {site.name: site for site in others if site.name not in self._ambiguous},
-        )
         stored, entries = found.sites, found.entries
+        self.found = found
+        self.names = names = tensors.names(stored.initializers)
+        sites = [site for site in tensors.walk_others(found.model) if site.is_initializer]
+        self.others = {site.name: site for site in sites}
         if entries.names[: len(stored.names)] == stored.names:  # as almost always
             numbers: Iterable[int] = range(len(stored.names))
         else:
             numbers = map(entries.index_of.__getitem__, stored.names)
-        self.numbers = array("q", [_HELD]) * len(names)
-        for index, number in zip(stored.indexes, numbers, strict=True):
-            self.numbers[index] = number
-        self._keys = {site.name: key for key, site in stored.others.items() if site.is_initializer}
+        self.number_of = dict(zip(map(names.__getitem__, stored.indexes), numbers, strict=True))
+        for key, site in stored.others.items():
+            if site.is_initializer:
+                self.number_of[site.name] = entries.index_of[key]
+        self._indexes: Sequence[int] = range(len(names))
+        self._ambiguous: set[str] = set()
+        if len({*names, *self.others}) != len(names) + len(sites):
+            self._leave_out_ambiguous([*names, *(site.name for site in sites)])
 
-    def number(self, name: str) -> int:
-        """In which entry an initializer is, or `_HELD`."""
-        index = self.sites.index_of.get(name)
-        if index is not None:
-            return self.numbers[index]
-        key = self._keys.get(name)
-        return _HELD if key is None else self.found.entries.index_of[key]
+    def _leave_out_ambiguous(self, names: Sequence[str]) -> None:
+        ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
+        self._indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
+        self.names = [names[i] for i in self._indexes]
+        for name in ambiguous:
+            self.others.pop(name, None)
+            self.number_of.pop(name, None)
+
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return dict(zip(self.names, self._indexes, strict=True))
+
+    def site(self, name: str) -> Site | None:
+        """The tensor of a name and where it stands, or None where there is not just one."""
+        index = self._index_of.get(name)
+        return self.others.get(name) if index is None else self.found.sites.initializer(index)
 
     def why_not(self, name: str) -> str:
         """What is wrong with a name that no initializer has, or several have."""

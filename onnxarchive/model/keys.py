@@ -7,9 +7,12 @@ file there has its key as its name. Names are compared under ASCII down-casing.
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeGuard
+
+import numpy as np
 
 from onnxarchive.errors import Report, shown
 
@@ -113,12 +116,15 @@ def _derive(name: str) -> str:
     return key[:MAX_KEY_SIZE]
 
 
-# Keys (KEY-1), each with a comma, which none of them has.
-_KEYS: Final = re.compile(
-    rf"(?:(?!__|[aA][sS][sS][eE][tT][sS],)[A-Za-z_][A-Za-z0-9_]{{0,{MAX_KEY_SIZE - 1}}},)*"
-)
-
 _TOGETHER: Final = 1 << 12  # names that are matched at once; what that takes is then little
+_OTHER, _COMMA, _DIGIT, _LETTER = range(4)  # what a byte of names is that have commas between them
+_KINDS: Final = np.full(1 << 8, _OTHER, np.uint8)
+for _kind, _bytes in (
+    (_COMMA, ","),
+    (_DIGIT, string.digits),
+    (_LETTER, string.ascii_letters + "_"),
+):
+    _KINDS[np.frombuffer(_bytes.encode(), np.uint8)] = _kind
 
 
 def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
@@ -129,11 +135,27 @@ def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
     for start in range(0, len(names), _TOGETHER):
         some = names[start : start + _TOGETHER]
         joined = ",".join([*some, ""])  # type: ignore[list-item]
-        if _KEYS.fullmatch(joined) is None or joined.count(",") != len(some):
+        if not joined.isascii() or not _are_formed_as_keys(joined.encode(), len(some)):
             return False
         folded = joined.lower()
         distinct.update(some if folded == joined else folded.split(",")[:-1])
-    return len(distinct) == len(names)
+    return len(distinct) == len(names) and _ASSETS not in distinct
+
+
+def _are_formed_as_keys(names: bytes, count: int) -> bool:
+    """Whether names, each with a comma behind it, have the form of a key; "assets" has it, too."""
+    raw = np.frombuffer(names, np.uint8)
+    kinds = _KINDS[raw]
+    ends = np.flatnonzero(kinds == _COMMA)
+    if ends.size != count or kinds.min() == _OTHER:
+        return False
+    begins = np.append(0, ends[:-1] + 1)
+    underscore = ord(_RESERVED_PREFIX[0])
+    return bool(
+        (kinds[begins] == _LETTER).all()
+        and (ends - begins).max() <= MAX_KEY_SIZE
+        and not ((raw[begins] == underscore) & (raw[begins + 1] == underscore)).any()
+    )
 
 
 def check_names(

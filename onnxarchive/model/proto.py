@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -11,9 +10,11 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
+from onnxarchive import columns
 from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError, shown
 from onnxarchive.model import dtypes, references, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 
 SIZE_LIMIT = 1 << 31  # protobuf's, in bytes; a message is smaller than this
@@ -161,7 +162,7 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
 
 def sites_at_once(
     model: onnx.ModelProto, data: bytes, keys: Sequence[str], sizes: Sequence[int]
-) -> Sites | None:
+) -> tuple[Sites, Shapes] | None:
     """The tensor of each key, if only initializers are external and no rule is broken.
 
     It makes the checks of `check_references` on all initializers together. None says that one of
@@ -172,19 +173,23 @@ def sites_at_once(
         data: The bytes that it was parsed from.
         keys: The keys of its archive.
         sizes: The size in bytes of the entry of each of them.
+
+    Returns:
+        The tensors by key, and their data types and shapes in the order of `keys`.
     """
     found = references.read(data)
     if found is None or len(found.indexes) != len(keys):
         return None
-    expected = np.array(sizes, np.int64)
+    located: Sequence[str] = keys
+    numbers = np.arange(len(keys))  # of the key that each tensor names
     if found.locations != "\n".join(keys):  # they are in another order, or others
         number_of = dict(zip(keys, range(len(keys)), strict=True))
-        keys = found.locations.split("\n")
-        numbers = [number_of.pop(key, None) for key in keys]
-        if number_of or None in numbers:
+        located = found.locations.split("\n")
+        named = [number_of.pop(key, None) for key in located]
+        if number_of or None in named:
             return None
-        expected = expected[np.array(numbers, np.int64)]
-    if (found.nbytes != expected).any():
+        numbers = np.array(named, np.int64)
+    if (found.nbytes != np.array(sizes, np.int64)[numbers]).any():
         return None
     for site in tensors.walk_others(model):
         if site.tensor.data_location == tensors.EXTERNAL or site.tensor.external_data:
@@ -192,7 +197,8 @@ def sites_at_once(
     initializers = model.graph.initializer
     if len(initializers) != found.count:
         return None
-    return Sites(initializers, keys, array("q", found.indexes.astype(np.int64).tobytes()))
+    sites = Sites(initializers, located, columns.integers(found.indexes))
+    return sites, found.shapes(np.argsort(numbers, kind="stable"))
 
 
 def check_references(

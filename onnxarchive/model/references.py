@@ -9,14 +9,16 @@ gives None, and they are looked at tensor by tensor.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import onnx
 
+from onnxarchive import columns
 from onnxarchive.model import dtypes
+from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
 from onnxarchive.model.wire import (
     LEN,
@@ -42,12 +44,26 @@ class References:
         indexes: Which of the initializers they are.
         locations: The location of each, one to a line. What is not ASCII is not what it says.
         nbytes: How many bytes shape and data type of each need.
+        data_types: The number of the data type of each.
+        ranks: The rank of each.
+        begins: Where in `dims` the dims of each begin.
+        dims: The dims of one behind those of another, of tensors that are not external, too.
     """
 
     count: int
     indexes: Numbers
     locations: str
     nbytes: Numbers
+    data_types: Numbers
+    ranks: Numbers
+    begins: Numbers
+    dims: Numbers
+
+    def shapes(self, numbers: Numbers) -> Shapes:
+        """Data types and shapes of some of them, in this order."""
+        return Shapes(
+            self.data_types[numbers], self.ranks[numbers], self.begins[numbers], self.dims
+        )
 
 
 def read(model: bytes) -> References | None:
@@ -73,14 +89,21 @@ def read(model: bytes) -> References | None:
         ]
     except _UnusualError:
         return None
-    indexes = [part + number * _ROWS for number, (part, _, _) in enumerate(parts)]
-    locations = b"\n".join([part for found, part, _ in parts if found.size])
-    return References(
-        len(begins),
-        np.concatenate(indexes or [_NONE]),
-        locations.decode("latin-1"),
-        np.concatenate([part for _, _, part in parts] or [_NONE]),
-    )
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[References]) -> References:
+    """What is found in parts of a graph's initializers, as of all of them."""
+    count = dim_count = 0
+    found: list[tuple[Numbers, ...]] = [(_NONE,) * 6]
+    for part in parts:
+        indexes, begins = part.indexes + count, part.begins + dim_count
+        found.append((indexes, part.nbytes, part.data_types, part.ranks, begins, part.dims))
+        count += part.count
+        dim_count += len(part.dims)
+    indexes, *others = map(np.concatenate, zip(*found, strict=True))
+    locations = "\n".join([part.locations for part in parts if part.indexes.size])
+    return References(count, indexes, locations, *others)
 
 
 class _UnusualError(Exception):
@@ -226,16 +249,16 @@ _NONE: Final = np.empty(0, np.int64)
 _ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
 
 
-def _references(
-    model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Numbers
-) -> tuple[Numbers, bytes, Numbers]:
-    """Which of some tensors are external, their locations, and how many bytes each needs."""
+def _references(model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> References:
+    """What some tensors refer to."""
     count = len(begins)
     fields = {tag: np.full(count, _UNSET) for tag in (_DATA_TYPE, _DATA_LOCATION, _EXTERNAL_DATA)}
     location_ends = np.zeros(count, np.int64)
     elements = np.ones(count)  # their product is exact where it is not too large
     is_empty = np.zeros(count, np.bool_)
     is_held = np.zeros(count, np.bool_)
+    ranks = np.zeros(count, np.int64)
+    dims: list[tuple[Numbers | slice, Numbers, Numbers]] = []
     for tag, rows, numbers, positions in _fields(raw, begins, ends):
         if tag in fields:
             # protobuf takes the lower half of a number that is too large.
@@ -249,6 +272,8 @@ def _references(
             is_empty[rows] |= numbers == 0
             with np.errstate(over="ignore"):  # what is infinite is too large
                 elements[rows] *= np.maximum(numbers, 1)
+            dims.append((rows, ranks[rows].copy(), numbers))
+            ranks[rows] += 1
         elif tag in _DATA:
             is_held[rows] = True
         elif tag not in fields and tag not in _TEXT:
@@ -269,8 +294,21 @@ def _references(
         raise _UnusualError
     elements[is_empty] = 0
     nbytes = -(-elements[indexes].astype(np.int64) * bit_widths // dtypes.BITS_PER_BYTE)
-    spans = zip(location_begins[indexes].tolist(), location_ends[indexes].tolist(), strict=True)
-    return indexes, b"\n".join([model[begin:end] for begin, end in spans]), nbytes
+    locations = columns.lines(model, location_begins[indexes], location_ends[indexes])
+    dims_begins = np.cumsum(ranks) - ranks
+    joined = np.empty(ranks.sum(), np.int64)
+    for rows, nth, numbers in dims:
+        joined[dims_begins[rows] + nth] = numbers
+    return References(
+        count,
+        indexes,
+        locations.decode("latin-1"),
+        nbytes,
+        data_types,
+        ranks[indexes],
+        dims_begins[indexes],
+        joined,
+    )
 
 
 def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:

@@ -118,8 +118,9 @@ class Sites(Mapping[str, Site]):
     """Sites by some name of each, those of the main graph's initializers made when looked up.
 
     Attributes:
-        names: Names for some initializers of the main graph.
-        indexes: Which of them have these names.
+        initializers: The initializers of the main graph.
+        names: Names for some of them.
+        indexes: Which of the initializers have these names.
         others: The sites of other tensors.
     """
 
@@ -130,7 +131,7 @@ class Sites(Mapping[str, Site]):
         indexes: Sequence[int] = (),
         others: Mapping[str, Site] | None = None,
     ) -> None:
-        self._given = initializers
+        self.initializers = initializers
         self.names = names
         self.indexes = indexes
         self.others = others or {}
@@ -146,13 +147,10 @@ class Sites(Mapping[str, Site]):
         others = {name: site for name, site in sites.items() if name not in main}
         return cls(model.graph.initializer, list(main), list(main.values()), others)
 
-    @cached_property
-    def initializers(self) -> Sequence[onnx.TensorProto]:
-        """The initializers of the main graph.
-
-        From the first look on they are the same ones, whatever becomes of the model.
-        """
-        return list(self._given)
+    def keep(self) -> None:
+        """Keeps the initializers that there are now, whatever becomes of the model."""
+        if not isinstance(self.initializers, list):
+            self.initializers = list(self.initializers)
 
     @cached_property
     def index_of(self) -> dict[str, int]:
@@ -163,6 +161,10 @@ class Sites(Mapping[str, Site]):
         index = self.index_of.get(name)
         if index is None:
             return self.others[name]
+        return self.initializer(index)
+
+    def initializer(self, index: int) -> Site:
+        """The site of an initializer of the main graph."""
         return Site((*MAIN_GRAPH, (INITIALIZER, index)), self.initializers[index])
 
     def tensor(self, name: str) -> onnx.TensorProto | None:

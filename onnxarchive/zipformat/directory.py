@@ -11,7 +11,6 @@ where the next header begins, less the entry's size. No local header is read to 
 from __future__ import annotations
 
 import operator
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 
+from onnxarchive import columns
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
@@ -425,7 +425,7 @@ def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         if part is None:
             return None
         parts.append(part)
-    names = _SEPARATOR.join([part.names for part in parts])
+    names = b"\n".join([part.names for part in parts])
     header_offset, size, name_size, crc32 = (
         np.concatenate(column) for column in zip(*(part[1:] for part in parts), strict=True)
     )
@@ -437,15 +437,15 @@ def _read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         or padding.max() >= layout.MAX_ALIGNMENT
         or (data_offset % layout.MIN_ALIGNMENT).any()
         or not names.isascii()
-        or names.count(_SEPARATOR) != begins.size - 1
+        or names.count(b"\n") != begins.size - 1
     ):
         return None
-    columns = (header_offset, data_offset, size, crc32)
-    entries = Entries(names.decode().split("\n"), *map(_integers, columns))
-    return Directory(entries, Records(data, _integers(begins)), entries.names, entries.sizes)
+    found = map(columns.integers, (header_offset, data_offset, size, crc32))
+    entries = Entries(names.decode().split("\n"), *found)
+    listed = Records(data, columns.integers(begins))
+    return Directory(entries, listed, entries.names, entries.sizes)
 
 
-_SEPARATOR: Final = b"\n"
 _ROWS: Final = 1 << 12  # records that are checked together: their columns stay in a core's cache
 
 
@@ -498,8 +498,7 @@ def _sound_records(
     )
     if not (is_sound.all() and is_sound_zip64.all()):
         return None
-    spans = zip(name_begins.tolist(), name_ends.tolist(), strict=True)
-    names = _SEPARATOR.join([data[begin:end] for begin, end in spans])
+    names = columns.lines(data, name_begins, name_ends)
     return _SoundRecords(names, header_offset, size, name_size, packed["crc32"].astype(np.int64))
 
 
@@ -514,13 +513,6 @@ def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
             found = found[raw[found + distance] == byte]
         parts.append(found.astype(np.int64, copy=False))
     return np.concatenate(parts)
-
-
-def _integers(column: NDArray[np.int64]) -> Sequence[int]:
-    """A column as a sequence of Python's own numbers, made when they are looked at."""
-    integers = array("q")
-    integers.frombytes(np.ascontiguousarray(column).data.cast("B"))
-    return integers
 
 
 def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, references, tensors
+from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 
 
@@ -38,10 +39,14 @@ def at_once(
 ) -> Sites | None:
     """What is found at once, which is what is found one by one, and breaks no rule."""
     serialized = model.SerializeToString() if data is None else data
-    found = proto.sites_at_once(model, serialized, list(sizes), list(sizes.values()))
-    if found is not None:
-        slowly = proto.check_references(model, sizes, Report())
-        assert [(key, *found[key]) for key in found] == [(key, *slowly[key]) for key in slowly]
+    at_once = proto.sites_at_once(model, serialized, list(sizes), list(sizes.values()))
+    if at_once is None:
+        return None
+    found, shapes = at_once
+    slowly = proto.check_references(model, sizes, Report())
+    assert [(key, *found[key]) for key in found] == [(key, *slowly[key]) for key in slowly]
+    one_by_one = Shapes.of(slowly[key].tensor for key in sizes)
+    assert [shapes[i] for i in range(len(shapes))] == [one_by_one[i] for i in range(len(sizes))]
     return found
 
 

@@ -1,0 +1,75 @@
+"""Data types and shapes of the tensors that stand outside a model, in columns.
+
+They are those of when the model was read: whatever becomes of its protobuf objects afterwards, a
+view has the shape that its bytes were checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from onnxarchive import columns
+from onnxarchive.model import dtypes
+from onnxarchive.model.dtypes import DataType
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import NDArray
+
+# A shape of each rank, from where it begins in bytes. A slice of an array as a tuple takes twice
+# as long.
+_SHAPES: Final = [Struct(f"={rank}q").unpack_from for rank in range(dtypes.MAX_RANK + 1)]
+
+
+class Shapes:
+    """Data types and shapes by number, each made when it is looked at."""
+
+    def __init__(
+        self,
+        data_types: NDArray[np.int64],
+        ranks: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        dims: NDArray[np.int64],
+    ) -> None:
+        """Takes the columns.
+
+        Args:
+            data_types: The number of each data type.
+            ranks: The rank of each tensor.
+            begins: Where in `dims` the dims of each begin.
+            dims: The dims of one tensor behind those of another.
+        """
+        self._data_types = data_types.astype(np.uint8).tobytes()
+        self._ranks = ranks.astype(np.uint8).tobytes()
+        self._begins = columns.integers(begins * dims.itemsize)
+        self._dims = dims.tobytes()
+
+    @classmethod
+    def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
+        """Those of some tensors; None stands for a number that nobody will look at."""
+        data_types: list[int] = []
+        ranks: list[int] = []
+        dims: list[int] = []
+        for tensor in tensors:
+            data_types.append(0 if tensor is None else tensor.data_type)
+            ranks.append(0 if tensor is None else len(tensor.dims))
+            if tensor is not None:
+                dims.extend(tensor.dims)
+        sizes = np.array(ranks, np.int64)
+        return cls(
+            np.array(data_types, np.int64),
+            sizes,
+            np.cumsum(sizes) - sizes,
+            np.array(dims, np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __getitem__(self, number: int) -> tuple[DataType, tuple[int, ...]]:
+        shape = _SHAPES[self._ranks[number]](self._dims, self._begins[number])
+        return dtypes.BY_NUMBER[self._data_types[number]], shape
