@@ -250,6 +250,27 @@ class FileData:
     file: MappedFile | None = None
     crc32: int | None = None
 
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FileData:
+        """All bytes of a file.
+
+        Raises:
+            ArchiveFormatError: It is not a regular file.
+            OSError: It cannot be opened.
+        """
+        with MappedFile(path) as file:
+            return cls(file.path, file.identity, 0, file.size)
+
+    @classmethod
+    def kept_open(cls, path: str, resources: contextlib.ExitStack) -> FileData:
+        """As `of`, of a file that stays open as long as `resources`, whatever has its path then."""
+        file = resources.enter_context(MappedFile(path))
+        return cls(file.path, file.identity, 0, file.size, file)
+
+    def part(self, offset: int, nbytes: int) -> FileData:
+        """Some of these bytes."""
+        return FileData(self.path, self.identity, self.offset + offset, nbytes, self.file)
+
     def __iter__(self) -> Iterator[memoryview]:
         return writer.pieces(self.view)
 
@@ -319,8 +340,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
         if isinstance(asset, bytes | bytearray | memoryview):
             data: Data = Stored(writer.as_bytes(asset))
         else:
-            with MappedFile(asset) as file:
-                data = FileData(file.path, file.identity, 0, file.size)
+            data = FileData.of(asset)
         items.append(Item(name, data.nbytes, partial(given_data, data)))
     return tuple(items)
 

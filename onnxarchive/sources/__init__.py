@@ -31,11 +31,11 @@ from onnxarchive.model import keys, proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
 from onnxarchive.referring import entry_data, referred
+from onnxarchive.save import FileData
 from onnxarchive.sources.places import (
     DataFile,
     DirectoryPlace,
     Place,
-    PlainFile,
     ZipPlace,
     plain,
     sha1,
@@ -130,8 +130,8 @@ class _Opening:
 
     def file(self) -> Source:
         """A `.onnx`, an archive, or a zip that another tool made."""
-        model = PlainFile.kept_open(self._path, self._resources)
-        view = model.whole()
+        model = FileData.kept_open(self._path, self._resources)
+        view = model.view
         if bytes(view[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES:
             if self._entries is not None:  # whose user may have locked it, and wait for this one
                 raise ArchiveFormatError(
@@ -199,8 +199,8 @@ class _Opening:
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """A place with the model `name` and all of `names` that belongs to it."""
         file = _listed(place, name)
-        if isinstance(file, PlainFile):
-            file = PlainFile.kept_open(file.path, self._resources)
+        if isinstance(file, FileData):
+            file = FileData.kept_open(file.path, self._resources)
         external = self._external(_parse(file), place)
         used = external.locations | {name}
         rest = [other for other in names if other not in used]
@@ -320,7 +320,7 @@ class _Parsed:
 
 
 def _parse(file: DataFile) -> _Parsed:
-    view = file.whole()
+    view = file.view
     hollow = wire.hollow(view)
     if wire.occurrences(hollow.skeleton, "graph") > 1:
         raise ArchiveFormatError(

@@ -7,17 +7,15 @@ compressed file of which a tensor is a part is inflated to a temporary file firs
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import ntpath
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import MappedFile, is_below, spool
+from onnxarchive.files import is_below, spool
 from onnxarchive.save import FileData
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
@@ -38,8 +36,9 @@ class DataFile(Protocol):
     def part(self, offset: int, nbytes: int) -> Data:
         """Some of its bytes, which lie inside the file."""
 
-    def whole(self) -> memoryview:
-        """All of its bytes as a view."""
+    @property
+    def view(self) -> memoryview:
+        """All of its bytes."""
 
 
 class Place(Protocol):
@@ -122,8 +121,7 @@ class DirectoryPlace:
                 f"{path}; copy the file there in its place"
             )
         try:
-            with MappedFile(path) as file:
-                found = PlainFile(path, file.identity, file.size)
+            found = FileData.of(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ArchiveFormatError as error:
@@ -134,42 +132,6 @@ class DirectoryPlace:
             ) from None
         self.paths.append(path)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class PlainFile:
-    """A file of its own, open while its bytes are gone through: there may be thousands.
-
-    Attributes:
-        path: Its path.
-        identity: As `MappedFile` gives it.
-        nbytes: Its size in bytes.
-        file: The file, where it stays open; else None.
-    """
-
-    path: str
-    identity: tuple[int, int]
-    nbytes: int
-    file: MappedFile | None = None
-
-    @classmethod
-    def kept_open(cls, path: str, resources: contextlib.ExitStack) -> PlainFile:
-        """The file at a path, which stays open as long as `resources`, whatever has its path then.
-
-        Raises:
-            ArchiveFormatError: It is not a regular file.
-            OSError: It cannot be opened.
-        """
-        file = resources.enter_context(MappedFile(path))
-        return cls(file.path, file.identity, file.size, file)
-
-    def part(self, offset: int, nbytes: int) -> FileData:
-        """As `DataFile.part`."""
-        return FileData(self.path, self.identity, offset, nbytes, self.file)
-
-    def whole(self) -> memoryview:
-        """As `DataFile.whole`."""
-        return self.part(0, self.nbytes).view
 
 
 class ZipPlace:
@@ -214,10 +176,11 @@ class _ZippedFile:
     def part(self, offset: int, nbytes: int) -> Data:
         if (offset, nbytes) == (0, self.nbytes):
             return _Inflated(self._view, self._entry)
-        return Stored(self.whole()[offset : offset + nbytes])
+        return Stored(self.view[offset : offset + nbytes])
 
-    def whole(self) -> memoryview:
-        """As `DataFile.whole`; of a temporary file where the entry is compressed."""
+    @property
+    def view(self) -> memoryview:
+        """As `DataFile.view`; of a temporary file where the entry is compressed."""
         if self._spooled is None:
             if self._entry.method == METHOD_STORED:
                 for _ in inflate(self._view, self._entry):
