@@ -254,8 +254,6 @@ class Archive:
 
     def _read(self, file: MappedFile, max_model_nbytes: int) -> None:
         self._found = Snapshot(file, max_model_nbytes)
-        if self._tensors is not None:
-            self._tensors.index(self._found)
 
     @property
     def file(self) -> MappedFile:
@@ -278,13 +276,14 @@ class Archive:
 
         It is the archive's own, parsed once: copy it before changing it.
         """
-        self._found.sites.keep()
-        return self._found.model
+        found = self._found
+        found.sites.keep()  # before anybody changes the model
+        return found.model
 
     @property
     def metadata(self) -> Mapping[str, str]:
         """The model's metadata (`metadata_props`) by key; of a key that is there twice the last."""
-        return proto.metadata(self.model)
+        return proto.metadata(self._found.model)
 
     @property
     def records(self) -> Records:
@@ -305,7 +304,7 @@ class Archive:
         See `Tensors` for names that several graphs have.
         """
         if self._tensors is None:
-            self._tensors = Tensors(self, self._found)
+            self._tensors = Tensors(self)
         return self._tensors
 
     @property
@@ -493,14 +492,18 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     ones and strings, are here as well.
     """
 
-    def __init__(self, archive: Archive, found: Snapshot) -> None:
-        """Indexes the initializers of an archive as it was found."""
+    def __init__(self, archive: Archive) -> None:
+        """Shows the initializers of an archive."""
         self._archive = archive
-        self.index(found)
+        self._last: _Index | None = None
 
-    def index(self, found: Snapshot) -> None:
-        """Looks at another state of the archive, from one moment to the next."""
-        self._index = _Index(found)
+    @property
+    def _index(self) -> _Index:
+        """Where they are in the archive as it is now; looked for when it is another."""
+        found, index = self._archive._found, self._last
+        if index is None or index.found is not found:
+            index = self._last = _Index(found)
+        return index
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.
@@ -508,7 +511,9 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        index = self._index
+        return self._site(self._index, name)
+
+    def _site(self, index: _Index, name: str) -> Site:
         site = index.site(name)
         if site is None:
             raise self._archive._not_found(index.why_not(name))
@@ -524,7 +529,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         number = index.number_of.get(name)
         if number is not None:
             return index.found.entries.names[number]
-        self.site(name)
+        self._site(index, name)
         return None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -542,7 +547,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         number = index.number_of.get(name)
         if number is not None:
             return index.found.array(number)
-        site = self.site(name)
+        site = self._site(index, name)
         tensor = site.tensor
         data_type = tensors.stored_type(tensor)
         with naming(self._archive.path):
@@ -565,7 +570,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return len(index.names) + len(index.others)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._index.site(name) is not None
+        index = self._index
+        return isinstance(name, str) and (name in index.number_of or index.site(name) is not None)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._archive!r}>"
@@ -592,9 +598,10 @@ class _Index:
         else:
             numbers = map(entries.index_of.__getitem__, stored.names)
         self.number_of = dict(zip(map(names.__getitem__, stored.indexes), numbers, strict=True))
-        for key, site in stored.others.items():
-            if site.is_initializer:
-                self.number_of[site.name] = entries.index_of[key]
+        for key, (_, tensor) in stored.others.items():
+            other = self.others.get(tensors.text(tensor.name))
+            if other is not None and other.tensor is tensor:
+                self.number_of[other.name] = entries.index_of[key]
         self._indexes: Sequence[int] = range(len(names))
         self._ambiguous: set[str] = set()
         if len({*names, *self.others}) != len(names) + len(sites):
@@ -603,7 +610,7 @@ class _Index:
     def _leave_out_ambiguous(self, names: Sequence[str]) -> None:
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
         self._indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
-        self.names = [names[i] for i in self._indexes]
+        self.names = [self.names[i] for i in self._indexes]
         for name in ambiguous:
             self.others.pop(name, None)
             self.number_of.pop(name, None)

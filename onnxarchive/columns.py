@@ -15,6 +15,7 @@ _NEWLINE: Final = ord("\n")
 _ROWS: Final = 1 << 10  # spans that are gathered together
 _MAX_SIZE: Final = 1 << 16  # bytes of theirs, whose places take 8 bytes each
 
+
 def integers(column: NDArray[np.int64]) -> Sequence[int]:
     """A column as a sequence of Python's own numbers, made when they are looked at.
 
@@ -26,7 +27,13 @@ def integers(column: NDArray[np.int64]) -> Sequence[int]:
 
 
 def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:
-    """The bytes from each of `begins` to its end, one to a line, without a newline at the end."""
+    """Bytes from many places, one to a line, without a newline at the end; a copy.
+
+    Args:
+        data: The bytes.
+        begins: Where each line begins in them.
+        ends: Where it ends, behind its begin and inside `data`.
+    """
     parts = range(0, len(begins), _ROWS)
     return b"\n".join([_lines(data, begins[i : i + _ROWS], ends[i : i + _ROWS]) for i in parts])
 

@@ -269,6 +269,34 @@ def test_an_ambiguous_name_in_the_model_says_where_it_stands(branches: Archive) 
         assert where in str(caught.value)
 
 
+@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_a_branch_that_is_removed_in_memory_gives_its_name_no_other_tensor(
+    branches: Archive, left: int, is_indexed: bool
+) -> None:
+    if is_indexed:
+        assert "w" not in branches.tensors
+    del branches.model.graph.node[0].attribute[1 - left]
+    if is_indexed:
+        assert "w" not in branches.tensors
+    else:
+        expected = numpy_helper.to_array(raw_tensor("w", dims=(300,), seed=left + 1))
+        assert branches.tensors["w"].tobytes() == expected.tobytes()
+        assert branches.tensors.key("w") == ("w", "w_2")[left]
+        assert branches.tensors.site("w").path[2] == ("attribute", 0)
+
+
+def test_what_the_model_in_memory_has_no_more_is_no_tensor(branches: Archive) -> None:
+    del branches.model.graph.node[:]
+    assert list(branches.tensors) == ["own"]
+    for name in ("w", "own1", "b"):
+        assert name not in branches.tensors
+        with pytest.raises(TensorNotFoundError, match=name):
+            branches.tensors[name]
+        with pytest.raises(TensorNotFoundError, match=name):
+            branches.tensors.key(name)
+
+
 def test_three_graphs_may_have_the_same_name(path: Path) -> None:
     model = model_of(raw_tensor("w", dims=(300,)))
     for seed in (1, 2):
@@ -504,19 +532,23 @@ def test_a_model_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
 
 @pytest.mark.parametrize("dims", [[1000], [8, 8], [1 << 40], [-3], []])
 @pytest.mark.parametrize("data_type", [onnx.TensorProto.FLOAT, onnx.TensorProto.INT4])
+@pytest.mark.parametrize("is_usual", [True, False])
 def test_a_shape_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
-    tmp_path: Path, dims: list[int], data_type: int
+    tmp_path: Path, dims: list[int], data_type: int, is_usual: bool
 ) -> None:
     path = tmp_path / "model.onnxa"
     array = np.arange(32).reshape(4, 8).astype(dtypes.BY_NUMBER[data_type].dtype)
-    with onnxarchive.Writer(path) as writer:
-        writer.add("w", array)
-        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
+    weight = numpy_helper.from_array(array, "w")
+    model = model_of(weight)
+    if not is_usual:  # which is looked at tensor by tensor
+        model.graph.node.append(node(attribute("value", t=weight)))
+    onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        (tensor,) = archive.model.graph.initializer
-        tensor.dims[:] = dims
-        tensor.data_type = onnx.TensorProto.DOUBLE
-        for found in (archive.tensors["w"], archive.tensor("w")):
+        assert len(archive.sites) == 2 - is_usual
+        for site in archive.sites.values():
+            site.tensor.dims[:] = dims
+            site.tensor.data_type = onnx.TensorProto.DOUBLE
+        for found in (archive.tensors["w"], *map(archive.tensor, archive.sites)):
             assert (found.dtype, found.shape) == (array.dtype, array.shape)
             assert found.tobytes() == array.tobytes()
 

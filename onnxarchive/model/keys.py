@@ -119,12 +119,12 @@ def _derive(name: str) -> str:
 _TOGETHER: Final = 1 << 12  # names that are matched at once; what that takes is then little
 _OTHER, _COMMA, _DIGIT, _LETTER = range(4)  # what a byte of names is that have commas between them
 _KINDS: Final = np.full(1 << 8, _OTHER, np.uint8)
-for _kind, _bytes in (
+for _kind, _characters in (
     (_COMMA, ","),
     (_DIGIT, string.digits),
     (_LETTER, string.ascii_letters + "_"),
 ):
-    _KINDS[np.frombuffer(_bytes.encode(), np.uint8)] = _kind
+    _KINDS[np.frombuffer(_characters.encode(), np.uint8)] = _kind
 
 
 def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
@@ -152,7 +152,7 @@ def _are_formed_as_keys(names: bytes, count: int) -> bool:
     begins = np.append(0, ends[:-1] + 1)
     underscore = ord(_RESERVED_PREFIX[0])
     return bool(
-        (kinds[begins] == _LETTER).all()
+        (kinds[begins] == _LETTER).all()  # so that none is empty
         and (ends - begins).max() <= MAX_KEY_SIZE
         and not ((raw[begins] == underscore) & (raw[begins + 1] == underscore)).any()
     )

@@ -178,7 +178,7 @@ def sites_at_once(
         The tensors by key, and their data types and shapes in the order of `keys`.
     """
     found = references.read(data)
-    if found is None or len(found.indexes) != len(keys):
+    if found is None or not len(found.indexes) == len(keys) == len({*keys}):
         return None
     located: Sequence[str] = keys
     numbers = np.arange(len(keys))  # of the key that each tensor names
@@ -198,7 +198,7 @@ def sites_at_once(
     if len(initializers) != found.count:
         return None
     sites = Sites(initializers, located, columns.integers(found.indexes))
-    return sites, found.shapes(np.argsort(numbers, kind="stable"))
+    return sites, found.shapes(np.argsort(numbers))  # of each key the tensor that names it
 
 
 def check_references(

@@ -1,4 +1,4 @@
-"""What the initializers of a serialized model refer to, read from the wire all at once.
+"""What the initializers of a serialized model are and refer to, read from the wire all at once.
 
 A protobuf object takes microseconds for each tensor and each of its fields. Here numpy looks at one
 field of all initializers of the main graph at a time, so that a model of many tensors opens about
@@ -73,8 +73,8 @@ def read(model: bytes) -> References | None:
         model: A serialized ModelProto, which protobuf has parsed.
 
     Returns:
-        What they refer to; None where that breaks a rule, or where there is something unusual:
-        many fields, fields twice, more than a location in `external_data`.
+        What they are and refer to; None where that breaks a rule, or where there is something
+        unusual: many fields, fields twice, more than a location in `external_data`.
     """
     raw = np.frombuffer(model, np.uint8)
     try:
@@ -250,7 +250,7 @@ _ROWS: Final = 1 << 12  # tensors that are looked at together: their columns sta
 
 
 def _references(model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> References:
-    """What some tensors refer to."""
+    """What some tensors are and refer to."""
     count = len(begins)
     fields = {tag: np.full(count, _UNSET) for tag in (_DATA_TYPE, _DATA_LOCATION, _EXTERNAL_DATA)}
     location_ends = np.zeros(count, np.int64)
@@ -272,7 +272,7 @@ def _references(model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Num
             is_empty[rows] |= numbers == 0
             with np.errstate(over="ignore"):  # what is infinite is too large
                 elements[rows] *= np.maximum(numbers, 1)
-            dims.append((rows, ranks[rows].copy(), numbers))
+            dims.append((rows, ranks[rows].copy(), numbers))  # a slice is a view
             ranks[rows] += 1
         elif tag in _DATA:
             is_held[rows] = True

@@ -50,7 +50,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
-        """Those of some tensors; None stands for a number that nobody will look at."""
+        """Those of tensors that break no rule; None is a number that nobody will look at."""
         data_types: list[int] = []
         ranks: list[int] = []
         dims: list[int] = []

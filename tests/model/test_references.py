@@ -39,14 +39,15 @@ def at_once(
 ) -> Sites | None:
     """What is found at once, which is what is found one by one, and breaks no rule."""
     serialized = model.SerializeToString() if data is None else data
-    at_once = proto.sites_at_once(model, serialized, list(sizes), list(sizes.values()))
-    if at_once is None:
+    both = proto.sites_at_once(model, serialized, list(sizes), list(sizes.values()))
+    if both is None:
         return None
-    found, shapes = at_once
+    found, shapes = both
     slowly = proto.check_references(model, sizes, Report())
     assert [(key, *found[key]) for key in found] == [(key, *slowly[key]) for key in slowly]
     one_by_one = Shapes.of(slowly[key].tensor for key in sizes)
-    assert [shapes[i] for i in range(len(shapes))] == [one_by_one[i] for i in range(len(sizes))]
+    assert len(shapes) == len(one_by_one) == len(sizes)
+    assert all(shapes[number] == one_by_one[number] for number in range(len(sizes)))
     return found
 
 
@@ -107,6 +108,20 @@ def test_usual_tensors_are_read_at_once(found: list[TensorProto]) -> None:
     indexes = read.indexes.tolist()
     locations = [tensors.location(model.graph.initializer[index]) for index in indexes]
     assert locations == list(sizes)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 12])
+def test_tensors_that_are_looked_at_in_parts_are_those_of_the_whole(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = ((2, 3), (5,), (), (7, 1, 4), (0, 9))
+    own = [tensor_of(f"w{index}", dims=dims) for index, dims in enumerate(shapes)]
+    model = model_of(*_held(), own[0], *_held()[:2], *own[1:4], *_held()[:4], own[4])
+    sizes = sizes_of(model)
+    assert (len(model.graph.initializer) - 4) % 3 == 0
+    monkeypatch.setattr(references, "_ROWS", rows)
+    for keys in (sorted(sizes), ["w2", "w0", "w4", "w1", "w3"]):
+        assert at_once(model, {key: sizes[key] for key in keys}) is not None
 
 
 def test_large_tensors_are_read_at_once() -> None:
@@ -195,6 +210,11 @@ def test_what_breaks_a_rule_is_left_to_those_who_look_at_each(model: onnx.ModelP
     data = model.SerializeToString()
     for keys in (["w", "v"], ["v", "w"]):
         assert proto.sites_at_once(model, data, keys, [16, 16]) is None
+
+
+def test_a_key_that_stands_twice_is_left_to_those_who_look_at_each() -> None:
+    model = model_of(tensor_of("w"), tensor_of("w"))
+    assert proto.sites_at_once(model, model.SerializeToString(), ["w", "w"], [16, 16]) is None
 
 
 @pytest.mark.parametrize(

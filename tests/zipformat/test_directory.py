@@ -137,6 +137,22 @@ def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: i
     assert found.records.common(0, len(named)) == [record.pack()[6:30] for record in image.records]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_records_that_are_checked_in_parts_are_those_of_the_whole(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [3, GIB_4 - 2, 0, 100, 70, 7]
+    image = Image.of([(f"key{10**index}", nbytes) for index, nbytes in enumerate(sizes)])
+    expected = inspect(image.file(), Report())
+    monkeypatch.setattr(directory, "_ROWS", rows)
+    assert expected is not None
+    assert list(expected.entries.sizes) == sizes
+    file = image.file()
+    bounds = directory.locate(file.read(file.size - 100, 100), file.size, Report())
+    assert bounds is not None
+    assert directory._read_at_once(file.read(bounds.offset, bounds.size), bounds) == expected
+
+
 def test_an_archive_without_entries_is_located() -> None:
     found = inspect(Image.of([]).file(), Report())
     assert found is not None
