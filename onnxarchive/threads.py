@@ -53,14 +53,17 @@ def for_each(
         jobs: How many threads there are at most.
     """
     total = sum(sizes)
-    is_shared = jobs > 1 and total >= _LEAST_SIZE * len(items)
-    executor = _executor(jobs) if is_shared else None
+    count = min(jobs, len(items))
+    if count > 1 and total >= _LEAST_SIZE * len(items):
+        executor, count = _executor(count)
+    else:
+        executor = None
     if executor is None:
         for item in items:
             work(item)
         return
     starts = [0, *accumulate(sizes)]
-    bounds = [bisect_left(starts, total * number // jobs) for number in range(jobs)]
+    bounds = [bisect_left(starts, total * number // count) for number in range(count)]
     bounds.append(len(items))
     has_failed = Event()
 
@@ -71,8 +74,8 @@ def for_each(
             work(item)
 
     with executor:
-        runs = [executor.submit(run, *share) for share in pairwise(bounds)]
         try:
+            runs = [executor.submit(run, *share) for share in pairwise(bounds)]
             for each in runs:
                 each.result()
         except BaseException:
@@ -97,7 +100,7 @@ def in_order(
         jobs: How many threads there are at most, the caller's among them.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
-    executor = _executor(jobs - 1) if jobs > 1 and coming else None
+    executor, _ = _executor(min(jobs - 1, len(coming)))
     if executor is None:
         yield from map(work, items)
         return
@@ -120,14 +123,31 @@ def in_order(
         executor.shutdown(cancel_futures=True)
 
 
-def _executor(count: int) -> ThreadPoolExecutor | None:
-    """Up to `count` threads; None where none starts: Python ends, or the system has no more."""
+def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
+    """Up to `count` threads, all of them started, and how many they are.
+
+    They are fewer where the system has no more, and None where there is not one, as when Python
+    ends.
+    """
+    if not count:
+        return None, 0
     try:
         # It takes as long to import as an archive to open.
         from concurrent.futures import ThreadPoolExecutor
-
-        executor = ThreadPoolExecutor(count)
-        executor.submit(int)  # which starts one
+    except RuntimeError:  # Python ends
+        return None, 0
+    executor = ThreadPoolExecutor(count)
+    are_started = Event()
+    started = 0
+    try:
+        while started < count:
+            executor.submit(are_started.wait)
+            started += 1
     except RuntimeError:
-        return None
-    return executor
+        pass  # there are no more
+    finally:
+        are_started.set()
+    if started == count:
+        return executor, count
+    executor.shutdown()
+    return _executor(started)

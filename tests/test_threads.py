@@ -215,3 +215,53 @@ def test_where_no_thread_starts_the_callers_does_all(
     threads.for_each(range(4), [LARGE] * 4, done.append, 3)
     assert done == list(range(4))
     assert list(threads.in_order(range(4), [LARGE] * 4, str, 3)) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("available", [1, 2, 3])
+def test_where_some_threads_start_they_do_the_work(
+    monkeypatch: pytest.MonkeyPatch, available: int
+) -> None:
+    start = threading.Thread.start
+    before = threading.active_count()
+
+    def start_some(thread: threading.Thread) -> None:
+        if threading.active_count() == before + available:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    done: list[int] = []
+    workers: set[int] = set()
+
+    def work(item: int) -> str:
+        workers.add(threading.get_ident())
+        done.append(item)
+        return str(item)
+
+    assert list(threads.in_order(range(40), [LARGE] * 40, work, 9)) == [*map(str, range(40))]
+    assert sorted(done) == list(range(40))
+    done.clear()
+    workers.clear()
+    threads.for_each(range(40), [LARGE] * 40, lambda item: done.append(int(work(item))), 9)
+    assert sorted({*done}) == list(range(40))
+    assert threading.get_ident() not in workers
+    assert len(workers) <= available
+    assert threading.active_count() == before
+
+
+def test_there_are_no_more_threads_than_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_and_note(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_note)
+    threads.for_each(range(3), [LARGE] * 3, lambda item: None, 1000)
+    assert len(started) == 3
+    assert list(threads.in_order(range(3), [LARGE] * 3, str, 1000)) == ["0", "1", "2"]
+    assert len(started) == 6
+    threads.for_each([], [], lambda item: None, 1000)
+    threads.for_each([1], [LARGE], lambda item: None, 1000)
+    assert len(started) == 6
