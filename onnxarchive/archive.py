@@ -254,6 +254,8 @@ class Archive:
 
     def _read(self, file: MappedFile, max_model_nbytes: int) -> None:
         self._found = Snapshot(file, max_model_nbytes)
+        if self._tensors is not None:
+            self._tensors.forget()
 
     @property
     def file(self) -> MappedFile:
@@ -504,6 +506,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         if index is None or index.found is not found:
             index = self._last = _Index(found)
         return index
+
+    def forget(self) -> None:
+        """Lets go of the archive as it was."""
+        self._last = None
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.

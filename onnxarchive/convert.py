@@ -80,10 +80,11 @@ def convert(
 ) -> Conversion:
     """Converts a model to an archive.
 
-    What the source is, is told by its content. Its files are streamed, tensors of more than 32 MiB
-    from a map, so that weights are never in memory as a whole, and the source is not changed. Files
-    of a zip, or directly in a directory, that no tensor names are left out with a warning, but for
-    those below `assets/`, which are kept.
+    What the source is, is told by its content. Its files are streamed, large tensors from a map, so
+    that weights are never in memory as a whole, and the source is not changed. Files of a zip, or
+    directly in a directory, that no tensor names are left out with a warning, but for those below
+    `assets/`, which are kept. A link is read as any `.onnx` with external data: that its archive
+    has not been changed since, `onnxarchive.check_link` tells.
 
     Args:
         source: A `.onnx`, whose external data is looked for in its directory and below; a

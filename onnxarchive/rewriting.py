@@ -20,7 +20,7 @@ import onnx
 
 from onnxarchive import journal
 from onnxarchive.archive import Archive
-from onnxarchive.errors import shown
+from onnxarchive.errors import ChecksumError, shown
 from onnxarchive.files import (
     Replacement,
     clone,
@@ -29,6 +29,7 @@ from onnxarchive.files import (
 from onnxarchive.journal import Positioned, Span
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
+from onnxarchive.model.tensors import Site
 from onnxarchive.referring import (
     EntryData,
     entry_data,
@@ -61,8 +62,6 @@ __all__ = ["Model", "Options", "write_changed_model", "write_model", "write_tens
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 
-# The name of the entry whose data begins at an offset and has a size, both in bytes.
-_Places: TypeAlias = dict[tuple[int, int], str]
 # A new model: one whose tensors may refer to the archive, or the path of a .onnx.
 Model: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 
@@ -97,7 +96,7 @@ def write_model(archive: Archive, descriptor: int, model: Model, options: Option
         elif isinstance(model, str | os.PathLike):
             require_no_input(archive.path, [os.fspath(model)])  # which is locked
             source = resources.enter_context(open_source(model, archive=archive))
-            given = _Given(source.model, source.resolve)
+            given = _Given(source.model, _by_entry(source.resolve, archive))
         else:
             raise TypeError(
                 f"expected an onnx.ModelProto or the path of a .onnx, found {type(model)}"
@@ -170,6 +169,25 @@ class _Given:
     resolve: Resolve
 
 
+def _by_entry(resolve: Resolve, archive: Archive) -> Resolve:
+    """`resolve`, but what lies in the archive, as a link's does, is an entry of known CRC-32."""
+    name_of = {
+        (entry.data_offset, entry.nbytes): name
+        for name, entry in archive.entries.items()
+        if name != MODEL_PROTO
+    }
+
+    def resolve_by_entry(site: Site) -> Data:
+        data = resolve(site)
+        if isinstance(data, FileData) and data.identity == archive.file.identity:
+            name = name_of.get((data.offset, data.nbytes))
+            if name is not None:
+                return entry_data(archive, name)
+        return data
+
+    return resolve_by_entry
+
+
 def _plan(archive: Archive, given: _Given, threshold: int, convert_attribute: bool) -> Plan:
     """The archive that `save` would make of the model."""
     return plan_archive(
@@ -221,25 +239,23 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
 
 def _kept(plan: Plan, archive: Archive) -> int:
     """How many entries of the archive a plan begins with."""
-    places = _places(archive)
     pairs = zip(plan.items, archive.entries, strict=False)
     return sum(
         1
         for _ in takewhile(
-            lambda pair: pair[0].name == pair[1] and _is_entry(pair[0], archive, places), pairs
+            lambda pair: pair[0].name == pair[1] and _is_entry(pair[0], archive), pairs
         )
     )
 
 
-def _is_entry(item: Item, archive: Archive, places: _Places) -> bool:
+def _is_entry(item: Item, archive: Archive) -> bool:
     """Whether an item has the bytes of the archive's entry of its name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
         return False
     data = item.data()
-    source = _entry_of(data, archive, places)
-    if source is not None:
-        return source == item.name
+    if isinstance(data, EntryData):
+        return data.name == item.name
     crc32 = 0
     for piece in data:
         crc32 = writer.crc32(piece, crc32)
@@ -251,19 +267,6 @@ def _is_entry(item: Item, archive: Archive, places: _Places) -> bool:
             return False
         offset += len(piece)
     return True
-
-
-def _entry_of(data: Data, archive: Archive, places: _Places) -> str | None:
-    """The entry of the archive that data is, or None where it lies elsewhere."""
-    if isinstance(data, EntryData):
-        return data.name
-    if isinstance(data, FileData) and data.identity == archive.file.identity:
-        return places.get((data.offset, data.nbytes))
-    return None
-
-
-def _places(archive: Archive) -> _Places:
-    return {(entry.data_offset, entry.nbytes): name for name, entry in archive.entries.items()}
 
 
 def _plan_in_archive_order(
@@ -278,12 +281,12 @@ def _plan_in_archive_order(
     before = _plan(archive, _Given(archive.model, resolver(archive, *placing)), *placing)
     if _keeps_all(before, archive):
         return None
-    stored, places = {}, _places(archive)
+    stored = {}
     for site in tensors.walk(given.model):
         if site.tensor.data_location == tensors.EXTERNAL:
-            name = _entry_of(given.resolve(site), archive, places)
-            if name is not None:
-                stored[site.path] = name
+            data = given.resolve(site)
+            if isinstance(data, EntryData):
+                stored[site.path] = data.name
     if sorted(stored.values()) != sorted(archive.sites):
         return None
     items, copy, held = plan_items(
@@ -385,8 +388,15 @@ def _replace_entry(
     def write(target: int) -> int:
         positioned = Positioned(target, entry.header_offset)
         positioned.write(memoryview(replace(unpacked, crc32=crc32).pack()))
+        written_crc32 = 0
         for piece in writer.pieces(data):
+            written_crc32 = writer.crc32(piece, written_crc32)
             positioned.write(piece)
+        if written_crc32 != crc32:
+            raise ChecksumError(
+                f"{archive.path}: entry {shown(key)}: expected an array that nobody changes while "
+                f"it is written, with CRC-32 {crc32:#010x}, found {written_crc32:#010x}"
+            )
         end = Positioned(target, offset)
         zip_writer = ZipWriter(end, alignment=archive.alignment, kept=kept, offset=offset)
         return stream(Plan((), plan.model), zip_writer, progress)

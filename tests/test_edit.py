@@ -44,6 +44,7 @@ from onnxarchive.errors import (
     TensorNotFoundError,
 )
 from onnxarchive.recovery import Recovery, recover
+from onnxarchive.zipformat.records import LocalHeader
 
 MODEL = "__MODEL_PROTO"
 NAME = "ein Möbel 重み.onnxa"
@@ -1115,20 +1116,61 @@ def test_weights_are_neither_read_nor_written(path: Path, way: dict[str, Any]) -
         lambda path: replace_model(path, referring(path), size_threshold=2000, compact=True),
         lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
         lambda path: replace_model(path, weights(3)),
+        lambda path: replace_model(path, path.with_name("link.onnx"), copy=True),
+        lambda path: replace_model(path, path.with_name("shorter.onnx"), compact=True),
+        lambda path: replace_model(
+            path, path.with_name("link.onnx"), size_threshold=2000, compact=True
+        ),
     ],
-    ids=["copy", "compact", "into the model", "another tensor", "compared"],
+    ids=[
+        "copy",
+        "compact",
+        "into the model",
+        "another tensor",
+        "compared",
+        "copy by a link",
+        "compact by a link",
+        "into the model by a link",
+    ],
 )
 def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
     path: Path, no_clones: None, change: Callable[[Path], None]
 ) -> None:
     onnxarchive.save(weights(3), path)
+    link, shorter = path.with_name("link.onnx"), path.with_name("shorter.onnx")
+    onnxarchive.link(path, link)
+    model = onnx.load(link, load_external_data=False)
+    del model.graph.initializer[0]
+    shorter.write_bytes(model.SerializeToString())
     flip_byte(path, entry(path, "w2").data_offset + 50)
     before = path.read_bytes()
     with pytest.raises((ChecksumError, ValueError), match=r"0x|other contents") as caught:
         change(path)
     assert isinstance(caught.value, ChecksumError) or "other contents" in str(caught.value)
     assert path.read_bytes() == before
+    assert sorted(os.listdir(path.parent)) == sorted(map(os.path.basename, (path, link, shorter)))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothing(
+    path: Path, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(weights(3), path)
+    before = path.read_bytes()
+    array = np.zeros(300, np.float32)
+    unpack = LocalHeader.unpack
+
+    def unpack_and_change(data: bytes, offset: int) -> Any:  # which comes after the CRC-32
+        array[7] = 1
+        return unpack(data, offset)
+
+    monkeypatch.setattr(LocalHeader, "unpack", unpack_and_change)
+    with pytest.raises(ChecksumError, match=r"'w1'.*0x"):
+        replace_tensor(path, "w1", array, in_place=in_place)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+    onnxarchive.open(path).verify()
 
 
 def test_a_damaged_tensor_can_be_replaced(path: Path) -> None:
