@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
+from typing import IO, Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
 
 from onnxarchive import locking
 from onnxarchive.errors import ArchiveFormatError
@@ -182,7 +182,7 @@ class MappedFile:
             if _POPULATED is None:
                 self._view[:: mmap.PAGESIZE].tobytes()  # a byte of each page brings the page
         elif hasattr(mmap, "MADV_WILLNEED"):
-            mapped = self.reaching(self.size).obj
+            mapped = self.reaching(0).obj
             with contextlib.suppress(OSError):  # it is an advice
                 if isinstance(mapped, mmap.mmap):
                     mapped.madvise(mmap.MADV_WILLNEED)
@@ -525,8 +525,10 @@ def reserve(file: BinaryIO, nbytes: int) -> None:
     Raises:
         OSError: The disk has no room for them.
     """
+    if not nbytes or _file_system(file.fileno()) not in _RESERVING:
+        return
     allocate = _fallocate()
-    if allocate is None or not nbytes or _file_system(file.fileno()) not in _RESERVING:
+    if allocate is None:
         return
     error = allocate(file.fileno(), nbytes)
     if error in _NO_SPACE:
@@ -591,17 +593,30 @@ def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
         OSError: It cannot be made, or the disk is full; the directory is named.
     """
     size = 0
-    try:
-        with tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory) as file:
+    with _unnamed(directory) as file:
+        try:
             for piece in pieces:
                 size += file.write(piece)
             file.flush()
             if not size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+        except OSError as error:
+            if error.filename is None:  # else it is of what is read
+                error.filename = _name_of_unnamed(directory)
+            raise
+
+
+def _unnamed(directory: str | None) -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory)
     except OSError as error:
-        error.filename = f"a temporary file in {directory or tempfile.gettempdir()}"
+        error.filename = _name_of_unnamed(directory)
         raise
+
+
+def _name_of_unnamed(directory: str | None) -> str:
+    return f"a temporary file in {directory or tempfile.gettempdir()}"
 
 
 def is_below(path: str, directory: str) -> bool:

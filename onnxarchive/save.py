@@ -12,6 +12,7 @@ import itertools
 import mmap
 import os
 import unicodedata
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 # Tensors of attributes and the like of this many bytes or more are written from where they lie.
 _HELD_SIZE = 1 << 20
+_MAX_MAPPED = 64  # files of such tensors: each map has a descriptor
 # Up to this many bytes, threads copy data and so go through it once. What is larger is as fast
 # through a map, since the memory for a copy would be new each time.
 _COPIED_SIZE = 1 << 25
@@ -442,7 +444,7 @@ def plan_items(
     assigned = assigned or Keys()
     locations = dict(stored or {})
     small: dict[Path, bytes] = {}
-    held: dict[str, memoryview] = {}
+    held = _Held()
     idle: list[Path] = []
     items: list[Item] = []
     for site in tensors.walk(model):
@@ -460,9 +462,7 @@ def plan_items(
         elif is_external and nbytes < _HELD_SIZE:
             small[site.path] = b"".join(_verified(site, resolve(site)))
         elif is_external:
-            location = f"{wire.SPAN_LOCATION}{len(held)}"
-            locations[site.path] = location
-            held[location] = _contiguous(_verified(site, resolve(site)), temporary)
+            locations[site.path] = held.add(_verified(site, resolve(site)))
         elif tensor.external_data:
             idle.append(site.path)
     copy = tensors.with_locations(model, locations)
@@ -470,7 +470,7 @@ def plan_items(
         tensors.set_raw_data(tensors.at(copy, path), data)
     for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
         tensors.at(copy, path).ClearField("external_data")
-    return tuple(items), copy, held
+    return tuple(items), copy, held.views(temporary)
 
 
 def _verified(site: Site, data: Data) -> Data:
@@ -488,13 +488,62 @@ def _verified(site: Site, data: Data) -> Data:
     return data
 
 
-def _contiguous(data: Data, temporary: str | None) -> memoryview:
-    """The bytes as one view of a map: of where they lie, or else of a temporary file."""
-    if isinstance(data, FileData):
-        return data.view
-    if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
-        return data.view
-    return spool(data, temporary)
+class _Held:
+    """Bytes of large tensors that are to stay in the model, each as one view of a map.
+
+    They are mapped where they lie, what is not in a file or in too many files goes into one that is
+    temporary.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[memoryview | Data] = []
+        self._maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
+
+    def add(self, data: Data) -> str:
+        """Takes the bytes of a tensor, and gives the location that it has until they are put in."""
+        self._found.append(self._mapped(data))
+        return f"{wire.SPAN_LOCATION}{len(self._found) - 1}"
+
+    def _mapped(self, data: Data) -> memoryview | Data:
+        if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
+            return data.view
+        if not isinstance(data, FileData):
+            return data
+        if data.file is not None:
+            return data.view
+        file = data.path, data.identity
+        whole = self._maps.get(file)
+        if whole is not None and data.offset + data.nbytes <= whole.nbytes:
+            return whole[data.offset : data.offset + data.nbytes]
+        if len(self._maps) == _MAX_MAPPED:
+            return data
+        view = data.view
+        self._maps[file] = memoryview(view.obj)
+        return view
+
+    def views(self, temporary: str | None) -> dict[str, memoryview]:
+        """The bytes by location.
+
+        Args:
+            temporary: The directory for the temporary file; None for the system's.
+        """
+        waiting = [data for data in self._found if not isinstance(data, memoryview)]
+        sizes: deque[int] = deque()
+
+        def pieces() -> Iterator[memoryview]:
+            for data in waiting:
+                sizes.append(0)
+                for piece in data:
+                    sizes[-1] += piece.nbytes
+                    yield piece
+
+        spooled = spool(pieces(), temporary) if waiting else memoryview(b"")
+        views = {}
+        for number, data in enumerate(self._found):
+            if not isinstance(data, memoryview):
+                data, spooled = spooled[: sizes[0]], spooled[sizes.popleft() :]
+            views[f"{wire.SPAN_LOCATION}{number}"] = data
+        return views
 
 
 def _raw_data(site: Site) -> Data:

@@ -182,7 +182,12 @@ def test_files_are_dropped_from_the_cache_if_asked(tmp_path: Path) -> None:
     if not hasattr(os, "posix_fadvise"):
         pytest.skip("this system has no posix_fadvise")
     told = tmp_path / "told.json"
-    done = run(tmp_path, "--only", "verify", "--rounds", "2", "--cold", "--json", os.fspath(told))
+    rehearses = "import os\ndef fork():\n    raise AssertionError('what was dropped comes back')\n"
+    done = run(
+        tmp_path,
+        *("--only", "verify", "--rounds", "2", "--cold", "--json", os.fspath(told)),
+        sitecustomize=f"{rehearses}os.fork = fork\n",
+    )
     assert done.returncode == 0, done.stderr
     rounds = json.loads(told.read_text())["cases"]["verify"]["rounds"]
     assert [len(figures) for figures in rounds.values()] == [2 * CASES["verify"].times] * 2
@@ -328,7 +333,8 @@ def test_beside_the_ratio_of_rounds_stands_that_of_the_best_figures(
 def test_another_way_begins_in_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
 
-    def take(case: str, name: str, folder: Path, scale: float) -> Figures:
+    def take(case: str, name: str, folder: Path, scale: float, *, rehearses: bool) -> Figures:
+        assert rehearses
         taken.append(name)
         return Figures(len(taken), 1)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import resource
@@ -746,3 +747,31 @@ def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
     with pytest.raises(ValueError, match="leads"):
         onnxarchive.export(path, path.parent / "q.onnx", external_data="q.data")
     assert (path.parent / "q.data").read_bytes() == b"old"
+
+
+# Tensors that stay in the model
+
+
+@pytest.mark.parametrize("file_count", [1, 2, 150])
+def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_count: int
+) -> None:
+    monkeypatch.setattr(importlib.import_module("onnxarchive.save"), "_HELD_SIZE", 64)
+    tensors = [raw_tensor(f"w{index}", dims=(40 + index,), seed=index) for index in range(150)]
+    model = model_of()
+    for index, tensor in enumerate(tensors):
+        location = f"data{index % file_count}"
+        with open(tmp_path / location, "ab") as file:
+            located = external(tensor, location, offset=file.tell())
+            file.write(tensor.raw_data)
+        model.graph.node.append(node(attribute("value", t=located)))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 75, limits[1]))
+    try:
+        onnxarchive.convert(path, tmp_path / "model.onnxa")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    found = onnxarchive.load(tmp_path / "model.onnxa")
+    assert [it.attribute[0].t for it in found.graph.node] == tensors

@@ -1300,3 +1300,15 @@ def test_a_directory_that_may_be_written_and_not_listed_is_not_synced() -> None:
         os.chmod(directory, 0o700)
         assert done.returncode == 0, done.stderr
         assert (Path(directory) / "target").read_bytes() == b"new"
+
+
+def test_an_error_of_what_is_spooled_names_what_is_read_and_not_the_temporary_file(
+    tmp_path: Path,
+) -> None:
+    def pieces() -> Iterator[memoryview]:
+        yield memoryview(b"some")
+        raise OSError(errno.EIO, "broken", "weights.data")
+
+    with pytest.raises(OSError, match=r"broken: 'weights\.data'"):
+        files.spool(pieces(), os.fspath(tmp_path))
+    assert list(tmp_path.iterdir()) == []
