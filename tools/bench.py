@@ -13,9 +13,10 @@ to ten times as long as to write the same bytes, and meets one figure and not th
 --scale may then tell more of what writes gigabytes.
 
 Files that are read are in the page cache, with --cold they are dropped from it (posix_fadvise).
-What is written is a new file, without fsync unless a case says so; everything is synced before the
-clock starts, so that nobody writes back what another one wrote. Where memory counts, a fork does
-the same before, so that the machine has the memory at hand.
+What is written is a new file, without fsync unless a case says so; everything is synced before a
+process begins, so that nobody writes back what another one wrote. Where memory counts, and not with
+--cold, a fork does the same right before the clock starts, so that the machine has the memory at
+hand; what it wrote is removed, and not synced, since the host would take the memory meanwhile.
 
 CPU is the time that all threads of the process were busy. Memory is the growth at its peak:
 anonymous memory as RssAnon of /proc/PID/status sampled every 5 ms from outside, resident memory,
@@ -261,11 +262,16 @@ class Run:
         try:
             if hasattr(os, "sync"):
                 os.sync()
-            if not place.group.is_sparse:
-                for kind in measure.reads:
-                    for path in place.files(kind):
-                        _drop(path) if self._is_cold else _warm(path)
-            return run_measure(case, measure.name, self._folder, self._scale)
+            for kind in measure.reads:
+                for path in place.files(kind):
+                    if self._is_cold:
+                        _drop(path)
+                    elif not place.group.is_sparse:
+                        _warm(path)
+            # A rehearsal would bring back what was dropped.
+            return run_measure(
+                case, measure.name, self._folder, self._scale, rehearses=not self._is_cold
+            )
         finally:
             for path in written:
                 shutil.rmtree(path)

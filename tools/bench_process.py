@@ -191,13 +191,28 @@ class _Sampler(threading.Thread):
                 self.most = max(self.most, status(self._process).get("RssAnon", 0))
 
 
-def run_measure(case: str, name: str, folder: Path, scale: float) -> Figures:
+def run_measure(
+    case: str, name: str, folder: Path, scale: float, *, rehearses: bool = True
+) -> Figures:
     """Measures once, in a fresh process.
+
+    Args:
+        case: As `measure` takes it, and so
+        name: this,
+        folder: this,
+        scale: this,
+        rehearses: and this.
 
     Raises:
         FailedError: It did not end well.
     """
-    told = {"case": case, "name": name, "folder": os.fspath(folder), "scale": scale}
+    told = {
+        "case": case,
+        "name": name,
+        "folder": os.fspath(folder),
+        "scale": scale,
+        "rehearses": rehearses,
+    }
     with (
         tempfile.TemporaryFile("w+", dir=folder) as errors,
         subprocess.Popen(
@@ -266,7 +281,13 @@ def main(argv: Sequence[str]) -> int:
     """Measures in a process that is told what, and tells the figures."""
     told = json.loads(argv[0])
     _raise_limit_of_files()
-    figures = measure(told["case"], told["name"], Path(told["folder"]), told["scale"])
+    figures = measure(
+        told["case"],
+        told["name"],
+        Path(told["folder"]),
+        told["scale"],
+        rehearses=told["rehearses"],
+    )
     _tell(json.dumps(asdict(figures)))
     return 0
 
