@@ -100,7 +100,9 @@ def in_order(
         jobs: How many threads there are at most, the caller's among them.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
-    executor, _ = _executor(min(jobs - 1, len(coming)))
+    # No more than can be at work, since the allocator keeps memory for each.
+    most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
+    executor, _ = _executor(min(jobs - 1, len(coming), most))
     if executor is None:
         yield from map(work, items)
         return

@@ -262,6 +262,9 @@ def test_there_are_no_more_threads_than_items(monkeypatch: pytest.MonkeyPatch) -
     assert len(started) == 3
     assert list(threads.in_order(range(3), [LARGE] * 3, str, 1000)) == ["0", "1", "2"]
     assert len(started) == 6
+    sizes = [threads.AHEAD_SIZE // 2] * 9
+    assert list(threads.in_order(range(9), sizes, str, 1000)) == [*map(str, range(9))]
+    assert len(started) == 8
     threads.for_each([], [], lambda item: None, 1000)
     threads.for_each([1], [LARGE], lambda item: None, 1000)
-    assert len(started) == 6
+    assert len(started) == 8
