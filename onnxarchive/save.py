@@ -12,7 +12,6 @@ import itertools
 import mmap
 import os
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -496,19 +495,26 @@ class _Held:
     """
 
     def __init__(self) -> None:
-        self._found: list[memoryview | Data] = []
+        self._views: dict[str, memoryview] = {}
+        self._waiting: dict[str, Data] = {}
         self._maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
 
     def add(self, data: Data) -> str:
         """Takes the bytes of a tensor, and gives the location that it has until they are put in."""
-        self._found.append(self._mapped(data))
-        return f"{wire.SPAN_LOCATION}{len(self._found) - 1}"
+        location = f"{wire.SPAN_LOCATION}{len(self._views) + len(self._waiting)}"
+        view = self._mapped(data)
+        if view is None:
+            self._waiting[location] = data
+        else:
+            self._views[location] = view
+        return location
 
-    def _mapped(self, data: Data) -> memoryview | Data:
+    def _mapped(self, data: Data) -> memoryview | None:
+        """The bytes where they lie, or None where they are to go into the temporary file."""
         if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
             return data.view
         if not isinstance(data, FileData):
-            return data
+            return None
         if data.file is not None:
             return data.view
         file = data.path, data.identity
@@ -516,7 +522,7 @@ class _Held:
         if whole is not None and data.offset + data.nbytes <= whole.nbytes:
             return whole[data.offset : data.offset + data.nbytes]
         if len(self._maps) == _MAX_MAPPED:
-            return data
+            return None
         view = data.view
         self._maps[file] = memoryview(view.obj)
         return view
@@ -527,23 +533,20 @@ class _Held:
         Args:
             temporary: The directory for the temporary file; None for the system's.
         """
-        waiting = [data for data in self._found if not isinstance(data, memoryview)]
-        sizes: deque[int] = deque()
+        if not self._waiting:
+            return self._views
+        sizes = dict.fromkeys(self._waiting, 0)
 
         def pieces() -> Iterator[memoryview]:
-            for data in waiting:
-                sizes.append(0)
+            for location, data in self._waiting.items():
                 for piece in data:
-                    sizes[-1] += piece.nbytes
+                    sizes[location] += piece.nbytes
                     yield piece
 
-        spooled = spool(pieces(), temporary) if waiting else memoryview(b"")
-        views = {}
-        for number, data in enumerate(self._found):
-            if not isinstance(data, memoryview):
-                data, spooled = spooled[: sizes[0]], spooled[sizes.popleft() :]
-            views[f"{wire.SPAN_LOCATION}{number}"] = data
-        return views
+        rest = spool(pieces(), temporary)
+        for location, size in sizes.items():
+            self._views[location], rest = rest[:size], rest[size:]
+        return self._views
 
 
 def _raw_data(site: Site) -> Data:
