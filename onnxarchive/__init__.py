@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onnxarchive.errors import (
         ArchiveError,
         ArchiveFormatError,
+        AttributesWarning,
         ChecksumError,
         LockedError,
         TensorNotFoundError,
@@ -50,6 +51,7 @@ __all__ = [
     "Archive",
     "ArchiveError",
     "ArchiveFormatError",
+    "AttributesWarning",
     "Change",
     "ChecksumError",
     "Conversion",
@@ -93,6 +95,7 @@ _SUBMODULES: Final = {
     "Archive": "archive",
     "ArchiveError": "errors",
     "ArchiveFormatError": "errors",
+    "AttributesWarning": "errors",
     "Change": "diff",
     "ChecksumError": "errors",
     "Conversion": "convert",

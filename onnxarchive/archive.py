@@ -8,11 +8,10 @@ whoever looks at a view.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from types import TracebackType
@@ -20,23 +19,25 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 import onnx
 
-from onnxarchive import journal, threads
+from onnxarchive import recovery, threads
+from onnxarchive.contents import MAX_MODEL_NBYTES, check_crc32, check_data, read_contents
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     Report,
     TensorNotFoundError,
+    UnfinishedEditError,
     naming,
     shown,
 )
 from onnxarchive.files import MappedFile, Prefetch
 from onnxarchive.local_headers import LocalHeaders
-from onnxarchive.model import dtypes, keys, proto, tensors
+from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.zipformat import directory, writer
-from onnxarchive.zipformat.directory import Directory, Entries, Entry, Records
+from onnxarchive.zipformat.directory import Entries, Entry, Records
 from onnxarchive.zipformat.writer import Progress
 
 if TYPE_CHECKING:
@@ -46,144 +47,17 @@ if TYPE_CHECKING:
 
 _Opened = TypeVar("_Opened", bound="Archive")
 
-MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What end records, central directory and model say.
-
-    Attributes:
-        directory: The directory.
-        model: The model, or None where it cannot be read.
-        sites: The tensor of each key.
-        shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
-            tensors; None where they were looked at one by one.
-    """
-
-    directory: Directory
-    model: onnx.ModelProto | None
-    sites: Sites
-    shapes: Shapes | None = None
-
-
-def read_contents(
-    file: MappedFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
-) -> Contents:
-    """Reads all of an archive but the tensors and assets, data and local headers.
-
-    Args:
-        file: The archive.
-        report: Takes each broken rule that can be seen so.
-        max_model_nbytes: Size in bytes above which a model is reported and not read.
-    """
-    tail_offset = max(file.size - directory.TAIL_SIZE, 0)
-    bounds = directory.locate(file.read(tail_offset, directory.TAIL_SIZE), file.size, report)
-    if bounds is None:
-        return Contents(directory.EMPTY, None, Sites())
-    listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
-    named = keys.check_names(listed.names, report, are_all=listed.is_whole)
-    data = _read_model(file, listed.entries, report, max_model_nbytes)
-    model = None if data is None else proto.parse(data, report)
-    if data is None or model is None:
-        return Contents(listed, None, Sites())
-    sites, shapes = _sites(model, data, listed, named, report)
-    return Contents(listed, model, sites, shapes)
-
-
-def _read_model(
-    file: MappedFile, entries: Sequence[Entry], report: Report, max_model_nbytes: int
-) -> bytes | None:
-    entry = next((entry for entry in reversed(entries) if entry.name == MODEL_PROTO), None)
-    if entry is None:
-        return None
-    if entry.nbytes > min(max_model_nbytes, MAX_MODEL_NBYTES):
-        expected = f"at most {MAX_MODEL_NBYTES} bytes"
-        if entry.nbytes <= MAX_MODEL_NBYTES:
-            expected = f"at most the {max_model_nbytes} bytes that the caller allows"
-        report.broken(
-            "MODEL-2", f"expected {expected}, found {entry.nbytes} bytes", entry=entry.name
-        )
-        return None
-    data = file.read(entry.data_offset, entry.nbytes)
-    check_crc32(entry, len(data), writer.crc32(data), report)
-    return data
-
-
-def _sites(
-    model: onnx.ModelProto, data: bytes, listed: Directory, named: Sequence[str], report: Report
-) -> tuple[Sites, Shapes | None]:
-    """Holds the model against the entries of tensors, whose names are `named`."""
-    # Assets are behind the tensors.
-    if listed.is_whole and listed.entries.names[: len(named)] == named:
-        sizes = listed.entries.sizes[: len(named)]
-        found = proto.sites_at_once(model, data, named, sizes)
-        if found is not None:
-            return found
-    size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    sites = proto.check_references(
-        model, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
-    )
-    return sites, None
-
-
-def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
-    """Compares size and CRC-32 of the bytes of an entry with its directory record (ZIP-15)."""
-    if (nbytes, crc32) != (entry.nbytes, entry.crc32):
-        report.broken(
-            "ZIP-15",
-            f"expected {entry.nbytes} bytes with CRC-32 {entry.crc32:#010x}, found {nbytes} with "
-            f"{crc32:#010x}",
-            entry=entry.name,
-        )
-
-
-def check_data(
-    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: writer.Counter
-) -> None:
-    """Reads an entry once, in pieces, for the rules that need its bytes.
-
-    Args:
-        file: The archive.
-        entry: The entry.
-        site: The tensor that has it as its location, or None.
-        report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-        counter: Tells of the bytes that are read.
-    """
-    pieces = _summed(file, entry, report)
-    checksum = None
-    if site is not None:
-        checksum = tensors.checksum(site.tensor)
-        if tensors.array_type(site.tensor) is not None:
-            pieces = tensors.checked(site, pieces, report, entry=entry.name)
-    sha1 = hashlib.sha1(usedforsecurity=False)
-    for piece in counter(pieces):
-        if checksum is not None:
-            sha1.update(piece)
-    if checksum is not None and checksum != sha1.hexdigest():
-        report.broken(
-            "DATA-6",
-            f"{site}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
-            entry=entry.name,
-        )
-
-
-def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
-    """The bytes of an entry in pieces; its CRC-32 is compared behind the last."""
-    crc32 = nbytes = 0
-    for piece in file.pieces(entry.data_offset, entry.nbytes):
-        crc32 = writer.crc32(piece, crc32)
-        nbytes += len(piece)
-        yield memoryview(piece)
-    check_crc32(entry, nbytes, crc32, report)
-
-
 class Snapshot:
-    """An archive as it was found, which another one takes the place of when the archive is changed.
+    """State of an archive when it was opened; an edit replaces it by another one.
+
+    Its file is closed when nobody uses the state any more.
 
     Attributes:
         file: The open file.
+        size: The size in bytes that it had.
         directory: Its directory.
         entries: The entries by name.
         model: The model.
@@ -196,6 +70,7 @@ class Snapshot:
         contents = read_contents(file, Report(), max_model_nbytes)
         assert contents.model is not None  # the report would have raised
         self.file = file
+        self.size = file.size
         self.directory = contents.directory
         self.entries = NamedEntries(contents.directory.entries)
         self.model = contents.model
@@ -206,6 +81,17 @@ class Snapshot:
             shapes = Shapes.of(map(self.sites.tensor, self.entries.names))
         self._shapes = shapes
         self._require_header(len(self.entries) - 1)  # the model's
+
+    @cached_property
+    def index(self) -> _Index:
+        """Where the initializers are."""
+        return _Index(self.entries, self.model, self.sites)
+
+    def is_in(self, file: MappedFile) -> bool:
+        """Whether a file has this directory, and so this content; a lock keeps editors out."""
+        packed, entries = self.directory.records.pack(), self.directory.entries
+        offset = entries.data_offsets[-1] + entries.sizes[-1]
+        return file.size == self.size and file.read(offset, len(packed)) == packed
 
     def locate(self, number: int) -> tuple[memoryview, int, int]:
         """A view in which an entry lies, where it begins there, and its size in bytes.
@@ -244,18 +130,17 @@ class Archive:
 
     Attributes:
         path: The archive's path as it was given.
+        max_model_nbytes: Size in bytes above which its model is refused.
     """
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
         self.path = file.path
-        self._tensors: Tensors | None = None
-        self._read(file, max_model_nbytes)
+        self.max_model_nbytes = max_model_nbytes
+        self._read(file)
 
-    def _read(self, file: MappedFile, max_model_nbytes: int) -> None:
-        self._found = Snapshot(file, max_model_nbytes)
-        if self._tensors is not None:
-            self._tensors.forget()
+    def _read(self, file: MappedFile) -> None:
+        self._found = Snapshot(file, self.max_model_nbytes)
 
     @property
     def file(self) -> MappedFile:
@@ -305,9 +190,7 @@ class Archive:
 
         See `Tensors` for names that several graphs have.
         """
-        if self._tensors is None:
-            self._tensors = Tensors(self)
-        return self._tensors
+        return Tensors(self)
 
     @property
     def assets(self) -> Mapping[str, memoryview]:
@@ -328,15 +211,22 @@ class Archive:
         """
         found = self._found
         if name == MODEL_PROTO:
-            return self._read_model(found.entries[name])
+            return self._read_model()
         number = found.entries.index_of.get(name)
         if number is None:
             raise self._not_found(f"expected the name of an entry, found {shown(name)}")
         view, offset, nbytes = found.locate(number)
         return view[offset : offset + nbytes]
 
-    def _read_model(self, entry: Entry) -> memoryview:
-        data = self.file.read(entry.data_offset, entry.nbytes)
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[Snapshot]:
+        """The state, whose model this object does not overwrite while the block runs."""
+        yield self._found
+
+    def _read_model(self) -> memoryview:
+        with self._settled() as found:
+            entry = found.entries[MODEL_PROTO]
+            data = found.file.read(entry.data_offset, entry.nbytes)
         if (len(data), writer.crc32(data)) == (entry.nbytes, entry.crc32):
             return memoryview(data)
         raise self._changed()
@@ -349,12 +239,14 @@ class Archive:
         error.path = self.path
         return error
 
-    def _has_another_end(self) -> bool:
-        """Whether the file is a whole archive with another directory by now."""
+    def _has_another_end(self, found: Snapshot) -> bool:
+        """Whether others have edited the file in its place since; waits while they do."""
         try:
-            with MappedFile(self.path) as file:
+            with recovery.opened(self.path) as file, file:
                 records = read_contents(file, Report()).directory.records
-                return file.identity == self.file.identity and records != self.records
+                return file.identity == found.file.identity and records != found.directory.records
+        except UnfinishedEditError:
+            return True
         except (ArchiveError, OSError):
             return False
 
@@ -377,6 +269,31 @@ class Archive:
         if key not in found.sites:
             raise self._not_found(f"expected the key of a tensor, found {shown(key)}")
         return found.array(found.entries.index_of[key])
+
+    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None = None) -> None:
+        """Refuses to replace this archive if others have edited it since it was opened.
+
+        Args:
+            path: What is to be replaced; nothing is refused if it is another file.
+            file: The file at `path`, locked: some file systems let nobody read a locked file
+                through another descriptor. None for the archive's own.
+
+        Raises:
+            ArchiveError: The archive has another directory by now.
+            OSError: It is gone, or cannot be read.
+        """
+        if os.path.realpath(path) == os.path.realpath(self.path) or self.file.is_at(path):
+            with MappedFile(path) if file is None else contextlib.nullcontext(file) as found:
+                if not self._found.is_in(found):
+                    raise self._edited()
+
+    def _edited(self) -> ArchiveError:
+        error = ArchiveError(
+            "expected the archive as it was when it was opened, found that others have changed it "
+            "since; open it anew"
+        )
+        error.path = self.path
+        return error
 
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry and holds it against the rules that need its local header and bytes.
@@ -406,13 +323,19 @@ class Archive:
             entry = entries[number]
             check_data(found.file, entry, found.sites.get(entry.name), Report(), counter)
 
+        model = len(entries) - 1
         with naming(self.path):
+            threads.for_each(
+                range(model), entries.sizes[:model], verify, threads.require_jobs(jobs)
+            )
             try:
-                threads.for_each(
-                    range(len(entries)), entries.sizes, verify, threads.require_jobs(jobs)
-                )
+                with self._settled() as current:
+                    if current is found:
+                        verify(model)
+                    else:  # an edit has overwritten the model, which was right until then
+                        counter.add(entries.sizes[model])
             except ArchiveFormatError as error:
-                if error.entry == MODEL_PROTO and self._has_another_end():
+                if self._has_another_end(found):
                     raise self._changed() from error
                 raise
 
@@ -497,19 +420,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def __init__(self, archive: Archive) -> None:
         """Shows the initializers of an archive."""
         self._archive = archive
-        self._last: _Index | None = None
 
     @property
     def _index(self) -> _Index:
-        """Where they are in the archive as it is now; looked for when it is another."""
-        found, index = self._archive._found, self._last
-        if index is None or index.found is not found:
-            index = self._last = _Index(found)
-        return index
-
-    def forget(self) -> None:
-        """Lets go of the archive as it was."""
-        self._last = None
+        """Where they are in the archive as it is now."""
+        return self._archive._found.index
 
     def site(self, name: str) -> Site:
         """The tensor of an initializer and where it stands in the model.
@@ -531,11 +446,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        index = self._index
-        number = index.number_of.get(name)
+        found = self._archive._found
+        number = found.index.number_of.get(name)
         if number is not None:
-            return index.found.entries.names[number]
-        self._site(index, name)
+            return found.entries.names[number]
+        self._site(found.index, name)
         return None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -549,11 +464,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: It is held by the model and cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        index = self._index
-        number = index.number_of.get(name)
+        found = self._archive._found
+        number = found.index.number_of.get(name)
         if number is not None:
-            return index.found.array(number)
-        site = self._site(index, name)
+            return found.array(number)
+        site = self._site(found.index, name)
         tensor = site.tensor
         data_type = tensors.stored_type(tensor)
         with naming(self._archive.path):
@@ -587,17 +502,16 @@ class _Index:
     """Where the initializers of an archive are, but for names that several of them have.
 
     Attributes:
-        found: The archive as it was found.
         number_of: In which entry each initializer is that the model itself does not hold, by name.
         names: The names of the main graph's initializers.
         others: The other initializers by name.
     """
 
-    def __init__(self, found: Snapshot) -> None:
-        stored, entries = found.sites, found.entries
-        self.found = found
+    def __init__(self, entries: NamedEntries, model: onnx.ModelProto, stored: Sites) -> None:
+        self._model = model
+        self._stored = stored
         self.names = names = tensors.names(stored.initializers)
-        sites = [site for site in tensors.walk_others(found.model) if site.is_initializer]
+        sites = [site for site in tensors.walk_others(model) if site.is_initializer]
         self.others = {site.name: site for site in sites}
         if entries.names[: len(stored.names)] == stored.names:  # as almost always
             numbers: Iterable[int] = range(len(stored.names))
@@ -628,15 +542,15 @@ class _Index:
     def site(self, name: str) -> Site | None:
         """The tensor of a name and where it stands, or None where there is not just one."""
         index = self._index_of.get(name)
-        return self.others.get(name) if index is None else self.found.sites.initializer(index)
+        return self.others.get(name) if index is None else self._stored.initializer(index)
 
     def why_not(self, name: str) -> str:
         """What is wrong with a name that no initializer has, or several have."""
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
-        walked = tensors.walk(self.found.model)
+        walked = tensors.walk(self._model)
         sites = [site for site in walked if site.is_initializer and site.name == name]
-        keys = {site.path: key for key, site in self.found.sites.items()}
+        keys = {site.path: key for key, site in self._stored.items()}
         owners = ", ".join(
             f"tensor({keys[site.path]!r})" if site.path in keys else f"model.{site}"
             for site in islice(sites, _MAX_SHOWN_OWNERS)
@@ -677,6 +591,7 @@ def open(
     path: str | os.PathLike[str],
     mode: Literal["r"] = "r",
     *,
+    timeout: float | None = ...,
     max_model_nbytes: int = ...,
     prefetch: Prefetch | None = ...,
 ) -> Archive: ...
@@ -687,6 +602,7 @@ def open(
     path: str | os.PathLike[str],
     mode: Literal["r+"],
     *,
+    timeout: float | None = ...,
     max_model_nbytes: int = ...,
     prefetch: Prefetch | None = ...,
 ) -> EditableArchive: ...
@@ -696,19 +612,22 @@ def open(
     path: str | os.PathLike[str],
     mode: Literal["r", "r+"] = "r",
     *,
+    timeout: float | None = None,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
     prefetch: Prefetch | None = None,
 ) -> Archive:
     """Opens an archive.
 
     It takes time and memory in proportion to the number of entries and the size of the model
-    without its external tensors; no weight is read, and no local header but the model's. While the
-    file is being changed in its place by another process, that is waited for.
+    without its external tensors; no weight is read, and no local header but the model's. It waits
+    while another process edits the file in its place.
 
     Args:
         path: The archive.
-        mode: `"r"` to read it, `"r+"` to change its model, too: see `EditableArchive`. A change
-            that was cut off by a crash is then taken back first.
+        mode: `"r"` to read it, `"r+"` to edit it, too: see `EditableArchive`. An edit that a crash
+            interrupted is then rolled back first.
+        timeout: Seconds to wait for others who edit the archive, and with `"r+"` also for those who
+            open it; None waits without limit, 0 not at all.
         max_model_nbytes: Size in bytes above which a model is refused before it is read; the
             format's own limit is 2 GiB. A lower one bounds the memory that a file from elsewhere
             can claim.
@@ -722,8 +641,9 @@ def open(
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that
             its end records, directory or model show.
-        UnfinishedEditError: A change of it was cut off, and `mode` is `"r"`.
-        ValueError: `mode` or `prefetch` is another one.
+        UnfinishedEditError: An edit of it was interrupted, and `mode` is `"r"`.
+        LockedError: Others were at work on the archive until `timeout`.
+        ValueError: `mode`, `timeout` or `prefetch` is not allowed.
         OSError: The file cannot be opened or read.
     """
     if prefetch not in (None, *get_args(Prefetch)):
@@ -731,9 +651,9 @@ def open(
     if mode == "r+":
         from onnxarchive.edit import EditableArchive  # which stands on this module
 
-        archive: Archive = EditableArchive(path, max_model_nbytes)
+        archive: Archive = EditableArchive(path, max_model_nbytes, timeout)
     elif mode == "r":
-        with naming(path), journal.opened(path, rule="FILE-1") as file:
+        with recovery.opened(path, rule="FILE-1", timeout=timeout) as file:
             archive = Archive(file, max_model_nbytes)
     else:
         raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")

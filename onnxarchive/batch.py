@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from typing import Any
 
+from onnxarchive import attributes
 from onnxarchive.convert import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.files import is_below
@@ -241,7 +243,9 @@ def _convert_one(source: str, target: str, replace: bool, options: dict[str, Any
             )
         if not options["dry_run"]:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-        return convert_silently(source, target, **options)
+        with attributes.collected() as lost:  # the worker may be on another machine
+            conversion = convert_silently(source, target, **options)
+        return dataclasses.replace(conversion, warnings=(*conversion.warnings, *lost))
     except (ArchiveError, ValueError) as error:
         return Conversion(source, target, str(error))
     except OSError as error:

@@ -5,7 +5,6 @@ All three stream: weights go from file to file and are never in memory as a whol
 
 from __future__ import annotations
 
-import builtins
 import os
 import warnings
 from collections.abc import Mapping
@@ -17,9 +16,11 @@ import onnx
 
 from onnxarchive.archive import Archive, complete_model, open, read_verified
 from onnxarchive.errors import UnsupportedFeatureError, naming
-from onnxarchive.files import Replacement, new_directory, replacing, require_no_input, reserve
+from onnxarchive.files import PositionalWriter, make_file, require_no_input, require_process
+from onnxarchive.filesystem import reserve
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.replacement import Replacement, new_directory, replacing
 from onnxarchive.save import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
@@ -37,6 +38,9 @@ from onnxarchive.zipformat.writer import Counter, Progress, SupportsWrite
 
 # ONNX's external data document: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
+# The most bytes that one byte of deflate gives. The disk is not asked for room for more than that,
+# whatever sizes a source declares.
+_MAX_EXPANSION = 1032
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Conversion:
         tensors: How many tensors are stored outside the model.
         assets: How many assets it has.
         saved_nbytes: Bytes that merging identical initializers saved.
-        warnings: What was left out, a sentence each.
+        warnings: What was left out, or could not be kept, a sentence each.
     """
 
     source: str
@@ -86,12 +90,16 @@ def convert(
     `assets/`, which are kept. A link is read as any `.onnx` with external data: that its archive
     has not been changed since, `onnxarchive.check_link` tells.
 
+    Of a directory, and of the external data of a `.onnx`, only files in that directory and below
+    are read, even if somebody changes names there at the same time. Symbolic links that lead out of
+    it are refused. Hard links to files elsewhere cannot be detected.
+
     Args:
         source: A `.onnx`, whose external data is looked for in its directory and below; a
             directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`) and its
             data files, those of torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
-            exports among them; or an archive, which is written anew. A compressed data file of
-            which a tensor is a part, and a compressed model, are inflated to an unnamed temporary
+            exports among them; or an archive, which is written anew. A compressed model, and
+            tensors that are parts of a compressed data file, are inflated to an unnamed temporary
             file in the target's directory.
         path: The archive, as in `save`.
         size_threshold: As in `save`.
@@ -179,7 +187,15 @@ def convert_silently(
             temporary=temporary,
         )
         if not dry_run:
-            write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
+            held = sum(map(os.path.getsize, opened.files)) + sum(item.nbytes for item in given)
+            write_archive(
+                plan,
+                path,
+                alignment=alignment,
+                progress=progress,
+                jobs=jobs,
+                reserved=_MAX_EXPANSION * held,
+            )
         return Conversion(
             source=os.fspath(source),
             target="-" if target is None else target,
@@ -270,11 +286,11 @@ def _export_single(
     counter = Counter(progress, verified + sum(map(len, pieces)))
     for key in archive.sites:
         counter.add(read_verified(archive, key).nbytes)
-    with replacing(destination) as file:
-        reserve(file, sum(map(len, pieces)))
+    with replacing(destination) as replacement:
+        reserve(replacement.fileno(), 0, sum(map(len, pieces)))
         for piece in pieces:
             for part in counter(writer.pieces(piece)):
-                file.write(part)
+                replacement.file.write(part)
 
 
 def _export_external(
@@ -304,14 +320,14 @@ def _export_external(
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
     try:
-        reserve(data_replacement.file, offset)
+        reserve(data_replacement.fileno(), 0, offset)
         counter = Counter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
         for key, start in outside:
-            data_replacement.file.seek(start)
+            data_replacement.file.offset = start
             for piece in counter(writer.pieces(read_verified(archive, key))):
                 data_replacement.file.write(piece)
-        with replacing(destination) as file:
-            file.write(serialized)
+        with replacing(destination) as replacement:
+            replacement.file.write(serialized)
             # The data first, so that a new model never stands beside old data for long.
             data_replacement.commit()
     except BaseException as error:
@@ -342,9 +358,12 @@ def extract(
     with open(path) as archive, naming(path), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
         counter = Counter(progress, total)
+        process = os.getpid()
         for name in archive.entries:
+            require_process(process)  # whose directory it is
             target = os.path.join(made, *name.split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with builtins.open(target, "xb") as file:
+            with make_file(target) as file:
+                target_writer = PositionalWriter(file)
                 for piece in counter(writer.pieces(read_verified(archive, name))):
-                    file.write(piece)
+                    target_writer.write(piece)

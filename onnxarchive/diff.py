@@ -141,7 +141,7 @@ def diff(
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
-        UnfinishedEditError: A change of one of them was cut off.
+        UnfinishedEditError: An edit of one of them was interrupted.
         OSError: One cannot be opened or read.
     """
     with open(path) as archive, open(other) as other_archive:

@@ -36,6 +36,7 @@ MENDED_RULES = frozenset(
 __all__ = [
     "ArchiveError",
     "ArchiveFormatError",
+    "AttributesWarning",
     "ChecksumError",
     "LockedError",
     "Report",
@@ -105,7 +106,11 @@ class LockedError(ArchiveError):
 
 
 class UnfinishedEditError(ArchiveError):
-    """A change of the archive was cut off, and has to be rolled back before it can be read."""
+    """An edit of the archive was interrupted; `recover` rolls it back."""
+
+
+class AttributesWarning(UserWarning):
+    """A file was replaced, and its owner, permissions or extended attributes could not be kept."""
 
 
 def describe(error: OSError) -> str:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import mmap
 import os
-import re
-import shutil
 import stat
-import sys
 import tempfile
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import IO, Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
+from typing import IO, Literal, TypeAlias
 
 from onnxarchive import locking
-from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming
 
 try:
     import fcntl
@@ -31,16 +24,10 @@ except ImportError:  # Windows
 Prefetch: TypeAlias = Literal["willneed", "populate"]
 
 READ_SIZE = 1 << 19  # bytes read at a time by `MappedFile.pieces`: they stay in a core's cache
-_NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
-# What systems say where a file system has no permission bits.
-_NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+# Errors of a file that may be read and not written.
+_NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # What systems say where directories cannot be synced.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
-_CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
-# File systems that write to the blocks that were set aside as fast as to others, or faster. Btrfs
-# would not compress what is written there, and ZFS refuses what would fit when it is compressed.
-_RESERVING = ("ext4", "xfs", "tmpfs")
 # The flags of a map whose pages are all read and mapped when it is made; None where there is none.
 _POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
@@ -51,57 +38,118 @@ _KINDS = (
 )
 
 
+class _Descriptor:
+    """A descriptor that is closed when its last user lets go of it.
+
+    A thread that reads holds it meanwhile: its number cannot become that of another file.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 class MappedFile:
-    """A regular file, read and mapped through one descriptor, so that both see the same file.
+    """A regular file, read, mapped, locked and written through one descriptor.
 
     Attributes:
         path: The file's path as it was given.
-        size: Its size in bytes when it was opened, or when `unchanged` began.
-        identity: Tells it from every other file, also from one that takes its path.
+        size: Its size in bytes when it was opened or locked.
+        identity: Device and inode, which tell it from every other file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, rule: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rule: str | None = None,
+        is_writable: bool | None = False,
+        descriptor: int | None = None,
+    ) -> None:
         """Opens the file.
 
         Args:
             path: The file.
             rule: The rule that anything but a regular file breaks, if one does.
+            is_writable: Whether to open it for writing, too; None to do so if it is permitted.
+            descriptor: A descriptor of the file, which is taken over; None opens `path`.
 
         Raises:
             ArchiveFormatError: `path` is a directory, a pipe or a device.
             OSError: It cannot be opened.
         """
         self.path = os.fsdecode(path)
-        # A pipe is not waited for: it is refused below. Windows would change line ends.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        if os.name == "nt" and os.path.isdir(self.path):  # which Windows refuses to open
-            raise _not_regular(self.path, "a directory", rule)
-        try:
-            self._descriptor = os.open(self.path, flags)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # which a socket is to those who open it
-                raise _not_regular(self.path, "a socket", rule) from None
-            raise
-        try:
-            status = os.fstat(self._descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
-                raise _not_regular(self.path, kind, rule)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._is_writable = True
+        if descriptor is None:
+            descriptor, self._is_writable = _open(self.path, rule, is_writable)
+        self._descriptor: _Descriptor | None = _Descriptor(descriptor)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
+            self._descriptor = None  # also while the error is kept
+            raise _not_regular(self.path, kind, rule)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
-        self._is_open = True
-        self._position_lock = threading.Lock()
+        self._locking_process = os.getpid()
 
     @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Keeps those out who change the file in its place, while the block runs."""
-        with locking.shared(self._descriptor):
-            self.size = os.fstat(self._descriptor).st_size
+    def locked(self, *, is_exclusive: bool, timeout: float | None = None) -> Iterator[None]:
+        """Locks the file while the block runs, and brings `size` up to date.
+
+        Args:
+            is_exclusive: Whether to keep out readers as well as editors.
+            timeout: Seconds to wait at most; None waits without limit, 0 not at all.
+
+        Raises:
+            LockedError: The file stayed locked.
+            OSError: The file system has no exclusive locks.
+        """
+        descriptor = self._require_open()  # held, so that no other file is unlocked in the end
+        kind = locking.exclusive if is_exclusive else locking.shared
+        with contextlib.ExitStack() as lock:
+            try:
+                with naming(self.path):
+                    lock.enter_context(kind(descriptor.number, timeout))
+                self.size = os.fstat(descriptor.number).st_size
+            except OSError as error:
+                error.filename = self.path
+                if error.errno == errno.EBADF:
+                    error.strerror = "can be locked for a change only where it may be written (NFS)"
+                raise
+            self._locking_process = os.getpid()
             yield
+
+    def require_locking_process(self) -> None:
+        """Refuses to go on in a fork, which shares the lock of the process that locked the file.
+
+        Raises:
+            ArchiveError: This is one.
+        """
+        require_process(self._locking_process)
+
+    def require_writable(self) -> None:
+        """Refuses a file that may not be written.
+
+        Raises:
+            OSError: It cannot be opened for writing, or could not when it was opened.
+        """
+        os.close(_open(self.path, None, is_writable=True)[0])
+        if not self._is_writable:
+            raise PermissionError(
+                errno.EACCES, "could only be read when it was opened; open it anew", self.path
+            )
+
+    def reopened(self) -> MappedFile:
+        """The same open file as a new object, with the size that it has now and a map of its own.
+
+        It shares the lock with this one.
+        """
+        return MappedFile(self.path, descriptor=os.dup(self._require_open().number))
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; a copy."""
@@ -129,6 +177,21 @@ class MappedFile:
             offset += len(piece)
             size -= len(piece)
 
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Writes all of `data` from `offset` on, which may be beyond the end of the file.
+
+        Raises:
+            OSError: It cannot be written; the file is named.
+        """
+        descriptor = self._require_open()  # held, so that no other file is written to in the end
+        try:
+            write_at(descriptor.number, offset, data)
+        except OSError as error:
+            error.filename = self.path
+            raise
+        finally:
+            del descriptor  # an error that is kept keeps the file open no longer
+
     def view(self) -> memoryview:
         """The whole file as a read-only view through a map; nothing is read or copied.
 
@@ -147,9 +210,6 @@ class MappedFile:
         Raises:
             ArchiveFormatError: The file has become shorter since it was opened, by some of them.
         """
-        if not nbytes:
-            self._require_open()
-            return memoryview(b"")
         return self.reaching(offset + nbytes)[offset : offset + nbytes]
 
     def reaching(self, end: int) -> memoryview:
@@ -160,8 +220,9 @@ class MappedFile:
         """
         view = self._view
         if view is None:
-            self._require_open()
             view = self._view = self._map()
+            if self._descriptor is None:  # another thread has closed the file meanwhile
+                self._view = None
         if end > view.nbytes:
             error = ArchiveFormatError(
                 f"expected {self.size} bytes as when opened, found {view.nbytes}"
@@ -190,12 +251,13 @@ class MappedFile:
     def _map(self, **kind: int) -> memoryview:
         """The file through a map: as much as it had when it was opened, or as it still has."""
         kind = kind or {"access": mmap.ACCESS_READ}
+        descriptor = self._require_open()
         size = self.size
         while size:
             try:
-                return memoryview(mmap.mmap(self._descriptor, size, **kind))
+                return memoryview(mmap.mmap(descriptor.number, size, **kind))
             except ValueError:  # it has become shorter, perhaps again
-                size = min(size - 1, os.fstat(self._descriptor).st_size)
+                size = min(size - 1, os.fstat(descriptor.number).st_size)
         return memoryview(b"")
 
     def paths(self) -> Iterator[str]:
@@ -205,8 +267,9 @@ class MappedFile:
         another file: compare its `identity`.
         """
         yield os.path.realpath(self.path)
+        descriptor = self._require_open()  # held, so that it is not another file's
         with contextlib.suppress(OSError):  # of another system
-            yield os.readlink(f"/proc/self/fd/{self._descriptor}")
+            yield os.readlink(f"/proc/self/fd/{descriptor.number}")
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
         """Whether `path` leads to this very file."""
@@ -217,16 +280,13 @@ class MappedFile:
         return (status.st_dev, status.st_ino) == self.identity
 
     def fileno(self) -> int:
-        """The descriptor."""
-        self._require_open()
-        return self._descriptor
+        """The descriptor, valid as long as the file is open."""
+        return self._require_open().number
 
     def close(self) -> None:
-        """Closes the descriptor and lets go of the map, which lives as long as a view of it."""
-        if self._is_open:
-            self._is_open = False
-            self._view = None
-            os.close(self._descriptor)
+        """Lets go of descriptor and map, each of which its last user closes."""
+        self._descriptor = None
+        self._view = None
 
     def __enter__(self) -> MappedFile:
         return self
@@ -239,21 +299,159 @@ class MappedFile:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_is_open", False):
-            self.close()
-
     def _read_once(self, offset: int, size: int) -> bytes:
-        self._require_open()
+        descriptor = self._require_open()
         if hasattr(os, "pread"):
-            return os.pread(self._descriptor, size, offset)
-        with self._position_lock:  # Windows
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            return os.read(self._descriptor, size)
+            return os.pread(descriptor.number, size, offset)
+        with locking.POSITION_LOCK:  # Windows
+            os.lseek(descriptor.number, offset, os.SEEK_SET)
+            return os.read(descriptor.number, size)
 
-    def _require_open(self) -> None:
-        if not self._is_open:
+    def _require_open(self) -> _Descriptor:
+        descriptor = self._descriptor
+        if descriptor is None:
             raise ValueError(f"{self.path}: the file is closed")
+        return descriptor
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str],
+    *,
+    rule: str | None = None,
+    is_exclusive: bool = False,
+    is_writable: bool | None = False,
+    timeout: float | None = None,
+) -> Iterator[MappedFile]:
+    """Opens the file at a path and locks it while the block runs.
+
+    It is the file that has the path once the lock is held. It stays open unless the block raises.
+
+    Args:
+        path: The file.
+        rule: As `MappedFile` takes it.
+        is_exclusive: As `MappedFile.locked` takes it.
+        is_writable: As `MappedFile` takes it.
+        timeout: As `MappedFile.locked` takes it.
+
+    Raises:
+        ArchiveFormatError: It is not a regular file.
+        LockedError: The file stayed locked.
+        OSError: It cannot be opened or locked.
+    """
+    while True:
+        file = MappedFile(path, rule=rule, is_writable=is_writable)
+        try:
+            with file.locked(is_exclusive=is_exclusive, timeout=timeout):
+                if file.is_at(path):
+                    yield file
+                    return
+        except BaseException:
+            file.close()
+            raise
+        file.close()  # another file took the path while the lock was waited for
+
+
+def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
+    """A descriptor of a file, and whether it is open for writing."""
+    # A pipe is not waited for: it is refused afterwards. Windows would change line ends.
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.path.isdir(path):  # which some systems refuse to open, or to open for writing
+        raise _not_regular(path, "a directory", rule)
+    try:
+        if is_writable is not False:
+            try:
+                return os.open(path, flags | os.O_RDWR), True
+            except OSError as error:
+                if is_writable or error.errno not in _NO_WRITING:
+                    raise
+        return os.open(path, flags | os.O_RDONLY), False
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _not_regular(path, "a socket", rule) from None
+        raise
+
+
+def make_file(path: str, mode: int = 0o666) -> MappedFile:
+    """Makes a file and opens it for reading and writing.
+
+    Args:
+        path: The file.
+        mode: Its permission bits, less those of the umask.
+
+    Raises:
+        FileExistsError: There is one.
+        OSError: It cannot be made.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return MappedFile(path, descriptor=os.open(path, flags, mode))
+
+
+def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+    """Writes all of `data` from `offset` on, which may be beyond the end of the file."""
+    view = memoryview(data)
+    while view.nbytes:
+        if hasattr(os, "pwrite"):
+            written = os.pwrite(descriptor, view, offset)
+        else:  # Windows
+            with locking.POSITION_LOCK:
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                written = os.write(descriptor, view)
+        offset += written
+        view = view[written:]
+
+
+class PositionalWriter:
+    """Writes one piece after another into a file, from an offset on and without a buffer.
+
+    A fork of this process shares the file, and neither position nor buffer; it may not write.
+
+    Attributes:
+        offset: Where the next piece goes, in bytes from the start of the file.
+    """
+
+    def __init__(self, file: MappedFile, offset: int = 0, end: int | None = None) -> None:
+        """Begins to write.
+
+        Args:
+            file: The file, open for writing.
+            offset: Where the first piece goes, in bytes from the start of the file.
+            end: Where the last piece has to end at the latest; None for no limit.
+        """
+        self.offset = offset
+        self._end = end
+        self._file = file
+        self._process = os.getpid()
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Writes all of `data`, and gives its size in bytes.
+
+        Raises:
+            ArchiveError: This is a fork of the process that began to write, or there is no room.
+        """
+        require_process(self._process)
+        nbytes = memoryview(data).nbytes
+        if self._end is not None and self.offset + nbytes > self._end:
+            raise ArchiveError(f"expected to write up to offset {self._end}, found more bytes")
+        self._file.write(self.offset, data)
+        self.offset += nbytes
+        return nbytes
+
+
+def require_process(process: int) -> None:
+    """Refuses to go on in a fork with what another process has begun.
+
+    Args:
+        process: Id of the process that began.
+
+    Raises:
+        ArchiveError: It is not this one.
+    """
+    if os.getpid() != process:
+        raise ArchiveError(
+            f"expected process {process}, which began to write the file, to write on, found its "
+            f"fork {os.getpid()}; open or write the file anew there"
+        )
 
 
 class MemoryFile(MappedFile):
@@ -264,20 +462,15 @@ class MemoryFile(MappedFile):
         self.path = "archive in memory"
         self.size = data.nbytes
         self.identity = (-1, id(self))
-        self._data = data.toreadonly()
-        self._is_open = True
-
-    @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Nobody changes it."""
-        yield
+        self._data: memoryview | None = data.toreadonly()
 
     def prefetch(self, how: Prefetch) -> None:
         """Does nothing: they are there."""
 
     def reaching(self, end: int) -> memoryview:
         """All of the bytes."""
-        self._require_open()
+        if self._data is None:
+            raise ValueError(f"{self.path}: the file is closed")
         return self._data
 
     def paths(self) -> Iterator[str]:
@@ -286,300 +479,16 @@ class MemoryFile(MappedFile):
 
     def close(self) -> None:
         """Ends the reading; views live on."""
-        self._is_open = False
+        self._data = None
 
     def _read_once(self, offset: int, size: int) -> bytes:
-        self._require_open()
-        return bytes(self._data[offset : offset + size])
+        return bytes(self.reaching(offset + size)[offset : offset + size])
 
 
 def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     error = ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule)
     error.path = path
     return error
-
-
-_TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
-_Made = TypeVar("_Made")
-_serial_numbers = itertools.count()
-_temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
-
-
-def remove_temporaries() -> None:
-    """Removes what this process has not completed, when it is about to end without unwinding."""
-    for temporary in list(_temporaries):
-        temporary.remove()
-
-
-class _Temporary(Generic[_Made]):
-    """A new file or directory beside a target, removed unless it is kept.
-
-    It is known before it is made, and removed with this object at the latest: an interrupt at
-    whatever moment leaves nothing behind.
-
-    Attributes:
-        path: Its path.
-        made: What `make` gave.
-    """
-
-    def __init__(
-        self, target: str, make: Callable[[str], _Made], remove: Callable[[str], None]
-    ) -> None:
-        while True:
-            number = f"{os.getpid()}-{next(_serial_numbers)}"
-            self.path = f"{_temporary_prefix(target)}{number}.tmp"
-            self._finalizer = weakref.finalize(
-                self, _remove_in_process, os.getpid(), remove, self.path
-            )
-            _temporaries.add(self)
-            try:
-                self.made = make(self.path)
-                return
-            except FileExistsError:  # another machine's, in a shared directory
-                self._finalizer.detach()
-            except OSError:
-                self._finalizer.detach()  # nothing was made
-                raise
-
-    def keep(self) -> None:
-        """Leaves it where it is."""
-        self._finalizer.detach()
-
-    def remove(self) -> None:
-        """Removes it, unless it was removed or kept before."""
-        self._finalizer()
-
-
-def _temporary_prefix(target: str) -> str:
-    directory, name = os.path.split(target)
-    return os.path.join(directory, f".{name[:50]}.")  # 200 bytes at most, of 255
-
-
-def remove_abandoned(path: str | os.PathLike[str]) -> list[str]:
-    """Removes the temporary files of processes that were killed while they wrote `path`.
-
-    Those that are being written are locked, and stay; so does what is not a regular file.
-
-    Returns:
-        The paths of what was removed.
-    """
-    above, own = os.path.split(os.path.abspath(path))
-    # A symbolic link may itself have been about to be replaced.
-    targets = {os.path.realpath(path), os.path.join(os.path.realpath(above), own)}
-    removed = []
-    for target in sorted(targets):
-        directory, prefix = os.path.split(_temporary_prefix(target))
-        for name in sorted(os.listdir(directory)):
-            if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
-                continue
-            found = os.path.join(directory, name)
-            with contextlib.suppress(OSError):  # of somebody else, or gone by now
-                if stat.S_ISREG(os.lstat(found).st_mode) and _removes_abandoned(found):
-                    removed.append(found)
-    return removed
-
-
-def _removes_abandoned(path: str) -> bool:
-    """Removes a file unless it is locked; whoever waits for the lock sees that it is gone."""
-    with open(path, "rb+") as file:
-        if not locking.try_exclusive(file.fileno()):
-            return False
-        if os.name != "nt":  # which removes no open file
-            os.unlink(path)
-    if os.name == "nt":
-        os.unlink(path)
-    return True
-
-
-def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
-    if os.getpid() == process:  # a fork has its parent's finalizers
-        remove(path)
-
-
-class Replacement:
-    """A new file that takes the place of another when it is complete, and only then.
-
-    It is written beside the target under a temporary name. `commit` syncs it, renames it over the
-    target and syncs the directory: at any moment the target is what it was or is complete. A
-    target that is a symbolic link keeps being one: the file that it leads to is replaced. An
-    existing target's permission bits are kept, and its owner where that is allowed. As long as the
-    file is written it is locked, by which it can be told from one that was abandoned.
-
-    Attributes:
-        file: Where to write.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, follow_links: bool = True) -> None:
-        """Makes the temporary file.
-
-        Args:
-            path: The target.
-            follow_links: Whether to replace the file that a symbolic link leads to, and not the
-                link.
-
-        Raises:
-            OSError: The file cannot be made, or the target is there and is no regular file.
-        """
-        self._path = os.fspath(path)
-        directory, name = os.path.split(self._path)
-        self._target = os.path.join(os.path.realpath(directory), name)
-        if follow_links:
-            self._target = os.path.realpath(path)
-        if os.path.isdir(self._target):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        if os.path.exists(self._target) and not os.path.isfile(self._target):
-            raise FileExistsError(errno.EEXIST, "is not a regular file", os.fspath(path))
-        while True:
-            try:
-                self._temporary = _Temporary(self._target, _open_new, _unlink)
-            except OSError as error:
-                error.filename = self._path  # not that of the temporary file
-                raise
-            self.file: BinaryIO = self._temporary.made
-            locking.keep_exclusive(self.file.fileno())
-            if os.path.lexists(self._temporary.path):
-                break
-            self.discard()  # before it was locked, somebody took it for an abandoned one
-
-    def commit(
-        self, around: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-    ) -> None:
-        """Puts the file in the target's place; on failure it is discarded instead.
-
-        Args:
-            around: Entered before the rename and left behind it, while the file is still locked.
-
-        Raises:
-            OSError: The file cannot be synced or renamed.
-        """
-        try:
-            self.file.flush()
-            sync(self.file.fileno())
-            if os.name == "nt":  # which renames no open file
-                self.file.close()
-            with contextlib.suppress(FileNotFoundError):
-                _set_owner_and_mode(self._temporary.path, os.stat(self._target))
-            with contextlib.nullcontext() if around is None else around():
-                os.replace(self._temporary.path, self._target)
-                self._temporary.keep()
-        except BaseException as error:
-            self.discard(error)
-            raise
-        self.file.close()
-        with contextlib.suppress(OSError):  # the file is complete in any case
-            sync_directory(os.path.dirname(self._target))
-
-    def discard(self, error: BaseException | None = None) -> None:
-        """Removes the file; the target is untouched.
-
-        Args:
-            error: Why, or None. Where it tells of a full disk, it is made to name the target.
-        """
-        if isinstance(error, OSError) and error.errno in _NO_SPACE and error.filename is None:
-            error.filename = self._path
-        with contextlib.suppress(OSError):  # what is still buffered may not fit the disk
-            self.file.close()
-        self._temporary.remove()
-
-
-def _set_owner_and_mode(path: str, status: os.stat_result) -> None:
-    if hasattr(os, "chown"):
-        with contextlib.suppress(OSError):  # as who is not root may not
-            os.chown(path, status.st_uid, status.st_gid)
-    try:
-        os.chmod(path, stat.S_IMODE(status.st_mode))
-    except OSError as error:
-        if error.errno not in _NO_MODES:
-            raise
-
-
-def _open_new(path: str) -> BinaryIO:
-    return open(path, "xb")
-
-
-def clone(source: MappedFile, target: BinaryIO) -> bool:
-    """Lets a new file share the blocks of another one, where the file system can (reflinks).
-
-    Returns:
-        Whether it did; if not, `target` is as it was.
-    """
-    if fcntl is None or not hasattr(fcntl, "ioctl"):
-        return False
-    try:
-        fcntl.ioctl(target.fileno(), _CLONE, source.fileno())
-    except OSError:  # systems say in many ways that they cannot
-        return False
-    return True
-
-
-def reserve(file: BinaryIO, nbytes: int) -> None:
-    """Has blocks set aside for bytes that are about to be written, where that is of use.
-
-    A disk without room then says so at once, and writing goes faster. The file's size stays; its
-    blocks are freed when it is removed.
-
-    Args:
-        file: The file, with nothing in it.
-        nbytes: How many bytes.
-
-    Raises:
-        OSError: The disk has no room for them.
-    """
-    if not nbytes or _file_system(file.fileno()) not in _RESERVING:
-        return
-    allocate = _fallocate()
-    if allocate is None:
-        return
-    error = allocate(file.fileno(), nbytes)
-    if error in _NO_SPACE:
-        raise OSError(error, os.strerror(error))
-
-
-@cache
-def _fallocate() -> Callable[[int, int], int] | None:
-    """Linux's fallocate, which takes a descriptor and a number of bytes, and gives the error.
-
-    Python has posix_fallocate alone, which writes into every block itself where the file system
-    cannot set them aside.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        import ctypes
-
-        library = ctypes.CDLL(None, use_errno=True)
-    except (ImportError, OSError):  # Python was built without it, or is linked statically
-        return None
-    # That of 64 bits, where there are two.
-    function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if function is None:
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-    def allocate(descriptor: int, nbytes: int) -> int:
-        return ctypes.get_errno() if function(descriptor, _KEEP_SIZE, 0, nbytes) else 0
-
-    return allocate
-
-
-def _file_system(descriptor: int) -> str | None:
-    """The kind of the file system that a file is on, as Linux tells it in proc(5)."""
-    device = os.fstat(descriptor).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    with (
-        contextlib.suppress(OSError),
-        open("/proc/self/mountinfo", errors="surrogateescape") as mounts,
-    ):
-        for mount in mounts:
-            fields, _, described = mount.partition(" - ")
-            if fields.split()[2] == number:
-                return described.split()[0]
-    return None
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(path)
 
 
 def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
@@ -592,15 +501,15 @@ def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
     Raises:
         OSError: It cannot be made, or the disk is full; the directory is named.
     """
-    size = 0
     with _unnamed(directory) as file:
         try:
+            name = _name_of_unnamed(directory)
+            writer = PositionalWriter(MappedFile(name, descriptor=os.dup(file.fileno())))
             for piece in pieces:
-                size += file.write(piece)
-            file.flush()
-            if not size:
+                writer.write(piece)
+            if not writer.offset:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(file.fileno(), writer.offset, access=mmap.ACCESS_READ))
         except OSError as error:
             if error.filename is None:  # else it is of what is read
                 error.filename = _name_of_unnamed(directory)
@@ -637,55 +546,6 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> N
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(target, path):
                 raise ValueError(f"expected another file than the input {path}, found {target!s}")
-
-
-@contextlib.contextmanager
-def replacing(
-    path: str | os.PathLike[str],
-    *,
-    follow_links: bool = True,
-    around: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
-) -> Iterator[BinaryIO]:
-    """A `Replacement` that is committed when the block ends and discarded when it raises.
-
-    Args:
-        path: The target.
-        follow_links: As `Replacement` takes it.
-        around: As `Replacement.commit` takes it.
-    """
-    replacement = Replacement(path, follow_links=follow_links)
-    try:
-        yield replacement.file
-    except BaseException as error:
-        replacement.discard(error)
-        raise
-    replacement.commit(around)
-
-
-@contextlib.contextmanager
-def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A directory to fill that gets its name when the block ends; removed when it raises.
-
-    Raises:
-        OSError: It cannot be made, or `path` exists and is not an empty directory.
-    """
-    target = os.path.realpath(path)
-    if os.path.exists(target) and os.listdir(target):
-        raise FileExistsError(errno.EEXIST, "the directory is not empty", os.fspath(path))
-    try:
-        temporary = _Temporary(target, os.mkdir, partial(shutil.rmtree, ignore_errors=True))
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
-    try:
-        yield temporary.path
-        if os.path.exists(target):
-            os.rmdir(target)
-        os.rename(temporary.path, target)
-    except BaseException:
-        temporary.remove()
-        raise
-    temporary.keep()
 
 
 def sync(descriptor: int) -> None:

@@ -15,9 +15,10 @@ def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
     """Loads an archive as an onnx_ir model whose large tensors are views of the file.
 
     It takes time and memory as `onnxarchive.open` does; no weight is read. Tensors stored outside
-    the model become `onnxarchive.runtime.onnx_ir.ArchiveTensor`. They keep the file open and
-    mapped for as long as one of them lives, also when another file takes its path. So a model may
-    be changed and saved, by `onnxarchive.save`, over the archive it was loaded from.
+    the model become `onnxarchive.runtime.onnx_ir.ArchiveTensor`. They and the model's graph keep
+    the file open and mapped for as long as one of them lives, also when another file takes its
+    path. So a model may be changed and saved, by `onnxarchive.save`, over the archive it was loaded
+    from, unless others have edited that since.
 
     Args:
         path: The archive.

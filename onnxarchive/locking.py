@@ -1,7 +1,9 @@
-"""Locks on open files, by which the processes that use an archive keep out of one another's way.
+"""Advisory locks on open files, which keep editors and readers of an archive apart.
 
-They are advisory: `flock`, and on Windows a lock of one byte far behind the end of the file. The
-system lets go of them when the process ends, however it ends.
+They are `flock`, and on Windows a lock of one byte far beyond the end of the file. The system
+releases them when the process ends, however it ends. A lock belongs to the open file, so forks and
+copies of a descriptor share it. Processes on several machines see each other's locks if the file
+system carries them: NFS and CIFS do unless mounted with `nolock` or `nobrl`, others may not.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -22,95 +25,78 @@ except ImportError:  # Windows
 
 _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-# What systems say of a file system that has no locks.
+# Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-_LOCKED_BYTE = 1 << 62  # no file reaches it, and Windows locks it all the same
+_LOCKED_BYTE = 1 << 62  # beyond every file; Windows locks it all the same
+POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at a descriptor's one position
+# Device and inode of each file with an exclusive lock of this process, and the thread that has it.
+_held: set[tuple[int, int, int, int]] = set()
 
 
 @contextlib.contextmanager
-def shared(descriptor: int) -> Iterator[None]:
-    """A lock that readers share and that keeps writers out; it is waited for.
+def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
+    """Holds a lock that readers share and that keeps editors out.
 
-    Where the file system has no locks, there is none.
+    A file system without locks gives none.
 
     Args:
         descriptor: The open file.
+        timeout: Seconds to wait at most; None waits without limit, 0 not at all.
+
+    Raises:
+        LockedError: The file stayed locked.
     """
     try:
-        _lock(descriptor, is_shared=True, timeout=None)
+        _lock(descriptor, is_shared=True, timeout=timeout)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        yield
-        return
+    process = os.getpid()
     try:
         yield
     finally:
-        _unlock(descriptor)
+        if os.getpid() == process:  # a fork shares the lock of its parent
+            unlock(descriptor)
 
 
 @contextlib.contextmanager
 def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
-    """A lock that keeps out readers and other writers.
+    """Holds a lock that keeps out readers and other editors.
 
     Args:
-        descriptor: The open file.
-        timeout: Seconds to wait for it at most; None waits as long as it takes, 0 not at all.
+        descriptor: The open file. NFS gives this lock only to a file that is open for writing.
+        timeout: As in `shared`.
 
     Raises:
-        LockedError: Somebody else had it all the time.
-        OSError: The file system has no locks.
+        LockedError: The file stayed locked, or this thread itself holds its lock.
+        OSError: The file system has no locks, or the disk failed.
     """
     _lock(descriptor, is_shared=False, timeout=timeout)
+    holder = _this_thread_with(descriptor)
+    process = os.getpid()
+    _held.add(holder)
     try:
         yield
     finally:
-        _unlock(descriptor)
-
-
-@contextlib.contextmanager
-def exclusive_at(
-    path: str | os.PathLike[str], flags: int, timeout: float | None = None
-) -> Iterator[int]:
-    """The file at a path, open and locked against all others; it stays at the path meanwhile.
-
-    Those who put another file there are kept out as well, if they take the lock of the one before.
-
-    Args:
-        path: The file.
-        flags: How to open it, as `os.open` takes them.
-        timeout: As in `exclusive`.
-
-    Raises:
-        LockedError: Somebody else had the lock all the time.
-        OSError: It cannot be opened, or the file system has no locks.
-    """
-    while True:
-        descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
-        try:
-            with exclusive(descriptor, timeout):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    yield descriptor
-                    return
-        finally:
-            os.close(descriptor)
-        # While the lock was waited for, another file has taken the path.
+        _held.discard(holder)
+        if os.getpid() == process:  # a fork shares the lock of its parent
+            unlock(descriptor)
 
 
 def keep_exclusive(descriptor: int) -> None:
-    """Takes the lock for as long as the file is open; where there are no locks, it goes without.
+    """Takes the exclusive lock until `unlock` or the end of the process; waits for it.
 
-    It is waited for.
+    A file system without locks gives none.
     """
     with contextlib.suppress(OSError):
         _lock(descriptor, is_shared=False, timeout=None)
 
 
 def try_exclusive(descriptor: int) -> bool:
-    """Takes the lock for as long as the file is open, if that can be done at once.
+    """Takes the exclusive lock for as long as the file is open, if it is free.
 
     Returns:
-        Whether it was done: not where somebody else has it, or the file system has no locks.
+        Whether it did; False on a file system without locks.
     """
     try:
         _lock(descriptor, is_shared=False, timeout=0)
@@ -123,20 +109,41 @@ def try_exclusive(descriptor: int) -> bool:
     return True
 
 
+def unlock(descriptor: int) -> None:
+    """Releases the lock of an open file, also for forks and copies of its descriptor."""
+    with contextlib.suppress(OSError):  # a file that was closed is unlocked
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        else:
+            _at_locked_byte(descriptor, lambda: msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1))
+
+
 def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
+    if _held and _this_thread_with(descriptor) in _held:
+        if _is_locked_now(descriptor, is_shared):  # an interrupt has ended the edit
+            return
+        raise LockedError(
+            "expected a file that this thread does not edit, found it locked by this thread; "
+            "finish the edit first"
+        )
     if fcntl is not None and timeout is None:
         fcntl.flock(descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         return
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
     deadline = None if timeout is None else time.monotonic() + timeout
     while not _is_locked_now(descriptor, is_shared):
         if deadline is not None and time.monotonic() >= deadline:
             raise LockedError(
                 "expected nobody else at work on the file, found it locked by a process that "
-                "changes it or opens it; try again"
+                "edits or opens it; try again, or give a longer timeout"
             )
         time.sleep(_PAUSE)
+
+
+def _this_thread_with(descriptor: int) -> tuple[int, int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, os.getpid(), threading.get_ident()
 
 
 def _is_locked_now(descriptor: int, is_shared: bool) -> bool:
@@ -152,19 +159,12 @@ def _is_locked_now(descriptor: int, is_shared: bool) -> bool:
     return True
 
 
-def _unlock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a file that was closed is unlocked
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        else:
-            _at_locked_byte(descriptor, lambda: msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1))
-
-
 def _at_locked_byte(descriptor: int, act: Callable[[], None]) -> None:
     """Windows locks from the descriptor's position on; it is put back."""
-    position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
-    try:
-        act()
-    finally:
-        os.lseek(descriptor, position, os.SEEK_SET)
+    with POSITION_LOCK:
+        position = os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            act()
+        finally:
+            os.lseek(descriptor, position, os.SEEK_SET)

@@ -1,27 +1,37 @@
-"""One writer at a time, and what a crash has left to the next one.
+"""Archives whose edit was interrupted: told from other files, and rolled back.
 
-Whoever changes an archive has the lock of its file meanwhile. What is found then of a change that
-was cut off is taken back first, with the journal that it left.
+An edit leaves its undo log at the end of the archive (see `undo`), so the file alone says what to
+do. It is rolled back only if that gives an archive.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxarchive import journal, locking
-from onnxarchive.archive import Archive, check_data, read_contents
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
-from onnxarchive.files import MappedFile, remove_abandoned
-from onnxarchive.journal import Journal, Span
+from onnxarchive import files, undo
+from onnxarchive.contents import read_contents
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    Report,
+    UnfinishedEditError,
+    naming,
+)
+from onnxarchive.files import MappedFile
 from onnxarchive.local_headers import LocalHeaders
-from onnxarchive.zipformat import directory
-from onnxarchive.zipformat.directory import Entry
-from onnxarchive.zipformat.writer import Counter
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.replacement import remove_abandoned
+from onnxarchive.undo import FileBefore, UnfinishedEdit
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
 
-__all__ = ["Recovery", "alone_with", "locked", "recover", "settle"]
+_USUAL_HEADER_SIZE = 512  # bytes; with name and extra fields it may be 128 KiB
+
+__all__ = ["Recovery", "opened", "recover", "require_finished", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,179 +39,166 @@ class Recovery:
     """What `recover` did.
 
     Attributes:
-        is_rolled_back: Whether a change that was cut off was taken back.
-        removed: Paths of files that were left by processes that were killed, and are removed.
+        is_rolled_back: Whether an interrupted edit was rolled back.
+        removed: Paths of temporary files that killed processes had left, and that are removed.
     """
 
     is_rolled_back: bool
     removed: tuple[str, ...]
 
 
-def recover(
-    path: str | os.PathLike[str], *, force: bool = False, timeout: float | None = None
-) -> Recovery:
-    """Makes an archive whole again after a crash, and removes what killed processes left beside it.
+def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Recovery:
+    """Rolls back an interrupted edit of an archive, and removes what killed processes left.
 
-    Opening an archive for writing takes back a change that was cut off, too.
+    A file that is a whole archive is never changed. Opening an archive for editing rolls back, too.
 
     Args:
         path: The archive, which need not exist: a first `save` may have been killed.
-        force: Whether to write back a journal also where other bytes of the file than those that
-            it holds have changed, too.
-        timeout: As in `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Raises:
-        LockedError: Somebody else was at work on the archive all the time.
-        ArchiveError: There is a journal, which does not belong to the file or is damaged, and the
-            file is no archive.
-        OSError: The archive cannot be read or written, or neither it nor anything left by killed
-            processes is there.
+        LockedError: The archive stayed locked.
+        ArchiveError: The file is no archive, and rolling back would not make it one. It is left as
+            it is.
+        OSError: The archive cannot be read or written, or there is neither an archive nor anything
+            that a killed process left.
     """
-    removed = remove_abandoned(path)
+    removed = tuple(remove_abandoned(path, _is_leftover))
     if removed and not os.path.exists(path):
-        return Recovery(False, tuple(removed))
-    with naming(path), locked(path, timeout, os.O_RDWR) as descriptor:
-        had_journal = os.path.lexists(journal.path_of(path))
-        if settle(path, descriptor, force=force):
-            return Recovery(True, tuple(removed))
-        if had_journal:
-            removed.append(journal.path_of(path))
-        else:
-            _require_archive(path)
-    return Recovery(False, tuple(removed))
+        return Recovery(False, removed)
+    with (
+        naming(path),
+        files.opened(
+            path, rule="FILE-1", is_exclusive=True, is_writable=True, timeout=timeout
+        ) as file,
+        file,
+    ):
+        is_rolled_back = roll_back(file)
+        if not is_rolled_back:
+            _require_whole(file)
+        return Recovery(is_rolled_back, removed)
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], timeout: float | None, flags: int) -> Iterator[int]:
-    """The file at `path`, open and locked against all others."""
-    MappedFile(path, rule="FILE-1").close()  # refuses what is no regular file
-    with locking.exclusive_at(path, flags, timeout) as descriptor:
-        yield descriptor
+def opened(
+    path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
+) -> Iterator[MappedFile]:
+    """Opens an archive's file and keeps editors out while the block runs.
 
+    Args:
+        path: The archive.
+        rule: As `MappedFile` takes it.
+        timeout: Seconds to wait for the lock; None waits without limit.
 
-@contextlib.contextmanager
-def alone_with(
-    path: str | os.PathLike[str], timeout: float | None, *, copy: bool
-) -> Iterator[tuple[Archive, int]]:
-    """An archive that nobody else opens or changes, and its descriptor for writing."""
-    flags = os.O_RDONLY if copy else os.O_RDWR
-    with locked(path, timeout, flags) as descriptor:
-        if not copy:
-            _require_one_name(path, descriptor)
-            settle(path, descriptor)
-        file = MappedFile(path, rule="FILE-1")
+    Raises:
+        UnfinishedEditError: An edit was interrupted, and the block found no archive.
+        LockedError: The archive stayed locked.
+        ArchiveFormatError: It is not a regular file.
+        OSError: It cannot be opened.
+    """
+    with naming(path), files.opened(path, rule=rule, timeout=timeout) as file:
         try:
-            journal.require_complete(file)  # of one that was not settled
-            archive = Archive(file)
-        except BaseException:
-            file.close()
+            yield file
+        except ArchiveFormatError:
+            require_finished(file)
             raise
-        with archive:
-            yield archive, descriptor
 
 
-def _require_one_name(path: str | os.PathLike[str], descriptor: int) -> None:
-    names = os.fstat(descriptor).st_nlink
-    found = None
-    if os.path.islink(path):
-        found = f"a symbolic link to {os.path.realpath(path)}, which others may use"
-    elif names > 1:
-        found = f"a file with {names} names (hard links), all of which would change"
-    if found is not None:
-        raise ValueError(
-            f"{os.fspath(path)}: expected a file with this name alone, found {found}; copy=True "
-            "(--copy) puts a new file here"
+def require_finished(file: MappedFile) -> None:
+    """Refuses a file whose edit was interrupted; the caller holds a lock.
+
+    Raises:
+        UnfinishedEditError: It ends with an undo log.
+    """
+    if _find(file) is not None:
+        error = UnfinishedEditError(
+            "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "
+            "recover' rolls it back, and so does opening it for editing"
         )
+        error.path = file.path
+        raise error
 
 
-def settle(path: str | os.PathLike[str], descriptor: int, *, force: bool = False) -> bool:
-    """Takes back a change that was cut off, and removes the journal, of whichever file it is.
+def roll_back(file: MappedFile) -> bool:
+    """Rolls back an interrupted edit.
+
+    Args:
+        file: The archive, open for writing and locked.
 
     Returns:
-        Whether there was such a change.
+        Whether there was one.
 
     Raises:
-        ArchiveError: The journal is of another file or damaged, and this one is no archive.
+        ArchiveError: The file without the edit would not be an archive. It is left as it is.
+        OSError: It cannot be read or written.
     """
-    if not os.path.lexists(journal.path_of(path)):
+    edit = _find(file)
+    if edit is None:
         return False
-    found = journal.read(path)
-    with MappedFile(path) as file:
-        is_of_archive = found is not None and found.is_of(file) and _is_of_archive(found, file)
-        if found is not None and not force and not (is_of_archive and found.has_inode_of(file)):
-            fault = _fault(file, found.spans)
-            if fault is None:  # another archive has come here, and is whole
-                found = None
-            elif not is_of_archive:
-                raise _unsettled(path, fault)
-        elif found is None:  # it was never completed, so that nothing was changed
-            fault = _fault(file, ())
-            if fault is not None:
-                raise _unsettled(path, fault)
-    if found is not None:
-        found.roll_back(descriptor)
-    journal.remove(path)
-    return found is not None
-
-
-def _is_of_archive(found: Journal, file: MappedFile) -> bool:
-    """Whether a file has the entries that stay, by the directory that a journal holds.
-
-    Another archive may have been written into the same file since, as `cp` does.
-    """
-    if not found.spans:
-        return False
-    tail = found.read(max(found.size - directory.TAIL_SIZE, found.spans[-1].offset), found.size)
-    report = Report()
+    file.require_writable()
     try:
-        bounds = directory.locate(tail, found.size, report)
-        assert bounds is not None  # the report would have raised
-        if bounds.offset < found.spans[-1].offset:  # which no change leaves out
-            return False
-        listed = directory.read(found.read(bounds.offset, bounds.size), bounds, report)
-        headers = LocalHeaders(file, listed)
-        for number, entry in enumerate(listed.entries):
-            if not _overlaps(entry, found.spans):
-                headers.compare(number, report)
-    except ArchiveFormatError:
-        return False
+        _require_whole(FileBefore(file, edit))
+    except ArchiveFormatError as error:
+        raise ArchiveError(
+            f"expected an archive before the undo log of an interrupted edit, found that it would "
+            f"not be whole ({error.message}); the file is left as it is, restore it from a copy"
+        ) from error
+    undo.roll_back(file, edit)
     return True
 
 
-def _fault(file: MappedFile, spans: Sequence[Span]) -> ArchiveFormatError | None:
-    """Why a file is no archive, or entries in its `spans` are not whole; None if all is well."""
-    try:
-        contents = read_contents(file, Report())
-        headers = LocalHeaders(file, contents.directory)
-        for number, entry in enumerate(contents.directory.entries):
-            if _overlaps(entry, spans):
-                headers.compare(number, Report())
-                site = contents.sites.get(entry.name)
-                check_data(file, entry, site, Report(), Counter(None, 0))
-    except ArchiveFormatError as error:
-        return error
+def _require_whole(file: MappedFile) -> None:
+    """Reads all of an archive but the data of tensors and assets."""
+    contents = read_contents(file, Report())
+    headers = LocalHeaders(file, contents.directory)
+    for number in range(len(contents.directory.entries)):
+        headers.compare(number, Report())
+
+
+def _find(file: MappedFile) -> UnfinishedEdit | None:
+    """The interrupted edit of an archive; None if the file ends with anything but an undo log."""
+    edit = undo.find(file)
+    if edit is not None or EndRecord.unpack(
+        file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
+    ):
+        return edit
+    before = _first_archive(file)
+    return None if before is None else undo.find_torn(file, *before)
+
+
+def _first_archive(file: MappedFile) -> tuple[int, int] | None:
+    """Where the model's entry begins and the archive ends, in bytes, by local headers alone.
+
+    Whatever else a file holds follows that archive. None if the file does not begin with one.
+    """
+    offset = directory_size = 0
+    for count in range(1, layout.MAX_ENTRIES + 1):
+        placement = _placement(file, offset)
+        if placement is None:
+            return None
+        directory_size += placement.directory_record().packed_size
+        if placement.name == MODEL_PROTO.encode():
+            end = layout.end_of_archive(count, directory_size, placement.end)
+            return offset, placement.end + directory_size + len(end)
+        offset = placement.end
     return None
 
 
-def _overlaps(entry: Entry, spans: Sequence[Span]) -> bool:
-    end = entry.data_offset + entry.nbytes
-    return any(start < end and entry.header_offset < start + nbytes for start, nbytes in spans)
+def _placement(file: MappedFile, offset: int) -> Placement | None:
+    """The entry of an archive whose local header begins at `offset`, or None."""
+    for size in (_USUAL_HEADER_SIZE, LocalHeader.MAX_SIZE):
+        local = LocalHeader.unpack(file.read(offset, size))
+        if local is not None:
+            return layout.placement(local, offset)
+    return None
 
 
-def _unsettled(path: str | os.PathLike[str], fault: ArchiveFormatError) -> ArchiveError:
-    return ArchiveError(
-        f"expected an archive, or the journal of its last change, found a file that is not whole "
-        f"({fault.message}) and a journal that is damaged or of another file, "
-        f"{journal.path_of(path)}; if the two belong together, force=True (--force) writes it "
-        "back; both are left as they are"
-    )
-
-
-def _require_archive(path: str | os.PathLike[str]) -> None:
-    with MappedFile(path) as file:
-        fault = _fault(file, ())
-    if fault is not None:
-        raise ArchiveError(
-            f"expected an archive, found a file that is not whole ({fault.message}), and no "
-            f"journal {journal.path_of(path)}; if the file was moved, move its journal to there"
-        ) from fault
+def _is_leftover(file: MappedFile) -> bool:
+    """Whether a file begins as an archive does, as far as that reached the disk."""
+    begun = file.read(0, LocalHeader.MAX_SIZE)
+    local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
+    if local is None:
+        return not any(piece.strip(b"\0") for piece in file.pieces(0, file.size))
+    is_cut = len(begun) < LocalHeader.SIZE + len(local.name) + len(local.extra)
+    is_stored = local.method == METHOD_STORED
+    return is_stored and (is_cut or layout.placement(local, 0) is not None)

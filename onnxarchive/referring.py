@@ -180,6 +180,7 @@ def save_referring(
         ArchiveFormatError: A tensor is external and names no key, or one of another size; or as
             `save` does.
         ChecksumError: Bytes of the archive have changed.
+        ArchiveError: `path` is the archive, and others have changed it since it was opened.
         ValueError: As `save` does.
         OSError: As `save` does.
     """
@@ -191,4 +192,5 @@ def save_referring(
         assets=assets,
         temporary=os.path.dirname(os.path.realpath(path)),
     )
-    write_archive(plan, path, alignment=alignment, progress=progress)
+    require = partial(archive.require_current, path)
+    write_archive(plan, path, alignment=alignment, progress=progress, require=require)

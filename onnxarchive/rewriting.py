@@ -1,35 +1,32 @@
-"""The end of an archive, written anew: what stays where it is, what follows it, and how.
+"""Writes the end of an archive anew: new tensors, model, directory and end records.
 
-A new model is planned as `save` would plan it. Where that leaves every entry of the archive in its
-place, the rest is written behind them: into a clone, or in the file's place with a journal.
-Otherwise all of it is written to a new file.
+Every entry but the model stays where it is. The new end goes into a clone where the file system can
+share blocks, else into the file itself with an undo log. What would remove an entry writes a new
+file, in the order of `save`, and only on request.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
 
-from onnxarchive import journal
+from onnxarchive import undo
 from onnxarchive.archive import Archive
-from onnxarchive.errors import ChecksumError, shown
-from onnxarchive.files import (
-    Replacement,
-    clone,
-    require_no_input,
-)
-from onnxarchive.journal import Positioned, Span
+from onnxarchive.contents import check_model_nbytes
+from onnxarchive.errors import ChecksumError, Report, shown
+from onnxarchive.files import MappedFile, PositionalWriter, require_no_input
+from onnxarchive.filesystem import clone
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import Path, Site
 from onnxarchive.referring import (
     EntryData,
     entry_data,
@@ -38,6 +35,7 @@ from onnxarchive.referring import (
     referred,
     resolver,
 )
+from onnxarchive.replacement import Replacement
 from onnxarchive.save import (
     DEFAULT_SIZE_THRESHOLD,
     FileData,
@@ -48,7 +46,7 @@ from onnxarchive.save import (
     plan_archive,
     plan_items,
     stream,
-    write_archive,
+    write_file,
 )
 from onnxarchive.sources import open_source
 from onnxarchive.zipformat import writer
@@ -58,7 +56,7 @@ from onnxarchive.zipformat.writer import Data, Progress, Stored, ZipWriter
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Model", "Options", "write_changed_model", "write_model", "write_tensor"]
+__all__ = ["Model", "Options", "write_model", "write_tensor"]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 
@@ -77,14 +75,17 @@ class Options:
     progress: Progress | None = None
 
 
-def write_model(archive: Archive, descriptor: int, model: Model, options: Options) -> None:
+def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
     """Gives an archive another model; see `onnxarchive.replace_model`.
 
     Args:
-        archive: The archive, which nobody else opens or changes.
-        descriptor: Its file, open for writing, but where `options` ask for a copy.
+        archive: The archive, whose file is locked, and open for writing unless `options` ask for a
+            copy.
         model: The model.
-        options: How.
+        options: How to replace it.
+
+    Returns:
+        The file that has the archive's path now, open and still locked.
     """
     threshold, convert_attribute = _placing(archive, options)
     with contextlib.ExitStack() as resources:
@@ -101,43 +102,33 @@ def write_model(archive: Archive, descriptor: int, model: Model, options: Option
             raise TypeError(
                 f"expected an onnx.ModelProto or the path of a .onnx, found {type(model)}"
             )
-        plan = _plan(archive, given, threshold, convert_attribute)
-        if not _keeps_all(plan, archive):
-            in_order = _plan_in_archive_order(archive, given, threshold, convert_attribute)
-            if in_order is not None:
-                plan = in_order
-            elif options.compact:
-                _write_anew(archive, plan, options.progress)
-                return
-            else:
-                raise ValueError(_why_moved(plan, archive))
-        _write_end(archive, descriptor, plan, options)
-
-
-def write_changed_model(
-    archive: Archive,
-    descriptor: int,
-    change: Callable[[onnx.ModelProto], onnx.ModelProto],
-    options: Options,
-) -> None:
-    """Gives an archive the model that a function makes of a copy of its own, if it is another."""
-    model = onnx.ModelProto()
-    model.CopyFrom(archive.model)
-    changed = change(model)
-    if changed != archive.model:
-        write_model(archive, descriptor, changed, options)
+        plan = plan_archive(
+            given.model,
+            resolve=given.resolve,
+            size_threshold=threshold,
+            convert_attribute=convert_attribute,
+            assets=kept_assets(archive),
+            temporary=_directory_of(archive),
+        )
+        keeps_all = _keeps_all(plan, archive)
+        if not (keeps_all or options.compact):
+            plan = _plan_in_place(archive, given, plan, threshold, convert_attribute)
+            keeps_all = True
+        # Who opened the archive has to be able to read what is written.
+        check_model_nbytes(plan.model.nbytes, archive.max_model_nbytes, Report())
+        if keeps_all:
+            return _write_end(archive, plan, options)
+        return _write_anew(archive, plan, options.progress)
 
 
 def write_tensor(
-    archive: Archive,
-    descriptor: int,
-    name: str,
-    array: ArrayLike,
-    in_place: bool,
-    copy: bool,
-    progress: Progress | None,
-) -> None:
-    """Gives an initializer other elements; see `onnxarchive.replace_tensor`."""
+    archive: Archive, name: str, array: ArrayLike, copy: bool, progress: Progress | None
+) -> MappedFile:
+    """Gives an initializer other elements; see `onnxarchive.replace_tensor`.
+
+    Returns:
+        As `write_model` does.
+    """
     site = archive.tensors.site(name)
     elements = np.asarray(array)
     found = dtypes.of_array(elements)
@@ -149,16 +140,15 @@ def write_tensor(
         )
     data = dtypes.as_raw_data(elements)
     key = tensors.location(site.tensor)
-    if key is None:
-        model = onnx.ModelProto()
-        model.CopyFrom(archive.model)
-        tensor = tensors.at(model, site.path)
-        for field in tensors.DATA_FIELDS:
-            tensor.ClearField(field)
-        tensors.set_raw_data(tensor, bytes(data))
-        write_model(archive, descriptor, model, Options(copy=copy, progress=progress))
-    else:
-        _replace_entry(archive, descriptor, key, data, in_place, progress)
+    if key is not None:
+        return _replace_entry(archive, key, site, data, progress)
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    tensor = tensors.at(model, site.path)
+    for field in tensors.DATA_FIELDS:
+        tensor.ClearField(field)
+    tensors.set_raw_data(tensor, bytes(data))
+    return write_model(archive, model, Options(copy=copy, progress=progress))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +176,6 @@ def _by_entry(resolve: Resolve, archive: Archive) -> Resolve:
         return data
 
     return resolve_by_entry
-
-
-def _plan(archive: Archive, given: _Given, threshold: int, convert_attribute: bool) -> Plan:
-    """The archive that `save` would make of the model."""
-    return plan_archive(
-        given.model,
-        resolve=given.resolve,
-        size_threshold=threshold,
-        convert_attribute=convert_attribute,
-        assets=kept_assets(archive),
-        temporary=_directory_of(archive),
-    )
 
 
 def _directory_of(archive: Archive) -> str:
@@ -233,18 +211,10 @@ def _placing(archive: Archive, options: Options) -> tuple[int, bool]:
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """Whether a plan leaves every entry of the archive but the model where it is."""
-    return _kept(plan, archive) == len(archive.entries) - 1
-
-
-def _kept(plan: Plan, archive: Archive) -> int:
-    """How many entries of the archive a plan begins with."""
-    pairs = zip(plan.items, archive.entries, strict=False)
-    return sum(
-        1
-        for _ in takewhile(
-            lambda pair: pair[0].name == pair[1] and _is_entry(pair[0], archive), pairs
-        )
+    """Whether a plan begins with every entry of the archive but the model, each in its place."""
+    names = list(archive.entries)[:-1]
+    return [item.name for item in plan.items[: len(names)]] == names and all(
+        _is_entry(item, archive) for item in plan.items[: len(names)]
     )
 
 
@@ -269,26 +239,32 @@ def _is_entry(item: Item, archive: Archive) -> bool:
     return True
 
 
-def _plan_in_archive_order(
-    archive: Archive, given: _Given, threshold: int, convert_attribute: bool
-) -> Plan | None:
-    """A plan for an archive whose order or keys are not those of `save`; None where there is none.
+def _plan_in_place(
+    archive: Archive, given: _Given, plan: Plan, threshold: int, convert_attribute: bool
+) -> Plan:
+    """A plan that keeps every entry of the archive, and lets new tensors follow them.
 
-    An archive that was written tensor by tensor is such a one. That is no reason to move anything,
-    as long as each of its tensors is still there.
+    Args:
+        archive: The archive.
+        given: The new model.
+        plan: The archive that `save` would make of it.
+        threshold: As in `plan_items`.
+        convert_attribute: As in `plan_items`.
+
+    Raises:
+        ValueError: The model has no tensor for an entry.
     """
-    placing = _placing(archive, Options())
-    before = _plan(archive, _Given(archive.model, resolver(archive, *placing)), *placing)
-    if _keeps_all(before, archive):
-        return None
-    stored = {}
-    for site in tensors.walk(given.model):
-        if site.tensor.data_location == tensors.EXTERNAL:
-            data = given.resolve(site)
-            if isinstance(data, EntryData):
-                stored[site.path] = data.name
-    if sorted(stored.values()) != sorted(archive.sites):
-        return None
+    stored = _stored(archive, plan)
+    gone = archive.sites.keys() - stored.values()
+    if gone:
+        names = [name for name in archive.entries if name in gone]
+        listed = ", ".join(map(shown, names[:_MAX_SHOWN_ENTRIES]))
+        more = f" and {len(names) - _MAX_SHOWN_ENTRIES} more" * (len(names) > _MAX_SHOWN_ENTRIES)
+        raise ValueError(
+            f"{archive.path}: expected the new model to have every tensor of the archive, found "
+            f"none with the bytes of {listed}{more}; compact=True (--compact) writes the whole "
+            "archive anew"
+        )
     items, copy, held = plan_items(
         given.model,
         resolve=given.resolve,
@@ -298,38 +274,41 @@ def _plan_in_archive_order(
         assigned=Keys(archive.sites),
         temporary=_directory_of(archive),
     )
-    kept = [
-        Item(name, entry.nbytes, partial(entry_data, archive, name))
-        for name, entry in archive.entries.items()
-        if name != MODEL_PROTO
-    ]
+    kept = _kept(archive)
     writer.require_entries(len(kept) + len(items) + 1)
     return Plan((*kept, *items), Pieces(proto.serialize_filled(copy, held)))
 
 
-def _why_moved(plan: Plan, archive: Archive) -> str:
-    """Why entries have to move."""
-    planned = {item.name for item in plan.items}
-    gone = [name for name in archive.entries if name not in planned and name != MODEL_PROTO]
-    remedy = "compact=True (--compact) writes the whole archive anew"
-    if gone:
-        listed = ", ".join(map(shown, gone[:_MAX_SHOWN_ENTRIES]))
-        more = f" and {len(gone) - _MAX_SHOWN_ENTRIES} more" * (len(gone) > _MAX_SHOWN_ENTRIES)
-        return (
-            f"{archive.path}: expected the model to leave every entry where it is, found no tensor "
-            f"of it to be stored under {listed}{more}; {remedy}"
+def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
+    """The key of each planned tensor that is an entry of the archive: one tensor for each key."""
+    stored: dict[Path, str] = {}
+    taken: set[str] = set()
+    for item in plan.items:
+        if item.site is None:
+            continue
+        data = item.data()
+        key = data.name if isinstance(data, EntryData) else item.name
+        is_entry = isinstance(data, EntryData) or (
+            key in archive.sites and _is_entry(item, archive)
         )
-    kept = _kept(plan, archive)
-    expected, found = list(archive.entries)[kept], plan.items[kept]
-    what = "other contents of it" if found.name == expected else str(found.site or found.name)
-    return (
-        f"{archive.path}: expected entry {shown(expected)} where it is, since nothing may be "
-        f"moved, found {what} in its place, in the order of the model; {remedy}"
-    )
+        if is_entry and key not in taken:
+            taken.add(key)
+            stored[item.site.path] = key
+    return stored
 
 
-def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> None:
-    write_archive(
+def _kept(archive: Archive) -> list[Item]:
+    """Every entry of an archive but the model, as it is."""
+    return [
+        Item(name, entry.nbytes, partial(entry_data, archive, name))
+        for name, entry in archive.entries.items()
+        if name != MODEL_PROTO
+    ]
+
+
+def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> MappedFile:
+    archive.file.require_locking_process()
+    return write_file(
         plan,
         archive.path,
         alignment=archive.alignment,
@@ -339,94 +318,101 @@ def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> None
     )
 
 
-def _write_end(archive: Archive, descriptor: int, plan: Plan, options: Options) -> None:
+def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
     """Writes what follows the archive's entries but for its model, which all stay."""
     offset = archive.entries[MODEL_PROTO].header_offset
-    kept = archive.records[:-1]
-    new = Plan(plan.items[len(kept) :], plan.model)
+    alignment = archive.alignment
+    kept = (len(archive.entries) - 1, archive.records[:-1].pack())
+    new = Plan(plan.items[kept[0] :], plan.model)
 
-    def write(target: int) -> int:
-        positioned = Positioned(target, offset)
-        zip_writer = ZipWriter(positioned, alignment=archive.alignment, kept=kept, offset=offset)
-        return stream(new, zip_writer, options.progress)
+    def write(target: PositionalWriter) -> None:
+        zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset)
+        stream(new, zip_writer, options.progress)
 
-    if _changes_clone(archive, write):
-        return
+    changed = _changed_clone(archive, offset, write)
+    if changed is not None:
+        return changed
     if options.copy:
-        _write_anew(archive, plan, options.progress)
-    else:
-        end = Span(offset, archive.file.size - offset)
-        journal.change(archive.file, descriptor, [end], write)
+        return _write_anew(archive, plan, options.progress)
+    undo.change_end(archive.file, offset, new.size(alignment, offset, kept), write)
+    return archive.file.reopened()
 
 
 def _replace_entry(
-    archive: Archive,
-    descriptor: int,
-    key: str,
-    data: memoryview,
-    in_place: bool,
-    progress: Progress | None,
-) -> None:
-    """Writes other bytes into a tensor's entry, or a new archive that has them."""
-    options = Options()
-    threshold, convert_attribute = _placing(archive, options)
-    given = _Given(archive.model, resolver(archive, threshold, convert_attribute))
-    plan = _plan_in_archive_order(archive, given, threshold, convert_attribute)
-    if plan is None:
-        plan = _plan(archive, given, threshold, convert_attribute)
+    archive: Archive, key: str, site: Site, data: memoryview, progress: Progress | None
+) -> MappedFile:
+    """Writes a clone or a new archive in which a tensor's entry has other bytes."""
+    archive.read(key)  # its local header is compared with the directory
     crc32 = writer.crc32(data)
-    entry = archive.entries[key]
+    model_proto = archive.read(MODEL_PROTO)
+    if tensors.checksum(site.tensor) is not None:  # of the bytes that are replaced
+        without = tensors.with_locations(archive.model, {site.path: key})
+        model_proto = memoryview(proto.serialize(without))
+    model = Plan((), Pieces((model_proto,)))
+    entry, number = archive.entries[key], archive.entries.index_of[key]
     offset = archive.entries[MODEL_PROTO].header_offset
-    kept = [
-        replace(record, crc32=crc32) if name == key else record
-        for name, record in zip(archive.entries, archive.records, strict=True)
-    ][:-1]
+    records = archive.records
+    changed_record = replace(records[number], crc32=crc32).pack()
+    packed = records[:number].pack() + changed_record + records[number + 1 : -1].pack()
     header = archive.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     unpacked = LocalHeader.unpack(header, 0)
-    assert unpacked is not None  # it has been compared with the directory
+    assert unpacked is not None
 
-    def write(target: int) -> int:
-        positioned = Positioned(target, entry.header_offset)
-        positioned.write(memoryview(replace(unpacked, crc32=crc32).pack()))
+    def write(target: PositionalWriter) -> None:
+        target.write(replace(unpacked, crc32=crc32).pack())
         written_crc32 = 0
         for piece in writer.pieces(data):
             written_crc32 = writer.crc32(piece, written_crc32)
-            positioned.write(piece)
+            target.write(piece)
         if written_crc32 != crc32:
             raise ChecksumError(
                 f"{archive.path}: entry {shown(key)}: expected an array that nobody changes while "
                 f"it is written, with CRC-32 {crc32:#010x}, found {written_crc32:#010x}"
             )
-        end = Positioned(target, offset)
-        zip_writer = ZipWriter(end, alignment=archive.alignment, kept=kept, offset=offset)
-        return stream(Plan((), plan.model), zip_writer, progress)
+        target.offset = offset
+        kept = (len(archive.entries) - 1, packed)
+        stream(
+            model,
+            ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset),
+            progress,
+        )
 
-    if in_place:
-        spans = [
-            Span(entry.header_offset, entry.data_offset + entry.nbytes - entry.header_offset),
-            Span(offset, archive.file.size - offset),
-        ]
-        journal.change(archive.file, descriptor, spans, write)
-    elif not _changes_clone(archive, write):
-        changed = partial(Stored, data, crc32)
-        items = [replace(item, data=changed) if item.name == key else item for item in plan.items]
-        _write_anew(archive, replace(plan, items=tuple(items)), progress)
+    changed = _changed_clone(archive, entry.header_offset, write)
+    if changed is not None:
+        return changed
+    given = partial(Stored, data, crc32)
+    items = [replace(item, data=given) if item.name == key else item for item in _kept(archive)]
+    return _write_anew(archive, replace(model, items=tuple(items)), progress)
 
 
-def _changes_clone(archive: Archive, write: Callable[[int], int]) -> bool:
-    """Changes a clone that then takes the archive's name; gives whether there can be one."""
+def _changed_clone(
+    archive: Archive, offset: int, write: Callable[[PositionalWriter], None]
+) -> MappedFile | None:
+    """Changes a clone that then takes the archive's name; None if there can be none.
+
+    Args:
+        archive: The archive.
+        offset: Where `write` begins, in bytes from the start of the file.
+        write: Writes up to the new end of the file.
+    """
+    archive.file.require_locking_process()
     try:
-        replacement = Replacement(archive.path, follow_links=False)
-    except PermissionError:  # in this directory, which the other ways will name
-        return False
+        replacement = Replacement(archive.path, follow_links=False, is_locked=True)
+    except OSError:  # of this directory, which the other ways name if they need it
+        return None
     try:
-        if not clone(archive.file, replacement.file):
+        if not clone(archive.file, replacement.fileno()):
             replacement.discard()
-            return False
-        target = replacement.file.fileno()
-        os.ftruncate(target, write(target))
+            return None
+        replacement.file.offset = offset
+        write(replacement.file)
+        os.ftruncate(replacement.fileno(), replacement.file.offset)
     except BaseException as error:
         replacement.discard(error)
         raise
-    replacement.commit(partial(journal.superseding, archive.path, is_locked=True))
-    return True
+    try:
+        return replacement.commit_open()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return None  # a mount point, whose file can be changed in its place

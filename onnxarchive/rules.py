@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from onnxarchive import journal
-from onnxarchive.archive import (
-    MAX_MODEL_NBYTES,
-    check_data,
-    read_contents,
-)
-from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive import files, recovery
+from onnxarchive.contents import MAX_MODEL_NBYTES, check_data, read_contents
+from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
 from onnxarchive.files import MappedFile
 from onnxarchive.local_headers import LocalHeaders
 from onnxarchive.model.keys import MODEL_PROTO
@@ -142,7 +138,7 @@ def check(
         are cut to about 100 characters in messages.
 
     Raises:
-        UnfinishedEditError: A change of the archive was cut off.
+        UnfinishedEditError: An edit of the archive was interrupted.
         OSError: The file cannot be opened or read.
     """
     findings = _Findings()
@@ -150,7 +146,8 @@ def check(
         MappedFile(path, rule="FILE-1").close()
     except ArchiveFormatError as error:
         return [Finding("FILE-1", None, error.message)]
-    with journal.opened(path) as file, file:
+    with naming(path), files.opened(path) as file, file:
+        recovery.require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
         entries = contents.directory.entries
         headers = LocalHeaders(file, contents.directory)

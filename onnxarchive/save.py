@@ -21,21 +21,16 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import onnx
 
-from onnxarchive import journal, threads
+from onnxarchive import locking, threads
+from onnxarchive.beneath import Root
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, naming, shown
-from onnxarchive.files import (
-    READ_SIZE,
-    MappedFile,
-    Replacement,
-    replacing,
-    require_no_input,
-    reserve,
-    spool,
-)
+from onnxarchive.files import READ_SIZE, MappedFile, require_no_input, spool
+from onnxarchive.filesystem import reserve
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
+from onnxarchive.replacement import Replacement, Require
 from onnxarchive.zipformat import layout, writer
 from onnxarchive.zipformat.writer import (
     Buffer,
@@ -129,15 +124,26 @@ class Plan:
         """Bytes of data in all, without headers and padding."""
         return sum(item.nbytes for item in self.items) + self.model.nbytes
 
-    def size(self, alignment: int = layout.MIN_ALIGNMENT) -> int:
-        """The size that the archive will have, in bytes."""
-        offset = directory_size = 0
+    def size(
+        self,
+        alignment: int = layout.MIN_ALIGNMENT,
+        offset: int = 0,
+        kept: tuple[int, bytes] = (0, b""),
+    ) -> int:
+        """The size that the archive will have, in bytes.
+
+        Args:
+            alignment: As in `save`.
+            offset: Where the first entry goes, in bytes from the start of the archive.
+            kept: As `ZipWriter` takes it.
+        """
+        directory_size = len(kept[1])
         sizes = [(item.name, item.nbytes) for item in self.items]
         for name, nbytes in [*sizes, (MODEL_PROTO, self.model.nbytes)]:
             placement = layout.Placement(name.encode(), nbytes, 0, offset, alignment)
             offset = placement.end
             directory_size += placement.directory_record().packed_size
-        end = layout.end_of_archive(len(sizes) + 1, directory_size, offset)
+        end = layout.end_of_archive(kept[0] + len(sizes) + 1, directory_size, offset)
         return offset + directory_size + len(end)
 
 
@@ -181,6 +187,8 @@ def save(
             its tensors may be the caller's code.
 
     Raises:
+        ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, and others have
+            edited that since.
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
             shape needs, or its data is external, or what stays in the model is over 2 GiB.
         UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
@@ -202,9 +210,21 @@ def save(
         assets=open_assets(assets),
         temporary=temporary,
     )
+    origin: ir.Origin | None = None
     if not isinstance(model, onnx.ModelProto):
         jobs = 1
-    write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
+        origin = model.graph.meta.get(ir.ORIGIN)
+    if origin is None or not isinstance(path, str | os.PathLike):
+        write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
+        return
+    require = partial(origin.require_current, path)
+    with write_file(
+        plan, path, alignment=alignment, progress=progress, jobs=jobs, require=require
+    ) as file:
+        try:
+            origin.follow(file)
+        finally:
+            locking.unlock(file.fileno())
 
 
 def _in_memory(
@@ -236,11 +256,12 @@ class FileData:
     """Some bytes of a file, which is opened when they are looked at unless it is open anyway.
 
     Attributes:
-        path: The file.
+        path: The file, relative to `root` where there is one.
         identity: The file's, as `MappedFile` gives it.
         offset: Where they begin in it, in bytes.
         nbytes: How many they are.
         file: The file, where it stays open; else None.
+        root: The directory beneath which it is opened; None where it may be anywhere.
         crc32: Not known.
     """
 
@@ -249,28 +270,37 @@ class FileData:
     offset: int
     nbytes: int
     file: MappedFile | None = None
+    root: Root | None = None
     crc32: int | None = None
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> FileData:
+    def of(cls, path: str | os.PathLike[str], root: Root | None = None) -> FileData:
         """All bytes of a file.
 
+        Args:
+            path: The file, relative to `root` where there is one.
+            root: The directory beneath which it has to be; None where it may be anywhere.
+
         Raises:
-            ArchiveFormatError: It is not a regular file.
+            ArchiveFormatError: It is not a regular file, or not beneath `root`.
             OSError: It cannot be opened.
         """
-        with MappedFile(path) as file:
-            return cls(file.path, file.identity, 0, file.size)
+        with _open_file(path, root) as file:
+            return cls(os.fsdecode(path), file.identity, 0, file.size, root=root)
 
     @classmethod
-    def kept_open(cls, path: str, resources: contextlib.ExitStack) -> FileData:
+    def kept_open(
+        cls, path: str, resources: contextlib.ExitStack, root: Root | None = None
+    ) -> FileData:
         """As `of`, of a file that stays open as long as `resources`, whatever has its path then."""
-        file = resources.enter_context(MappedFile(path))
-        return cls(file.path, file.identity, 0, file.size, file)
+        file = resources.enter_context(_open_file(path, root))
+        return cls(path, file.identity, 0, file.size, file, root)
 
     def part(self, offset: int, nbytes: int) -> FileData:
         """Some of these bytes."""
-        return FileData(self.path, self.identity, self.offset + offset, nbytes, self.file)
+        return FileData(
+            self.path, self.identity, self.offset + offset, nbytes, self.file, self.root
+        )
 
     def __iter__(self) -> Iterator[memoryview]:
         return writer.pieces(self.view)
@@ -297,14 +327,14 @@ class FileData:
             try:
                 found = file.read(self.offset, self.nbytes)
             except OSError as error:
-                error.filename = self.path
+                error.filename = file.path
                 raise
             return self._all_of(found, file)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:
-        opened = MappedFile(self.path) if self.file is None else contextlib.nullcontext(self.file)
-        with naming(self.path), opened as file:
+        kept = None if self.file is None else contextlib.nullcontext(self.file)
+        with kept or _open_file(self.path, self.root) as file, naming(file.path):
             if file.identity != self.identity:
                 raise ArchiveFormatError(
                     "expected the file that was found here before, found another"
@@ -319,6 +349,13 @@ class FileData:
                 f"become smaller, {size} bytes"
             )
         return found
+
+
+def _open_file(path: str | os.PathLike[str], root: Root | None) -> MappedFile:
+    if root is None:
+        return MappedFile(path)
+    path = os.fsdecode(path)
+    return MappedFile(os.path.join(root.path, path), descriptor=root.open(path))
 
 
 def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:
@@ -446,6 +483,7 @@ def plan_items(
     held = _Held()
     idle: list[Path] = []
     items: list[Item] = []
+    staying: list[tuple[Site, int]] = []
     for site in tensors.walk(model):
         if site.path in locations:
             continue
@@ -458,12 +496,17 @@ def plan_items(
             locations[site.path] = key
             read = partial(resolve, site) if is_external else partial(_raw_data, site)
             items.append(Item(key, nbytes, read, site))
-        elif is_external and nbytes < _HELD_SIZE:
-            small[site.path] = b"".join(_verified(site, resolve(site)))
         elif is_external:
-            locations[site.path] = held.add(_verified(site, resolve(site)))
+            staying.append((site, nbytes))
         elif tensor.external_data:
             idle.append(site.path)
+    proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
+    for site, nbytes in staying:
+        verified = _verified(site, resolve(site))
+        if nbytes < _HELD_SIZE:
+            small[site.path] = b"".join(verified)
+        else:
+            locations[site.path] = held.add(verified)
     copy = tensors.with_locations(model, locations)
     for path, data in small.items():
         tensors.set_raw_data(tensors.at(copy, path), data)
@@ -560,8 +603,8 @@ def write_archive(
     alignment: int = layout.MIN_ALIGNMENT,
     progress: Progress | None = None,
     jobs: int | None = None,
-    follow_links: bool = True,
-    is_locked: bool = False,
+    require: Require | None = None,
+    reserved: int | None = None,
 ) -> None:
     """Writes a planned archive, whole or not at all.
 
@@ -571,18 +614,63 @@ def write_archive(
         alignment: As in `save`.
         progress: As in `save`.
         jobs: As `stream` takes it; None for one for each core.
+        require: As `Replacement.commit` takes it.
+        reserved: The disk is asked for room for at most this many bytes beforehand; None for all.
+    """
+    if isinstance(path, str | os.PathLike):
+        written = write_file(
+            plan,
+            path,
+            alignment=alignment,
+            progress=progress,
+            jobs=jobs,
+            require=require,
+            reserved=reserved,
+        )
+        with written:
+            locking.unlock(written.fileno())
+    else:
+        _require_names([item.name for item in plan.items])
+        zip_writer = ZipWriter(path, alignment=alignment)
+        stream(plan, zip_writer, progress, threads.require_jobs(jobs))
+
+
+def write_file(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    *,
+    alignment: int,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+    require: Require | None = None,
+    follow_links: bool = True,
+    is_locked: bool = False,
+    reserved: int | None = None,
+) -> MappedFile:
+    """Writes a planned archive as `write_archive` does, and gives its file, which is still locked.
+
+    Args:
+        plan: The plan.
+        path: The archive.
+        alignment: As in `save`.
+        progress: As in `save`.
+        jobs: As `stream` takes it; None for one for each core.
+        require: As `Replacement.commit` takes it.
         follow_links: As `Replacement` takes it.
-        is_locked: Whether the caller has the lock of the archive that is there.
+        is_locked: As `Replacement` takes it.
+        reserved: As in `write_archive`.
     """
     _require_names([item.name for item in plan.items])
     jobs = threads.require_jobs(jobs)
-    if not isinstance(path, str | os.PathLike):
-        stream(plan, ZipWriter(path, alignment=alignment), progress, jobs)
-        return
-    around = partial(journal.superseding, path, is_locked=is_locked)
-    with replacing(path, follow_links=follow_links, around=around) as file:
-        reserve(file, plan.nbytes)
-        stream(plan, ZipWriter(file, alignment=alignment), progress, jobs)
+    replacement = Replacement(path, follow_links=follow_links, is_locked=is_locked)
+    try:
+        nbytes = plan.nbytes if reserved is None else min(plan.nbytes, reserved)
+        reserve(replacement.fileno(), 0, nbytes)
+        stream(plan, ZipWriter(replacement.file, alignment=alignment), progress, jobs)
+    except BaseException as error:
+        replacement.discard(error)
+        raise
+    return replacement.commit_open(require)
 
 
 def _require_names(names: list[str]) -> None:
@@ -826,7 +914,7 @@ class Writer:
             model_proto = Pieces((memoryview(proto.serialize(complete)),))
             stream(Plan(items, model_proto), self._zip, None)
             self._is_open = False
-            self._replacement.commit(partial(journal.superseding, self._path))
+            self._replacement.commit()
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:

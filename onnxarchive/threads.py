@@ -10,6 +10,8 @@ from itertools import accumulate, pairwise
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
+from onnxarchive.files import require_process
+
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -108,6 +110,7 @@ def in_order(
         return
     begun: deque[tuple[int, Future[_Made]]] = deque()
     nbytes = 0  # of those that are begun
+    process = os.getpid()
     try:
         for number, item in enumerate(items):
             due: Future[_Made] | None = None
@@ -121,6 +124,7 @@ def in_order(
                 nbytes += sizes[following]
                 begun.append((following, executor.submit(work, items[following])))
             yield work(item) if due is None else due.result()
+            require_process(process)  # a fork has none of the threads
     finally:
         executor.shutdown(cancel_futures=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 import pytest
@@ -22,10 +23,18 @@ COUNTS = (
     "models of which only a session is made",
     "calls of changes made to fail",
     "faults tried",
+    "interrupted edits recovered",
+    "schedules of two editors",
     "accepted that should be refused",
 )
 # What a run is to have none of is counted also where it made a test fail.
 ALSO_OF_FAILED = COUNTS[-1:]
+
+
+def pytest_configure() -> None:
+    """Lets tests see how processes end; a parent may ignore this signal, which is inherited."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,44 +1,49 @@
-"""Stops a change of an archive at each of its calls to the system, and looks at what is left.
+"""Stops an edit of an archive at each of its calls to the system, and looks at what is left.
 
-`python tests/faults.py CHANGE DIRECTORY` makes the change once for each way in which each call can
+`python tests/faults.py EDIT DIRECTORY` makes the edit once for each way in which each call can
 fail: the process is killed before it, behind it, or with half of the bytes written; the call fails
 as on a full disk or a broken one, once or from then on; it writes fewer bytes than it was given.
-Then the power fails, with whatever was not synced kept, lost, or kept in part. It prints as JSON
-how many faults were tried, and every archive that is neither the old nor the new one afterwards.
+Recovery is stopped in the same ways. Then the power fails, with whatever was not synced kept, lost,
+or kept in part. It prints as JSON how many faults were tried, and every archive that is neither the
+old nor the new one afterwards.
 
-Calls are caught where Python makes them, in a fork of this process: it has no threads.
+Calls are caught where Python makes them. What is killed is a fork of this process, which has no
+threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
-import io
 import itertools
 import json
 import os
-import pickle
 import shutil
 import signal
+import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import onnx
+from interruptions import interrupt
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive import files, rewriting
+from onnxarchive import filesystem, rewriting
 from onnxarchive.edit import replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
+from onnxarchive.files import MappedFile, write_at
 from onnxarchive.recovery import recover
 
 NAME = "model.onnxa"
 WEIGHTS = 3
+SECTOR_SIZE = 512
 KILLS = ("killed before", "killed behind", "killed amid")
 ERRORS = (errno.ENOSPC, errno.EIO)
 WAYS = (
@@ -47,25 +52,20 @@ WAYS = (
     *(f"{errno.errorcode[code]} {times}" for code in ERRORS for times in ("once", "on")),
 )
 
-Change = Callable[[Path], None]
-
-# Which changes of a file that were not synced a power failure leaves.
-KEPT: dict[str, Callable[[list[Any]], list[Any]]] = {
-    "all kept": lambda pending: pending,
-    "all lost": lambda pending: [],
-    "first lost": lambda pending: pending[1:],
-    "last lost": lambda pending: pending[:-1],
-    "last alone kept": lambda pending: pending[-1:],
-}
+Edit = Callable[[Path], object]
 
 
-# The changes
+# The edits
 
 
 def _model(generation: int, *, weights: int = WEIGHTS, padding: int = 0) -> onnx.ModelProto:
     model = model_of(*(raw_tensor(f"w{i}", dims=(1500,), seed=i) for i in range(weights)))
     model.doc_string = f"{generation:04}" + "x" * padding
     return model
+
+
+def _nothing(path: Path) -> None:
+    """There is no archive before."""
 
 
 def _old(path: Path) -> None:
@@ -76,47 +76,51 @@ def _without_assets(path: Path) -> None:
     onnxarchive.save(_model(1, padding=10_000), path)
 
 
-def _nothing(path: Path) -> None:
-    """There is no archive before."""
+def _interrupted(phase: str) -> Edit:
+    """An archive whose edit was interrupted."""
+
+    def leave(path: Path) -> None:
+        _old(path)
+        path.write_bytes(interrupt(path, _longer).states[phase])
+
+    return leave
 
 
-def _cut_off(path: Path) -> None:
-    """A change of the archive was cut off amid the writing of its end."""
-    _old(path)
-    calls = Calls(9, "killed amid")
-    assert fork(_larger, path, calls) == "killed"
-    assert path.with_name(f"{NAME}-journal").exists()
+def _cloned(edit: Edit) -> Edit:
+    """The edit on a file system that shares blocks: one that copies them, and says nothing."""
 
-
-def _array() -> Any:
-    return np.arange(1500, dtype=np.float32)
-
-
-def _cloned(change: Change) -> Change:
-    """The change on a file system that shares blocks: one that copies them, and says nothing."""
-
-    def changed(path: Path) -> None:
-        def clone(source: files.MappedFile, target: BinaryIO) -> bool:
-            target.write(source.read(0, source.size))
-            target.flush()
+    def edit_clone(path: Path) -> None:
+        def clone(source: MappedFile, target: int) -> bool:
+            write_at(target, 0, source.read(0, source.size))
             return True
 
         with patch.object(rewriting, "clone", clone):
-            change(path)
+            edit(path)
 
-    return changed
+    return edit_clone
 
 
-def _smaller(path: Path) -> None:
+def _shorter(path: Path) -> None:
     replace_model(path, _model(2))
 
 
-def _larger(path: Path) -> None:
+def _equal(path: Path) -> None:
+    replace_model(path, _model(2, padding=10_000))
+
+
+def _longer(path: Path) -> None:
     replace_model(path, _model(2, padding=40_000))
 
 
 def _added(path: Path) -> None:
     replace_model(path, _model(2, weights=WEIGHTS + 1))
+
+
+def _assigned(path: Path) -> None:
+    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
+        archive.metadata["author"] = "Ada"
+        archive.model = _model(2, weights=WEIGHTS + 1, padding=10_000)
+        archive.doc_string = "several"
 
 
 def _compacted(path: Path) -> None:
@@ -127,16 +131,8 @@ def _copied(path: Path) -> None:
     replace_model(path, _model(2), copy=True)
 
 
-def _tensor_in_place(path: Path) -> None:
-    replace_tensor(path, "w1", _array(), in_place=True)
-
-
 def _tensor(path: Path) -> None:
-    replace_tensor(path, "w1", _array())
-
-
-def _recovered(path: Path) -> None:
-    recover(path)
+    replace_tensor(path, "w1", np.arange(1500, dtype=np.float32))
 
 
 def _saved(path: Path) -> None:
@@ -144,18 +140,21 @@ def _saved(path: Path) -> None:
 
 
 # What is there before, and what is done to it.
-CHANGES: dict[str, tuple[Change, Change]] = {
+EDITS: dict[str, tuple[Edit, Edit]] = {
     "save": (_nothing, _saved),
     "save over an archive": (_old, _saved),
-    "replace_model by a smaller one": (_old, _smaller),
-    "replace_model by a larger one": (_old, _larger),
+    "replace_model with a shorter end": (_old, _shorter),
+    "replace_model with an equal end": (_old, _equal),
+    "replace_model with a longer end": (_old, _longer),
     "replace_model with a new tensor": (_without_assets, _added),
-    "replace_model on a clone": (_old, _cloned(_larger)),
+    "replace_model with a new tensor after assets": (_old, _added),
+    "several assignments in a block of edit": (_old, _assigned),
+    "replace_model on a clone": (_old, _cloned(_longer)),
     "replace_model with compact": (_old, _compacted),
     "replace_model with copy": (_old, _copied),
-    "save over a change that was cut off": (_cut_off, _saved),
-    "replace_model after a change that was cut off": (_cut_off, _smaller),
-    "replace_tensor in place": (_old, _tensor_in_place),
+    "save after a new end was begun": (_interrupted("new end begun"), _saved),
+    "replace_model after a log was begun": (_interrupted("log begun"), _shorter),
+    "replace_model after a new end was begun": (_interrupted("new end begun"), _shorter),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
 }
@@ -164,154 +163,174 @@ CHANGES: dict[str, tuple[Change, Change]] = {
 # Calls that fail
 
 
+class Call(NamedTuple):
+    """A call that changed something.
+
+    Attributes:
+        kind: "write", "truncate", "reserve", "sync", "create", "rename" or "unlink".
+        file: Number of the inode, or a name.
+        detail: Where was written, the new size or name, or the inode that was made.
+        data: What was written.
+    """
+
+    kind: str
+    file: int | str
+    detail: Any = None
+    data: bytes = b""
+
+
 class Calls:
     """The calls that change something, counted; one of them can fail.
 
     Attributes:
-        number: How many there were.
+        way: How it fails.
         log: What each did, for a file system that is to be as it was at any moment.
     """
 
     def __init__(self, at: int = -1, way: str = "") -> None:
         self._at = at
-        self._way = way
-        self.number = 0
-        self.log: list[tuple[Any, ...]] = []
+        self.way = way
+        self._number = 0
+        self.log: list[Call] = []
 
-    def __call__(self, act: Callable[[Any], Any], data: Any = None, *entry: Any) -> Any:
+    def _make(self, act: Callable[[Any], Any], call: Call, data: Any = None) -> Any:
         """Makes one call: `act` with all of `data`, or as much as the fault lets through."""
-        number, self.number = self.number, self.number + 1
-        is_write = isinstance(data, memoryview)
+        number, self._number = self._number, self._number + 1
         if self._is_fault(number):
-            code = getattr(errno, self._way.split()[0], None)
+            code = getattr(errno, self.way.split()[0], None)
             if code is not None:
                 raise OSError(code, os.strerror(code))
-            if self._way == "killed before":
+            if self.way == "killed before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if is_write and self._way in ("killed amid", "short"):
+            if call.kind == "write" and self.way in ("killed amid", "short"):
                 data = data[: len(data) // 2] if len(data) > 1 else data
         result = act(data)
-        if number == self._at and self._way in KILLS:
+        if number == self._at and self.way in KILLS:
             os.kill(os.getpid(), signal.SIGKILL)
-        if entry:
-            written = (bytes(data),) if is_write else ()
-            self.log.append((*entry, *written))
+        if call.kind == "create":
+            call = call._replace(detail=_inode(result))
+        self.log.append(call if data is None else call._replace(data=bytes(data)))
         return result
 
     def _is_fault(self, number: int) -> bool:
-        if self._at < 0:
-            return False
-        return number == self._at or (self._way.endswith(" on") and number > self._at)
+        return number == self._at or (self.way.endswith(" on") and number > self._at >= 0)
 
-    def catch(self) -> None:
-        """Catches the calls of this process from now on."""
-        write_at, truncate, sync = os.pwrite, os.ftruncate, os.fsync
-        move, unlink, open_descriptor = os.replace, os.unlink, os.open
-        calls = self
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Catches the calls of this process while the block runs; none waits for the disk."""
+        write_at, truncate_at = os.pwrite, os.ftruncate
+        move, remove, open_descriptor = os.replace, os.unlink, os.open
 
-        def inode(descriptor: int) -> int:
-            return os.fstat(descriptor).st_ino
+        def write(descriptor: int, data: Any, offset: int) -> Any:
+            call = Call("write", _inode(descriptor), offset)
+            return self._make(lambda it: write_at(descriptor, it, offset), call, memoryview(data))
 
-        def pwrite(descriptor: int, data: Any, offset: int) -> Any:
-            entry = ("write", inode(descriptor), offset)
-            return calls(lambda it: write_at(descriptor, it, offset), memoryview(data), *entry)
+        def truncate(descriptor: int, size: int) -> Any:
+            call = Call("truncate", _inode(descriptor), size)
+            return self._make(lambda _: truncate_at(descriptor, size), call)
 
-        def ftruncate(descriptor: int, size: int) -> Any:
-            return calls(
-                lambda _: truncate(descriptor, size), None, "truncate", inode(descriptor), size
-            )
+        def allocate(descriptor: int, offset: int, nbytes: int) -> int:
+            try:
+                self._make(lambda _: None, Call("reserve", _inode(descriptor), offset + nbytes))
+            except OSError as error:
+                return error.errno or 0
+            return 0
 
-        def fsync(descriptor: int) -> Any:
-            return calls(lambda _: sync(descriptor), None, "sync", inode(descriptor))
+        def sync(descriptor: int) -> Any:
+            return self._make(lambda _: None, Call("sync", _inode(descriptor)))
 
         def replace(source: Any, target: Any) -> Any:
-            entry = ("rename", os.path.basename(source), os.path.basename(target))
-            return calls(lambda _: move(source, target), None, *entry)
+            call = Call("rename", os.path.basename(source), os.path.basename(target))
+            return self._make(lambda _: move(source, target), call)
 
-        def remove(path: Any) -> Any:
+        def unlink(path: Any) -> Any:
             if not os.path.lexists(path):
-                return unlink(path)  # which fails, and changes nothing
-            return calls(lambda _: unlink(path), None, "unlink", os.path.basename(path))
+                return remove(path)  # which fails, and changes nothing
+            return self._make(lambda _: remove(path), Call("unlink", os.path.basename(path)))
 
-        def open_(path: Any, flags: int, mode: int = 0o777) -> int:
+        def open_(path: Any, flags: int, mode: int = 0o777) -> Any:
             if not flags & os.O_CREAT:
                 return open_descriptor(path, flags, mode)
-            made: int = calls(lambda _: open_descriptor(path, flags, mode))
-            calls.log.append(("create", os.path.basename(path), inode(made)))
-            return made
+            call = Call("create", os.path.basename(path))
+            return self._make(lambda _: open_descriptor(path, flags, mode), call)
 
-        class Raw(io.FileIO):
-            def write(self, data: Any, /) -> Any:
-                entry = ("write", inode(self.fileno()), os.lseek(self.fileno(), 0, os.SEEK_CUR))
-                return calls(super().write, memoryview(data).cast("B"), *entry)
+        system: dict[str, Any] = {
+            "pwrite": write,
+            "ftruncate": truncate,
+            "fsync": sync,
+            "replace": replace,
+            "unlink": unlink,
+            "open": open_,
+        }
+        with (
+            patch.multiple(os, **system),
+            patch.object(filesystem, "_fallocate", lambda: allocate),
+            patch.object(filesystem, "_file_system", lambda _: "ext4"),
+        ):
+            yield
 
-        def open_new(path: str) -> BinaryIO:
-            raw = calls(lambda _: Raw(path, "x"))
-            calls.log.append(("create", os.path.basename(path), inode(raw.fileno())))
-            return io.BufferedWriter(raw)
 
-        os.pwrite, os.ftruncate, os.fsync = pwrite, ftruncate, fsync  # type: ignore[assignment]
-        os.replace, os.unlink, os.open = replace, remove, open_  # type: ignore[assignment]
-        files._open_new = open_new
+def _inode(descriptor: int) -> int | str:
+    """The number of a file; that of the directory is its name."""
+    status = os.fstat(descriptor)
+    return "." if stat.S_ISDIR(status.st_mode) else status.st_ino
 
 
-def fork(change: Change, path: Path, calls: Calls, log: Path | None = None) -> str:
-    """Makes a change in a process of its own: what became of it, an error's name or `killed`."""
-    process = os.fork()
-    if not process:
-        outcome = "done"
-        calls.catch()
+def attempt(edit: Edit, path: Path, calls: Calls) -> str:
+    """Makes an edit: what became of it, the kind of an error or `killed`."""
+    if calls.way in KILLS:  # in a process of its own
+        process = os.fork()
+        if not process:
+            try:
+                with calls.caught():
+                    edit(path)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(process, 0)
+        return "killed" if os.WIFSIGNALED(status) else "done"
+    with calls.caught():
         try:
-            change(path)
+            edit(path)
         except (OSError, ArchiveError) as error:
-            outcome = "ArchiveError" if isinstance(error, ArchiveError) else "OSError"
-        except BaseException as error:
-            outcome = repr(error)
-        if log is not None:
-            log.write_bytes(pickle.dumps(calls.log))
-        path.with_suffix(".outcome").write_text(outcome)
-        os._exit(0)
-    _, status = os.waitpid(process, 0)
-    if os.WIFSIGNALED(status):
-        return "killed"
-    outcome = path.with_suffix(".outcome").read_text()
-    path.with_suffix(".outcome").unlink()
-    return outcome
+            return "ArchiveError" if isinstance(error, ArchiveError) else "OSError"
+        except Exception as error:
+            return repr(error)
+    return "done"
 
 
 # What is left
 
 
 class Scene:
-    """A directory with an archive, and what the archive may be after a change."""
+    """A directory with an archive, and what the archive may be after an edit."""
 
-    def __init__(self, directory: Path, before: Change, change: Change) -> None:
+    def __init__(self, directory: Path, before: Edit, edit: Edit) -> None:
         self.directory = directory
         self.path = directory / NAME
-        self._before = before
-        self._change = change
-        self.set_up()
+        self._edit = edit
+        self._restore({})
+        before(self.path)
         self._start = self._snapshot()
         if self.path.exists():
             recover(self.path)
         self.old = self._bytes()
         self.set_up()
-        change(self.path)
+        edit(self.path)
         self.new = self._bytes()
         assert self.old != self.new
-        self.log = self._record()
+        self.set_up()
+        self.log = self._calls_of(edit)
+        assert self._bytes() == self.new
 
     def set_up(self) -> None:
-        """Makes everything as it is before the change."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir()
-        self._before(self.path)
+        """Makes everything as it is before the edit."""
+        self._restore(self._start)
 
     def _snapshot(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
 
     def _restore(self, snapshot: dict[str, bytes]) -> None:
-        shutil.rmtree(self.directory)
+        shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir()
         for name, content in snapshot.items():
             (self.directory / name).write_bytes(content)
@@ -319,36 +338,23 @@ class Scene:
     def _bytes(self) -> bytes | None:
         return self.path.read_bytes() if self.path.exists() else None
 
-    def _record(self) -> list[tuple[Any, ...]]:
-        """What the change does, call by call."""
-        self.set_up()
-        log = self.directory.with_suffix(".log")
-        assert fork(self._change, self.path, Calls(), log) == "done"
-        assert self._bytes() == self.new
-        found: list[tuple[Any, ...]] = pickle.loads(log.read_bytes())
-        log.unlink()
-        return found
-
-    def faults(self) -> Iterator[tuple[int, str]]:
-        """Each call of the change, in each way in which it can fail."""
-        counting = Calls()
-        for entry in self.log:
-            kind = entry[0]
-            for way in WAYS:
-                if way in ("killed amid", "short") and kind != "write":
-                    continue
-                yield counting.number, way
-            counting.number += 1
+    def _calls_of(self, edit: Edit) -> list[Call]:
+        """Makes an edit, and tells its calls."""
+        calls = Calls()
+        outcome = attempt(edit, self.path, calls)
+        assert outcome == "done", outcome
+        return calls.log
 
     def try_fault(self, at: int, way: str) -> tuple[str, str | None]:
-        """What became of the change, and what is wrong afterwards, if anything is."""
+        """What became of the edit, and what is wrong afterwards, if anything is."""
         self.set_up()
-        outcome = fork(self._change, self.path, Calls(at, way))
-        is_journal_left = self.path.with_name(f"{NAME}-journal").exists()
-        had_journal = f"{NAME}-journal" in self._start
-        is_error = outcome == "OSError" and not way.endswith(" on")
-        if is_journal_left and not had_journal and (outcome == "done" or is_error):
-            return outcome, "a journal is left without a crash"
+        outcome = attempt(self._edit, self.path, Calls(at, way))
+        if outcome not in ("done", "killed", "OSError", "ArchiveError"):
+            return outcome, f"an error of another kind: {outcome}"
+        is_finished = outcome == "done" or (outcome == "OSError" and not way.endswith(" on"))
+        was_finished = self._start.get(NAME) == self.old
+        if is_finished and was_finished and self._bytes() not in (self.old, self.new):
+            return outcome, "an unfinished edit is left without a crash"
         problem = self._problem()
         if problem is not None:
             return outcome, problem
@@ -357,19 +363,21 @@ class Scene:
             return outcome, f"a short write: {outcome}, {found}"
         if outcome == "done" and found == "old":
             return outcome, "it was said to be done, and is not"
-        if outcome == "OSError" and found == "new":
+        if outcome == "OSError" and found == "new" and not self._is_last_sync(at):
             return outcome, "it was said to have failed, and is done"
-        if outcome not in ("done", "killed", "OSError", "ArchiveError"):
-            return outcome, f"an error of another kind: {outcome}"
         return f"{outcome}, {found}", None
+
+    def _is_last_sync(self, at: int) -> bool:
+        """Whether a call syncs an edit that has been made."""
+        kinds = [call.kind for call in self.log]
+        return kinds[at:] == ["sync"] and kinds[at - 1] == "truncate"
 
     def _problem(self) -> str | None:
         """What is wrong with what is left, for a reader, and after recovery."""
         try:
             with onnxarchive.open(self.path):
                 pass
-            readable = self._bytes()
-            if readable not in (self.old, self.new):
+            if self._bytes() not in (self.old, self.new):
                 return "a reader opened neither the old nor the new archive"
         except UnfinishedEditError:
             pass
@@ -387,148 +395,180 @@ class Scene:
             return f"recovery found {error!r}"
         if self._bytes() not in (self.old, self.new):
             return "neither the old nor the new archive"
-        left = sorted(set(os.listdir(self.directory)) - {NAME})
-        return f"left behind: {left}" if left else None
+        # A file whose beginning was lost no longer says that it was begun as an archive.
+        left = [name for name in sorted(os.listdir(self.directory)) if name != NAME]
+        told = [name for name in left if any((self.directory / name).read_bytes()[:4])]
+        return f"left behind: {told}" if told else None
 
-    def try_recovery(self, at: int) -> Iterator[tuple[str, str | None]]:
-        """Kills recovery, too, at each of its calls, after a change that was killed at one."""
-        for number in itertools.count():
+    def try_recovery(self) -> Iterator[tuple[str, str | None]]:
+        """Stops recovery, too, at each of its calls, and pulls the plug, after each kill."""
+        tried = []
+        for at, way in faults(self.log, KILLS):
             self.set_up()
-            fork(self._change, self.path, Calls(at, "killed behind"))
-            outcome = fork(_recovered, self.path, Calls(number, "killed behind"))
-            if outcome != "killed":
-                return
-            yield "killed again", self._problem()
-
-    # Power failures
+            assert attempt(self._edit, self.path, Calls(at, way)) == "killed"
+            start = self._snapshot()
+            # Of a temporary file recovery looks at the beginning alone; it is named by its process.
+            known = {start[name][: None if name == NAME else 1000] for name in start}
+            if not start or known in tried:
+                continue
+            tried.append(known)
+            log = self._calls_of(recover)
+            for number, how in faults(log, (*KILLS, "short", "ENOSPC once", "EIO on")):
+                self._restore(start)
+                outcome = attempt(recover, self.path, Calls(number, how))
+                expected = "killed" if how in KILLS else "done" if how == "short" else ""
+                is_expected = outcome in (expected or ("OSError", "ArchiveError", "done"))
+                problem = None if is_expected else f"recovery, {how}: {outcome}"
+                yield f"recovery, {outcome}", self._problem() or problem
+            for problem in self._power_failures(start, log):
+                yield "power failure of recovery", problem
 
     def power_failures(self) -> Iterator[tuple[str, str | None]]:
         """The power fails behind each call."""
-        for count in range(len(self.log) + 1):
-            for name, disk in disks(self.log[:count]):
-                self._restore(self._start)
-                disk.materialize(self.path)
-                problem = self._problem()
-                if count == len(self.log) and problem is None and self._bytes() != self.new:
-                    problem = "it was done, and is not any more"
-                yield f"power failure, {name}", problem
+        for problem in self._power_failures(self._start, self.log):
+            yield "power failure", problem
+        for files in after_power_failures(self._start, self.log):
+            self._restore(files)
+            problem = self._problem()
+            if problem is None and self._bytes() != self.new:
+                problem = "it was done, and is not any more"
+            yield "power failure at the end", problem
 
-    def power_failures_of_recovery(self, at: int) -> Iterator[tuple[str, str | None]]:
-        """The power fails behind each call of the recovery of a change that was killed."""
-        self.set_up()
-        fork(self._change, self.path, Calls(at, "killed behind"))
-        start = self._snapshot()
-        if f"{NAME}-journal" not in start:
-            return
-        log = self.directory.with_suffix(".log")
-        fork(_recovered, self.path, Calls(), log)
-        calls = pickle.loads(log.read_bytes())
-        log.unlink()
-        for count in range(len(calls) + 1):
-            for name, disk in disks(calls[:count]):
-                self._restore(start)
-                disk.materialize(self.path)
-                yield f"power failure of recovery, {name}", self._problem()
+    def _power_failures(self, start: dict[str, bytes], log: list[Call]) -> Iterator[str | None]:
+        """What is wrong after each state of the disk; each is tried once."""
+        tried = set()
+        for count in range(len(log) + 1):
+            for files in after_power_failures(start, log[:count]):
+                if (state := frozenset(files.items())) not in tried:
+                    tried.add(state)
+                    self._restore(files)
+                    yield self._problem()
 
 
-class Disk:
-    """What is on the disk after a power failure.
+def faults(log: list[Call], ways: Collection[str] = WAYS) -> Iterator[tuple[int, str]]:
+    """Each of some calls, in each way in which it can fail."""
+    for number, call in enumerate(log):
+        for way in ways:
+            if way == "killed before" and number:  # which is behind the call before
+                continue
+            if call.kind == "write" or way not in ("killed amid", "short"):
+                yield number, way
+
+
+# Power failures
+
+
+@dataclass
+class Changes:
+    """The writes and truncations of a file.
 
     Attributes:
-        names: The inode that a name has got by then, or None for one that was removed.
-        changes: The writes and truncations of each inode that have reached the disk.
-        created: The inodes that were not there before.
+        before: Its bytes before them.
+        calls: The calls.
+        synced: How many of them are on the disk in any case.
     """
 
-    def __init__(
-        self, names: dict[str, int | None], changes: dict[int, list[Any]], created: set[int]
-    ) -> None:
-        self.names = names
-        self.changes = changes
-        self.created = created
+    before: bytes = b""
+    calls: list[Call] = field(default_factory=list)
+    synced: int = 0
 
-    def materialize(self, archive: Path) -> None:
-        """Makes the files of the archive's directory those of the disk."""
-        for inode in self.changes.keys() - self.created:  # the archive, changed in its place
-            content = self._content(inode, archive.read_bytes())
-            with open(archive, "r+b") as file:
-                file.truncate(len(content))
-                file.write(content)
-        for name, named in self.names.items():
-            path = archive.with_name(name)
-            path.unlink(missing_ok=True)
-            if named is not None:
-                path.write_bytes(self._content(named, b""))
-        left = archive.with_name(f"{NAME}-journal")
-        if left.exists() and archive.exists() and self.names.get(NAME) is None:
-            left.write_bytes(of_inode(left.read_bytes(), archive.stat().st_ino))
+    def after_power_failures(self, *, is_new: bool) -> set[bytes]:
+        """What may be on the disk: any of the writes, and the size that the file had at any moment.
 
-    def _content(self, inode: int, before: bytes) -> bytes:
-        content = bytearray(before)
-        for kind, _, position, *data in self.changes.get(inode, []):
-            if kind == "truncate":
-                content = content[:position].ljust(position, b"\0")
-            else:
-                end = position + len(data[0])
-                content = content.ljust(end, b"\0")
-                content[position:end] = data[0]
-        return bytes(content)
+        Of a new file, which has no name yet, some of this is enough.
+        """
+        sizes = range(self.synced, len(self.calls) + 1)
+        writes = [at for at in sizes[:-1] if self.calls[at].kind == "write"]
+        if is_new:
+            sizes = sizes[:: len(sizes) - 1 or 1]
+            kept = {frozenset(writes), frozenset(writes[1:]), frozenset[int]()}
+        else:
+            kept = {frozenset(writes[:at]) for at in range(len(writes) + 1)}
+            kept |= {frozenset(writes[at:]) for at in range(len(writes))}
+            kept |= {frozenset(writes) - {at} for at in writes}
+            kept |= {frozenset({at}) for at in writes}
+        return {
+            self._content(numbers, sectors, size)
+            for numbers in kept
+            for sectors in ((0, 1), (0,), (1,))
+            for size in sizes
+        }
+
+    def _content(self, kept: Collection[int], sectors: Collection[int], count: int) -> bytes:
+        """The file with these writes, or every other sector of them, after `count` size changes."""
+        content = bytearray(self.before)
+        size = len(content)
+        for number, call in enumerate(self.calls):
+            is_synced = number < self.synced
+            if call.kind == "truncate":
+                if number < count:
+                    size = call.detail
+                    del content[size:]
+                continue
+            if number < count:
+                size = max(size, call.detail + len(call.data))
+            if not (is_synced or number in kept):
+                continue
+            position, end = call.detail, call.detail + len(call.data)
+            content.extend(bytes(max(end - len(content), 0)))
+            while position < end:
+                sector = position // SECTOR_SIZE
+                stop = min((sector + 1) * SECTOR_SIZE, end)
+                if is_synced or sector % 2 in sectors:
+                    begin = position - call.detail
+                    content[position:stop] = call.data[begin : begin + stop - position]
+                position = stop
+        return bytes(content[:size].ljust(size, b"\0"))
 
 
-def of_inode(content: bytes, inode: int) -> bytes:
-    """A journal of the same file, which has another inode here, if it is a complete one."""
-    covered, checksum = content[:-32], content[-32:]
-    if hashlib.sha256(covered).digest() != checksum:
-        return content
-    covered = covered[:20] + inode.to_bytes(8, "little") + covered[28:]
-    return covered + hashlib.sha256(covered).digest()
+def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[dict[str, bytes]]:
+    """The files that may be on the disk when the power fails after these calls.
 
-
-def disks(log: list[tuple[Any, ...]]) -> Iterator[tuple[str, Disk]]:
-    """What may be on the disk when the power fails after these calls.
-
-    Of changes of a file that were not synced any may be lost; of changes of the directory those
-    behind some moment, or all but the last.
+    Of changes of the directory that were not synced those after some moment may be lost, or all but
+    the last.
     """
-    of_names: list[tuple[Any, ...]] = []
-    of_files: dict[int, list[Any]] = {}
-    synced: Counter[int] = Counter()
+    of_names: list[Call] = []
     synced_names = 0
-    for entry in log:
-        kind, first = entry[0], entry[1]
-        if kind in ("create", "rename", "unlink"):
-            of_names.append(entry)
-            if kind == "create":
-                of_files[entry[2]] = []
-        elif kind in ("write", "truncate"):
-            of_files.setdefault(first, []).append(entry)
-        elif first in of_files:
-            synced[first] = len(of_files[first])
-        else:  # the directory
+    of_files: dict[int | str, Changes] = {}
+    created = set()
+    for call in log:
+        if call.kind in ("create", "rename", "unlink"):
+            of_names.append(call)
+            if call.kind == "create":
+                of_files[call.detail] = Changes()
+                created.add(call.detail)
+        elif call.kind in ("write", "truncate"):  # of a new file, or of the archive in its place
+            of_files.setdefault(call.file, Changes(start.get(NAME, b""))).calls.append(call)
+        elif call == Call("sync", "."):
             synced_names = len(of_names)
-    created = {entry[2] for entry in of_names if entry[0] == "create"}
+        elif call.kind == "sync" and call.file in of_files:
+            of_files[call.file].synced = len(of_files[call.file].calls)
     orders = [of_names[:count] for count in range(synced_names, len(of_names) + 1)]
-    if len(of_names) > synced_names + 1 and of_names[-1][0] != "rename":
+    if len(of_names) > synced_names + 1 and of_names[-1].kind != "rename":
         orders.append([*of_names[:synced_names], of_names[-1]])  # the last one before the others
-    for order in orders:
-        names: dict[str, int | None] = {}
-        for kind, first, *rest in order:
-            if kind == "rename":
-                names[rest[0]] = names[first]
-            names[first] = rest[0] if kind == "create" else None
-        for policy, keep in KEPT.items():
-            changes = {
-                inode: found[: synced[inode]] + keep(found[synced[inode] :])
-                for inode, found in of_files.items()
-            }
-            yield policy, Disk(names, changes, created)
+    files = list(of_files)
+    contents = [of_files[file].after_power_failures(is_new=file in created) for file in files]
+    for found, order in itertools.product(itertools.product(*contents), orders):
+        content_of = dict(zip(files, found, strict=True))
+        on_disk = dict(start)
+        for file in content_of.keys() - created:
+            on_disk[NAME] = content_of[file]
+        for call in order:
+            if call.kind == "create":
+                on_disk[str(call.file)] = content_of[call.detail]
+            elif call.kind == "rename":
+                on_disk[call.detail] = on_disk.pop(str(call.file))
+            else:
+                on_disk.pop(str(call.file), None)
+        yield on_disk
 
 
 def main() -> None:
-    """Tries one change in every way, and prints what came of it."""
+    """Tries one edit in every way, and prints what came of it."""
     _, name, directory = sys.argv
-    before, change = CHANGES[name]
-    scene = Scene(Path(directory) / "scene", before, change)
+    patch.object(os, "fsync", lambda _: None).start()
+    patch.object(rewriting, "clone", lambda *_: False).start()
+    scene = Scene(Path(directory) / "scene", *EDITS[name])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []
 
@@ -537,17 +577,14 @@ def main() -> None:
         if problem is not None:
             problems.append(f"{where}: {problem}")
 
-    for at, way in scene.faults():
-        count(f"call {at} {scene.log[at][:2]} {way}", *scene.try_fault(at, way))
-    for at in range(len(scene.log)):
-        for result in scene.try_recovery(at):
-            count(f"recovery after call {at}", *result)
-    for result in scene.power_failures():
+    for at, way in faults(scene.log):
+        count(f"call {at} {scene.log[at][:3]} {way}", *scene.try_fault(at, way))
+    for result in itertools.chain(scene.try_recovery(), scene.power_failures()):
         count(result[0], *result)
-    for at in range(0, len(scene.log), 3):
-        for result in scene.power_failures_of_recovery(at):
-            count(f"after call {at}, {result[0]}", *result)
-    json.dump({"calls": len(scene.log), "outcomes": outcomes, "problems": problems}, sys.stdout)
+    json.dump(
+        {"calls": [call.kind for call in scene.log], "outcomes": outcomes, "problems": problems},
+        sys.stdout,
+    )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from bench_cases import CASES, Case, Measure, Target
 from bench_process import Figures
 from bench_report import Result, Verdict
 from onnx import numpy_helper
+from processes import started
 
 import onnxarchive
 from onnxarchive import files
@@ -64,12 +65,13 @@ def run(path: Path, *arguments: str, sitecustomize: str = "") -> subprocess.Comp
     work.mkdir(exist_ok=True)
     extra.mkdir(exist_ok=True)
     (extra / "sitecustomize.py").write_text(sitecustomize)
+    places = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, TOOL, "--scale", str(SCALE), "--directory", work, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.fspath(extra)},
+        env={**os.environ, "PYTHONPATH": places},
     )
     assert list(work.iterdir()) == []
     return done
@@ -211,7 +213,15 @@ def test_a_peer_that_is_not_installed_is_named_and_its_target_not_judged(tmp_pat
 
 def test_a_measure_that_fails_is_told_and_the_others_are_taken(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
-    broken = "import os\nos.pwrite = None\n"
+    broken = """
+import os, sys
+pwrite = os.pwrite
+def broken(*arguments):
+    if "bench_cases" in sys._getframe(1).f_code.co_filename:
+        raise OSError("broken on purpose")
+    return pwrite(*arguments)
+os.pwrite = broken
+"""
     done = run(
         tmp_path,
         *("--only", "save-synced", "--rounds", "1", "--json", os.fspath(told)),
@@ -222,7 +232,7 @@ def test_a_measure_that_fails_is_told_and_the_others_are_taken(tmp_path: Path) -
     case = json.loads(told.read_text())["cases"]["save-synced"]
     assert list(case["rounds"]) == ["onnxarchive"]
     assert "exit status 1" in case["failures"]["pwrite"]
-    assert "'NoneType' object is not callable" in case["failures"]["pwrite"]
+    assert "broken on purpose" in case["failures"]["pwrite"]
 
 
 def test_a_peer_that_fails_is_told_and_no_failure_of_the_run(tmp_path: Path) -> None:
@@ -249,10 +259,8 @@ def test_files_that_cannot_be_made_fail_the_case_and_no_other(tmp_path: Path) ->
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOL), "--scale", str(SCALE), "--directory", str(tmp_path)]
-    with subprocess.Popen(
-        [*command, "--only", "ls"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, TOOL, "--scale", str(SCALE), "--directory", tmp_path]
+    with started([*command, "--only", "ls"]) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "ls ...\n"
         assert len(list(tmp_path.iterdir())) == 1

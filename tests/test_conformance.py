@@ -12,15 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import vectors as recipe
+from processes import is_running, started, wait_until
 
 import onnxarchive
 from onnxarchive import Archive, ArchiveError
@@ -495,20 +494,6 @@ def test_a_place_for_large_vectors_that_is_none_is_told_in_a_line(
 # The runner, interrupted
 
 
-def is_running(process: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(process, 0)
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 # A reader that starts another process, and both take long.
 SLEEPER = """
 import subprocess, os
@@ -520,32 +505,40 @@ time.sleep(600)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_interrupted_the_runner_ends_in_a_line_with_all_readers(tmp_path: Path) -> None:
+@pytest.fixture
+def sleepers(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
+    """Gives the processes of `SLEEPER` that have been started."""
     log = tmp_path / "processes"
-    reader = scripted(tmp_path, SLEEPER.format(log=str(log)))
-    # Where tests run in the background, this signal may be ignored, which is inherited.
-    heeding = (
-        "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    command = [sys.executable, "-c", heeding, str(RUNNER), "--reader", reader, "--no-large"]
-    with subprocess.Popen(
-        [*command, "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        wait_until(lambda: log.exists() and log.read_text().count("\n") == 4)
+    log.touch()
+
+    def sleepers() -> list[int]:
+        return [int(line) for line in log.read_text().split()]
+
+    yield sleepers
+    for process in filter(is_running, sleepers()):  # which the runner was to end
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_interrupted_the_runner_ends_in_a_line_with_all_readers(
+    tmp_path: Path, sleepers: Callable[[], list[int]]
+) -> None:
+    reader = scripted(tmp_path, SLEEPER.format(log=str(tmp_path / "processes")))
+    command = [sys.executable, RUNNER, "--reader", reader, "--no-large", "--jobs", "2"]
+    with started(command) as running:
+        wait_until(lambda: len(sleepers()) == 4, running)
         running.send_signal(signal.SIGINT)
         output, errors = running.communicate(timeout=60)
     assert (running.returncode, output, errors) == (130, "", "interrupted\n")
-    processes = [int(line) for line in log.read_text().split()]
-    assert len(processes) == 4
-    wait_until(lambda: not any(map(is_running, processes)))
+    wait_until(lambda: not any(map(is_running, sleepers())))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_reader_that_takes_too_long_ends_with_what_it_started(tmp_path: Path) -> None:
-    log = tmp_path / "processes"
-    reader = scripted(tmp_path, SLEEPER.format(log=str(log)))
+def test_a_reader_that_takes_too_long_ends_with_what_it_started(
+    tmp_path: Path, sleepers: Callable[[], list[int]]
+) -> None:
+    reader = scripted(tmp_path, SLEEPER.format(log=str(tmp_path / "processes")))
     done = run_suite(reader, "--only", "file-link", "--timeout", "3")
     assert "took more than 3 seconds" in done.stdout
-    wait_until(lambda: not any(is_running(int(line)) for line in log.read_text().split()))
+    assert len(sleepers()) == 2
+    wait_until(lambda: not any(map(is_running, sleepers())))

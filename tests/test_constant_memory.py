@@ -282,13 +282,33 @@ print(growth(refused))
     assert int(run_python(code, folder / "m.onnx", folder / "m.onnxa")) < 48 * MIB
 
 
-def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(folder: Path) -> None:
-    path = folder / "m.onnxa"
+@pytest.mark.parametrize("kind", ["archive", "model"])
+def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(
+    folder: Path, kind: str
+) -> None:
+    path = folder / "m"
     nodes = b"\x0a\x00" * proto.MAX_MESSAGES  # each takes a hundred bytes and more once parsed
     model = onnx.ModelProto(ir_version=10).SerializeToString()
-    with open(path, "wb") as file:
-        writer = ZipWriter(file)
-        writer.add(MODEL_PROTO, model + _header(_MODEL_GRAPH, len(nodes)) + nodes)
-        writer.finish()
-    assert [finding.rule for finding in onnxarchive.check(path)] == ["MODEL-3"]
-    assert _growth("check(sys.argv[1])", path) < 40 * MIB
+    model += _header(_MODEL_GRAPH, len(nodes)) + nodes
+    if kind == "archive":
+        with open(path, "wb") as file:
+            writer = ZipWriter(file)
+            writer.add(MODEL_PROTO, model)
+            writer.finish()
+    else:
+        path.write_bytes(model)
+    call = {"archive": "open(sys.argv[1])", "model": _CONVERT}[kind]
+    code = f"""
+{MEASURE_MEMORY}
+import onnx
+import onnxarchive
+def refused():
+    try:
+        onnxarchive.{call}
+    except onnxarchive.ArchiveFormatError as error:
+        assert error.rule == "MODEL-3" and "{proto.MAX_MESSAGES} messages" in str(error), error
+        return
+    raise AssertionError("not refused")
+print(growth(refused))
+"""
+    assert int(run_python(code, path, folder / "m.onnxa")) < 40 * MIB

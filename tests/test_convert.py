@@ -45,7 +45,7 @@ from onnxarchive import (
     ArchiveFormatError,
     ChecksumError,
     UnsupportedFeatureError,
-    files,
+    filesystem,
 )
 
 MIB = 1 << 20
@@ -550,13 +550,13 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     asked: list[int] = []
 
-    def allocate(descriptor: int, nbytes: int) -> int:
+    def allocate(descriptor: int, offset: int, nbytes: int) -> int:
         asked.append(nbytes)
         assert os.fstat(descriptor).st_size == 0
         return errno.ENOSPC
 
-    monkeypatch.setattr(files, "_fallocate", lambda: allocate)
-    monkeypatch.setattr(files, "_file_system", lambda descriptor: "ext4")
+    monkeypatch.setattr(filesystem, "_fallocate", lambda: allocate)
+    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: "ext4")
     with pytest.raises(OSError, match="No space left on device") as raised:
         output(path)
     assert _left(path) == {}

@@ -20,7 +20,10 @@ from kill_edits import DisagreementError, Event, State
 import onnxarchive
 
 BEFORE = State(1, 1, False)
-CUT_OFF = ["UnfinishedEditError", "expected a complete archive, found one that was cut off"]
+UNFINISHED = [
+    "UnfinishedEditError",
+    "expected a complete archive, found one of an interrupted edit",
+]
 
 
 def said(text: str) -> list[Event]:
@@ -30,10 +33,10 @@ def said(text: str) -> list[Event]:
         process, what, kind, number, detail = (*line.split(" ", 4), "", "", "")[:5]
         value: Any = None
         if what == "refused":
-            value = CUT_OFF
+            value = UNFINISHED
         elif detail:
-            value = [int(part) if part.isdigit() else None for part in detail.split(",")]
-            value[2] = value[2] == 1
+            model, tensor, has_asset = map(int, detail.split(","))
+            value = [model, tensor, has_asset == 1]
         found.append(Event(process, what, int(number or 0), kind, value))
     return found
 
@@ -51,13 +54,11 @@ def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Pat
         timeout=250,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    first, second, *_, last = done.stdout.splitlines()
+    first, *_, last = done.stdout.splitlines()
     assert last == "0 violations"
     assert first.startswith("seed 1: 15 runs")
     phases = re.findall(r"\d+", first.partition("killed: ")[2])
     assert sum(map(int, phases)) == 15
-    rolled_back, new = map(int, re.findall(r"\d+", second))
-    assert rolled_back + new >= 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,6 +68,7 @@ def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Pat
         ("A begin copy 5 \n A done copy 5", {5}),
         ("A begin copy 5 \n A refused copy 5", {1}),
         ("A begin copy 5 \n A killed", {1, 5}),
+        ("A begin copy 5 \n A undone", {1}),
         ("A begin copy 5 \n A killed \n B begin copy 6 \n B done copy 6", {6}),
         ("A begin copy 5 \n B begin copy 6 \n A done copy 5 \n B done copy 6", {5, 6}),
         ("A begin copy 5 \n B begin copy 6 \n A done copy 5 \n B refused copy 6", {5}),
@@ -91,7 +93,6 @@ def test_the_tool_tells_models_from_tensors() -> None:
         ("A begin copy 5 \n R begin read 1 \n A killed \n R done read 1 5,1,0", {5}),
         ("A begin copy 5 \n R begin read 1 \n A killed \n R done read 1 1,1,0", {1, 5}),
         ("A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 1,1,0", {1}),
-        ("A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 5,-,0", {5}),
     ],
 )
 def test_what_was_read_tells_what_an_archive_may_hold(text: str, models: set[int]) -> None:
@@ -113,6 +114,8 @@ def test_what_was_read_tells_what_an_archive_may_hold(text: str, models: set[int
         # One that was rolled back comes back.
         "A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 1,1,0 \n"
         "R begin read 2 \n R done read 2 5,1,0",
+        # One that is to be rolled back is seen.
+        "A begin copy 5 \n R begin read 1 \n A undone \n R done read 1 5,1,0",
         # A tensor is lost by an edit of the model.
         "A begin tensor 5 \n A done tensor 5 \n B begin copy 6 \n B done copy 6 \n"
         "R begin read 1 \n R done read 1 6,1,0",
@@ -144,22 +147,22 @@ def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
         ("A wrong", 1),
     ],
 )
-def test_an_archive_is_cut_off_from_a_kill_to_the_end_of_a_recovery(text: str, count: int) -> None:
+def test_an_edit_is_unfinished_from_a_kill_to_the_end_of_a_recovery(text: str, count: int) -> None:
     assert len(kill_edits.unfounded(said(text))) == count
 
 
 def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:
     state = State(70, 3, True)
     path = tmp_path / "model.onnxa"
-    path.write_bytes(state.content())
+    state.write(path)
     with onnxarchive.open(path) as archive:
-        assert kill_edits.read_state(archive, path) == state
+        assert kill_edits.read_state(archive) == state
 
 
 @pytest.mark.parametrize("name", ["weight_0", "added", "changing", "assets/labels.txt"])
 def test_the_tool_finds_other_bytes(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.onnxa"
-    path.write_bytes(State(70, 3, True).content())
+    State(70, 3, True).write(path)
     with onnxarchive.open(path) as archive:
         entry = archive.entries[name]
     with open(path, "r+b") as file:
@@ -168,4 +171,4 @@ def test_the_tool_finds_other_bytes(tmp_path: Path, name: str) -> None:
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([last[0] ^ 1]))
     with onnxarchive.open(path) as archive, pytest.raises(kill_edits.WrongError):
-        kill_edits.read_state(archive, path)
+        kill_edits.read_state(archive)

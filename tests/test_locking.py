@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import mmap
 import os
 import struct
 import subprocess
@@ -11,27 +13,32 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import onnx
 import pytest
-from models import model_of, raw_tensor
+from models import model_of, raw_tensor, run_python
 
 import onnxarchive
 from onnxarchive import locking
 from onnxarchive.edit import replace_model
 from onnxarchive.errors import LockedError
-from onnxarchive.files import MappedFile, Replacement, remove_abandoned
+from onnxarchive.files import MappedFile
 from onnxarchive.recovery import recover
+from onnxarchive.replacement import Replacement, remove_abandoned
 
 if sys.platform != "win32":
     import fcntl
 
 flock = pytest.mark.skipif(sys.platform == "win32", reason="flock is taken away")
 TIMEOUTS = (0, 0.2)
+
+_Result = TypeVar("_Result")
 
 # Takes a lock, says so, and lets go of it when it is told to.
 HOLDER = """
@@ -108,9 +115,18 @@ def another(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def elsewhere(act: Callable[[], _Result]) -> _Result:
+    """Does something in another thread, which has locks of its own."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(act).result()
+
+
 def is_free(path: Path) -> bool:
-    with another(path) as descriptor:
-        return locking.try_exclusive(descriptor)
+    def is_locked_by_us() -> bool:
+        with another(path) as descriptor:
+            return locking.try_exclusive(descriptor)
+
+    return elsewhere(is_locked_by_us)
 
 
 def require_locked(act: Callable[[], object]) -> None:
@@ -247,6 +263,29 @@ def test_a_lock_that_is_tried_for_is_kept_until_the_file_is_closed(path: Path) -
     assert is_free(path)
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_a_lock_whose_block_ends_in_another_thread_is_let_go_of(
+    path: Path, descriptor: int, kind: str
+) -> None:
+    lock = getattr(locking, kind)(descriptor)
+    lock.__enter__()
+    elsewhere(lambda: lock.__exit__(None, None, None))
+    assert is_free(path)
+    take(descriptor, 0)
+
+
+def test_a_thread_whose_lock_another_one_took_over_still_knows_its_own(path: Path) -> None:
+    # An edit lets go of the lock before its block ends, and the next editor may be in between.
+    with another(path) as first, another(path) as second:
+        lock = locking.exclusive(first)
+        elsewhere(lock.__enter__)
+        locking.unlock(first)
+        with locking.exclusive(second):
+            elsewhere(lambda: lock.__exit__(None, None, None))
+            with another(path) as third, pytest.raises(LockedError, match="finish the edit first"):
+                take(third, None)
+
+
 # Archives
 
 
@@ -362,6 +401,76 @@ def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
     assert os.listdir(archive.parent) == [archive.name]
 
 
+# A thread that has the lock itself
+
+
+OPENING: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: onnxarchive.open(path),
+    "open to edit": lambda path: onnxarchive.open(path, mode="r+"),
+    "load": lambda path: onnxarchive.load(path),
+    "check": lambda path: onnxarchive.check(path),
+    "save": lambda path: onnxarchive.save(model("other"), path),
+    "convert": lambda path: onnxarchive.convert(path, path.with_name("other")),
+    "export": lambda path: onnxarchive.export(path, path.with_name("other")),
+    "replace_model": lambda path: replace_model(path, model("other")),
+    "replace_tensor": lambda path: onnxarchive.replace_tensor(path, "w", [1.0]),
+    "change_model": lambda path: onnxarchive.change_model(path, lambda it: it),
+    "recover": recover,
+    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it),
+}
+
+
+@pytest.mark.parametrize("act", OPENING.values(), ids=OPENING)
+def test_a_thread_that_edits_an_archive_does_not_wait_for_itself(
+    archive: Path, act: Callable[[Path], object]
+) -> None:
+    with onnxarchive.open(archive, mode="r+") as opened, opened.edit():
+        with pytest.raises(LockedError, match="finish the edit first") as caught:
+            act(archive)
+        assert caught.value.path == str(archive)
+        opened.doc_string = "new"
+    assert read_model(archive) == "new"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def test_a_function_that_changes_a_model_does_not_wait_for_itself(archive: Path) -> None:
+    def change(_: onnx.ModelProto) -> onnx.ModelProto:
+        return onnxarchive.load(archive)
+
+    with pytest.raises(LockedError, match="finish the edit first"):
+        onnxarchive.change_model(archive, change)
+    assert read_model(archive) == "old"
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_opening_gives_up_when_it_should(archive: Path, mode: Any, timeout: float) -> None:
+    with held("exclusive", archive) as holder:
+        with pytest.raises(LockedError, match="expected nobody else at work") as caught:
+            onnxarchive.open(archive, mode=mode, timeout=timeout)
+        assert caught.value.path == str(archive)
+        holder.let_go()
+        onnxarchive.open(archive, mode=mode, timeout=timeout).close()
+
+
+@flock
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_opening_to_edit_waits_for_readers_and_opening_to_read_does_not(
+    archive: Path, timeout: float
+) -> None:
+    with held("shared", archive):
+        onnxarchive.open(archive, timeout=timeout).close()
+        with pytest.raises(LockedError):
+            onnxarchive.open(archive, mode="r+", timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan")])
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_opening_takes_no_negative_timeout(archive: Path, mode: Any, timeout: float) -> None:
+    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
+        onnxarchive.open(archive, mode=mode, timeout=timeout)
+
+
 # File systems without locks
 
 
@@ -385,7 +494,7 @@ def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_readers_go_on_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
     assert read_model(archive) == "old"
     assert list(onnxarchive.check(archive, full=True)) == []
-    with MappedFile(archive) as file, file.unchanged():
+    with MappedFile(archive) as file, file.locked(is_exclusive=False):
         pass
 
 
@@ -409,7 +518,7 @@ def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
     left = path.with_name(".file.1-1.tmp")
     left.write_bytes(b"of a process that may live")
     assert not locking.try_exclusive(descriptor)
-    assert remove_abandoned(path) == []
+    assert remove_abandoned(path, lambda _: True) == []
     assert left.exists()
 
 
@@ -439,6 +548,258 @@ def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
         with pytest.raises(OSError, match=os.strerror(code)) as caught:
             act()
         assert caught.value.errno == code
+
+
+# Network file systems
+
+# What opens, edits and replaces an archive, and what its doc_string is then.
+EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "open": (read_model, "old"),
+    "open to edit": (partial(read_model, mode="r+"), "old"),
+    "assign": (lambda path: assign(path), "new"),
+    "edit": (lambda path: edit(path), "new"),
+    "replace_model": (lambda path: replace_model(path, model("new")), "new"),
+    "replace_model by a link": (lambda path: replace_by_a_link(path), "new"),
+    "with copy": (lambda path: replace_model(path, model("new"), copy=True), "new"),
+    "with compact": (lambda path: replace_model(path, lesser("new"), compact=True), "new"),
+    "replace_tensor": (
+        lambda path: onnxarchive.replace_tensor(path, "w", np.zeros(300, np.float32)),
+        "old",
+    ),
+    "transform": (lambda path: onnxarchive.transform(path, path, documented), "new"),
+    "save": (lambda path: onnxarchive.save(model("new"), path), "new"),
+    "convert": (lambda path: convert_other(path), "new"),
+    "recover": (recover, "old"),
+    "recover an edit": (lambda path: recover_an_edit(path), "old"),
+    "check": (lambda path: onnxarchive.check(path, full=True), "old"),
+}
+
+
+def assign(path: Path) -> None:
+    with onnxarchive.open(path, mode="r+") as archive:
+        archive.doc_string = "newer"
+        archive.doc_string = "new"
+
+
+def edit(path: Path) -> None:
+    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
+        archive.doc_string = "new"
+        archive.tensors["w"].tobytes()
+
+
+def lesser(doc_string: str) -> onnx.ModelProto:
+    made = model(doc_string)
+    made.graph.initializer[0].name = "v"
+    return made
+
+
+def documented(found: onnx.ModelProto) -> onnx.ModelProto:
+    found.doc_string = "new"
+    return found
+
+
+def replace_by_a_link(path: Path) -> None:
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    linked = onnx.load(link, load_external_data=False)
+    onnx.save(documented(linked), link)
+    replace_model(path, link)
+    link.unlink()
+
+
+def convert_other(path: Path) -> None:
+    other = path.with_name("other.onnx")
+    onnx.save(model("new"), other)
+    onnxarchive.convert(other, path)
+    other.unlink()
+
+
+def recover_an_edit(path: Path) -> None:
+    """Rolls an edit back that was killed when it had written half of the new end."""
+    code = """
+import os, sys
+import onnxarchive
+from test_locking import model
+
+onnxarchive.replace_model(sys.argv[1], model("cut" * 9999), progress=lambda *_: os._exit(0))
+"""
+    run_python(code, path)
+    assert recover(path).is_rolled_back
+
+
+def require_edited(path: Path, act: Callable[[Path], object], doc_string: str) -> None:
+    """That an edit is made, and lets go of all locks."""
+    act(path)
+    assert is_free(path)
+    assert read_model(path) == doc_string
+    assert list(onnxarchive.check(path, full=True)) == []
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.fixture
+def nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks as NFS has them: one that is exclusive needs a descriptor that may write."""
+    if sys.platform == "win32":
+        pytest.skip("flock is taken away")
+    flock_of_others = fcntl.flock
+
+    def lock(descriptor: int, operation: int) -> None:
+        access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        needed = {fcntl.LOCK_EX: os.O_RDONLY, fcntl.LOCK_SH: os.O_WRONLY}
+        if needed.get(operation & ~fcntl.LOCK_NB) == access:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock_of_others(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+
+
+@pytest.mark.usefixtures("nfs")
+@pytest.mark.parametrize(("act", "doc_string"), EDITS.values(), ids=EDITS)
+def test_archives_on_nfs_are_opened_and_edited(
+    archive: Path, act: Callable[[Path], object], doc_string: str
+) -> None:
+    require_edited(archive, act, doc_string)
+
+
+@pytest.mark.usefixtures("nfs")
+def test_what_was_abandoned_on_nfs_is_removed(archive: Path) -> None:
+    left = archive.with_name(f".{archive.name}.1-1.tmp")
+    left.write_bytes(archive.read_bytes()[:100])
+    assert recover(archive).removed == (os.path.realpath(left),)
+
+
+@pytest.mark.usefixtures("nfs")
+def test_a_file_on_nfs_that_may_not_be_written_is_replaced_and_not_edited(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+    content = archive.read_bytes()
+
+    def refuse(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return open_file(path, flags, *mode)
+
+    with monkeypatch.context() as unwritable:
+        unwritable.setattr(os, "open", refuse)
+        assert read_model(archive) == "old"
+        for copy, reason in ((False, "Permission denied"), (True, "only where it may be written")):
+            with pytest.raises(OSError, match=reason) as caught:
+                replace_model(archive, model("new"), copy=copy)
+            assert caught.value.filename == str(archive)
+        assert archive.read_bytes() == content
+        onnxarchive.save(model("new"), archive)
+    assert read_model(archive) == "new"
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+class Mandatory:
+    """Locks as CIFS has them: what another open file has locked is not read, nor written.
+
+    Attributes:
+        refused: What was refused.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: list[str] = []
+        self._opened: dict[int, int] = {}  # which open file each descriptor is of
+        self._locked: dict[tuple[int, int], dict[int, int]] = {}  # by file, then by open file
+        numbers = itertools.count()
+        self._guard(monkeypatch)
+        open_file, copy, close = os.open, os.dup, os.close
+
+        def opened(*arguments: Any) -> int:
+            descriptor = open_file(*arguments)
+            self._opened[descriptor] = next(numbers)
+            return descriptor
+
+        def copied(descriptor: int) -> int:
+            new = copy(descriptor)
+            self._opened[new] = self._opened[descriptor]
+            return new
+
+        def closed(descriptor: int) -> None:
+            number = self._opened.pop(descriptor, None)
+            if number is not None and number not in self._opened.values():
+                for holders in self._locked.values():
+                    holders.pop(number, None)
+            close(descriptor)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(os, "dup", copied)
+        monkeypatch.setattr(os, "close", closed)
+
+    def _guard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        flock_of_others, mapped = fcntl.flock, mmap.mmap
+
+        def lock(descriptor: int, operation: int) -> None:
+            flock_of_others(descriptor, operation)
+            holders = self._locked.setdefault(self._file(descriptor), {})
+            number = self._opened[descriptor]
+            if operation & fcntl.LOCK_UN:
+                holders.pop(number, None)
+            else:
+                holders[number] = operation & ~fcntl.LOCK_NB
+
+        class Map(mmap.mmap):
+            def __new__(cls, descriptor: int, *arguments: Any, **options: Any) -> Any:
+                guard(descriptor, "mmap", changes=False)
+                return mapped(descriptor, *arguments, **options)
+
+        guard = self.require
+        monkeypatch.setattr(fcntl, "flock", lock)
+        monkeypatch.setattr(mmap, "mmap", Map)
+        for name in ("read", "pread", "write", "pwrite", "ftruncate"):
+            monkeypatch.setattr(os, name, self._guarded(name, getattr(os, name)))
+
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(descriptor: int, *arguments: Any) -> Any:
+            self.require(descriptor, name, changes=name not in ("read", "pread"))
+            return function(descriptor, *arguments)
+
+        return guarded
+
+    @staticmethod
+    def _file(descriptor: int) -> tuple[int, int]:
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+
+    def require(self, descriptor: int, name: str, *, changes: bool) -> None:
+        own = self._opened.get(descriptor)
+        for number, kind in self._locked.get(self._file(descriptor), {}).items():
+            if number != own and (changes or kind == fcntl.LOCK_EX):
+                self.refused.append(name)
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.fixture
+def cifs(monkeypatch: pytest.MonkeyPatch) -> Mandatory:
+    if sys.platform == "win32":
+        pytest.skip("flock is taken away")
+    return Mandatory(monkeypatch)
+
+
+def test_what_is_locked_on_cifs_is_read_through_no_other_descriptor(
+    archive: Path, cifs: Mandatory
+) -> None:
+    with MappedFile(archive) as other, MappedFile(archive, is_writable=True) as file:
+        with file.locked(is_exclusive=True):
+            assert file.read(0, 2) == b"PK"
+            for read in (partial(other.read, 0, 2), other.view):
+                with pytest.raises(PermissionError):
+                    read()
+            with file.reopened() as again:
+                assert bytes(again.view()[:2]) == b"PK"
+        assert other.read(0, 2) == b"PK"
+    assert cifs.refused == ["pread", "mmap"]
+
+
+@pytest.mark.parametrize(("act", "doc_string"), EDITS.values(), ids=EDITS)
+def test_archives_on_cifs_are_opened_and_edited(
+    archive: Path, cifs: Mandatory, act: Callable[[Path], object], doc_string: str
+) -> None:
+    require_edited(archive, act, doc_string)
+    assert cifs.refused == []
 
 
 # Windows, whose locks of bytes are those of Linux here
@@ -488,8 +849,8 @@ def test_on_windows_a_byte_behind_every_file_is_locked(
         assert os.read(descriptor, 2) == b"te"
         with another(path) as second:
             for timeout in TIMEOUTS:
-                require_locked(partial(take, second, timeout))
-            assert not locking.try_exclusive(second)
+                require_locked(partial(elsewhere, partial(take, second, timeout)))
+            assert not elsewhere(partial(locking.try_exclusive, second))
             assert os.lseek(second, 0, os.SEEK_CUR) == 0
     assert os.read(descriptor, 2) == b"nt"
     assert set(windows) == {LOCKED_BYTE}
@@ -511,12 +872,37 @@ def test_on_windows_a_lock_is_waited_for(path: Path, descriptor: int, windows: l
 
 
 @flock
+def test_on_windows_a_thread_that_reads_moves_no_lock(
+    path: Path, windows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both need the one position that a descriptor has.
+    monkeypatch.delattr(os, "pread")
+    module: Any = vars(locking)["msvcrt"]
+    lock = module.locking
+    readers: list[Waiting] = []
+
+    def late(*arguments: int) -> None:
+        readers.append(Waiting(lambda: file.read(0, 7)))
+        readers[-1].join(0.2)
+        lock(*arguments)
+
+    monkeypatch.setattr(module, "locking", late)
+    with MappedFile(path, is_writable=True) as file:
+        with file.locked(is_exclusive=True):
+            pass
+        assert [reader.require_done() for reader in readers] == [b"content"] * 2
+    assert set(windows) == {LOCKED_BYTE}
+
+
+@flock
 def test_on_windows_archives_are_opened_and_changed(archive: Path, windows: list[int]) -> None:
     with onnxarchive.open(archive, mode="r+") as opened:
         opened.doc_string = "new"
         assert read_model(archive) == "new"
     with another(archive) as other, locking.exclusive(other):
-        require_locked(lambda: replace_model(archive, model("newest"), timeout=0))
+        require_locked(
+            lambda: elsewhere(lambda: replace_model(archive, model("newest"), timeout=0))
+        )
     assert read_model(archive) == "new"
     assert recover(archive).removed == ()
     assert len(windows) > 10

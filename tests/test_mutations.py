@@ -523,6 +523,7 @@ _ODD_TENSOR_FIELDS = [
     b"\x22\x00",  # float_data of none
     b"\xfa\x7f\x00",  # an unknown field
     b"\xfb\x7f\xfc\x7f",  # an unknown group
+    b"\xfd\x7f\xff\xff\xff\xff",  # an unknown fixed32
 ]
 # What may stand behind a model.
 _BEHIND_MODEL = [
@@ -537,6 +538,7 @@ _BEHIND_MODEL = [
     *(b"\x08" + b"\x80" * 10 + b"\1", b"\x88\x80\x80\x80\x00\x01", b"\x88\x80\x80\x80\x80\x00\x01"),
     *(b"\xfb\x7f" * 100 + b"\xfc\x7f" * 100, b"\xfb\x7f" * 101 + b"\xfc\x7f" * 101),
     b"\x3d\x00\x00\x00\x00",  # graph, of another wire type
+    *(b"\xfd\x7f\xff\xff\xff\xff", b"\xf9\x7f" + b"\xff" * 8),
 ]
 
 

@@ -19,6 +19,7 @@ NAMES = [
     "Archive",
     "ArchiveError",
     "ArchiveFormatError",
+    "AttributesWarning",
     "Change",
     "ChecksumError",
     "Conversion",

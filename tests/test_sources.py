@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,14 @@ def test_data_outside_the_directory_of_the_model_is_refused(
     assert repr(location) in message
 
 
+def test_a_location_longer_than_any_path_is_refused(tmp_path: Path) -> None:
+    # Python takes a time that grows with the square of the folders to make it a real path.
+    message = _problem(tmp_path, external(raw_tensor("layer/w"), "a/" * 2500 + "data.bin"))
+    assert "'layer/w'" in message
+    assert "at most 4096 characters" in message
+    assert "(5008 characters)" in message
+
+
 def test_an_absolute_path_is_refused_even_where_it_leads_inside(
     tmp_path: Path, models: Path
 ) -> None:
@@ -653,6 +662,29 @@ def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str], fou
     for part in found.removeprefix("found ").split(", "):
         assert part in str(caught.value)
     assert not (tmp_path / "m.onnxa").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("directory", "A"), ("directory", "A/b"), ("zip", "A"), ("zip", "A/b"), ("zip", "a/b")],
+)
+def test_assets_that_no_archive_may_have_beside_one_another_are_refused(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    source = tmp_path / "m.zip"
+    with zipfile.ZipFile(source, "w") as file:
+        file.writestr("m.onnx", _weights().SerializeToString())
+        for path in ("a", name):
+            file.writestr(f"assets/{path}", b"")
+    if kind == "directory":
+        shutil.unpack_archive(source, tmp_path / "source")
+        source = tmp_path / "source"
+        if len(list((source / "assets").iterdir())) < 2:
+            pytest.skip("the file system does not tell cases apart")
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(source, tmp_path / "m.onnxa")
+    assert caught.value.path == str(source)
+    assert f"'assets/{name}'" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["directory", "zip"])

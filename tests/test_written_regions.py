@@ -1,4 +1,4 @@
-"""Where in a file a change writes, as the system saw it: behind the weights, and nowhere else.
+"""Where in a file an edit writes, as the system saw it: behind the weights, and nowhere else.
 
 The calls are those that strace lists. A map that could be written through would be one of them.
 """
@@ -13,6 +13,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +23,9 @@ from models import model_of, raw_tensor
 from onnx import TensorProto, helper
 
 import onnxarchive
-from onnxarchive.files import MappedFile, clone
+from onnxarchive import undo
+from onnxarchive.files import MappedFile
+from onnxarchive.filesystem import clone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")
 
@@ -32,7 +35,7 @@ ELEMENTS = 50_000
 # What changes a file that is open or named, and what makes a map of it.
 CALLS = (
     "write,pwrite64,writev,pwritev,pwritev2,truncate,ftruncate,fallocate,sendfile,splice,"
-    "copy_file_range,ioctl,mmap"
+    "copy_file_range,ioctl,mmap,fsync,fdatasync"
 )
 
 # Each change is made to an archive of its own, which has its name.
@@ -71,9 +74,6 @@ CHANGES = """
         except ZeroDivisionError:
             pass
 
-    def tensor_in_place(path):
-        replace_tensor(path, "w1", np.ones(50_000, np.float32), in_place=True)
-
     def model(path, doc_string):
         with onnxarchive.open(path) as archive:
             copy = onnx.ModelProto()
@@ -81,7 +81,7 @@ CHANGES = """
         copy.doc_string = doc_string
         return copy
 
-    for change in (larger, smaller, metadata, renamed, added, taken_back, tensor_in_place):
+    for change in (larger, smaller, metadata, renamed, added, taken_back):
         change(sys.argv[1] + "/" + change.__name__)
 """
 # The changes whose weights all stay.
@@ -134,18 +134,21 @@ def span(call: Call) -> range | None:
     return None
 
 
-def written(calls: list[Call]) -> list[range]:
-    """What the calls on one file wrote of it.
+def written(calls: list[Call]) -> list[tuple[str, range]]:
+    """What the calls on one file wrote of it, each with its name.
 
-    Reading maps write nothing, and ioctl was asked for a clone, which would be another file.
+    Reading maps and syncs write nothing, blocks that are set aside keep their bytes, and ioctl was
+    asked for a clone, which would be another file.
     """
     spans = []
     for call in calls:
-        if call.name == "ioctl" or (call.name == "mmap" and "PROT_WRITE" not in call.arguments):
+        if call.name in ("ioctl", "fsync") or "FALLOC_FL_KEEP_SIZE" in call.arguments:
+            continue
+        if call.name == "mmap" and "PROT_WRITE" not in call.arguments:
             continue
         found = span(call)
         assert found is not None, call
-        spans.append(found)
+        spans.append((call.name, found))
     return spans
 
 
@@ -172,10 +175,10 @@ def changed(original: Path) -> Path:
     directory = original.parent / "changed"
     directory.mkdir()
     with MappedFile(original) as file, open(directory / "clone", "xb") as target:
-        if clone(file, target):
+        if clone(file, target.fileno()):
             pytest.skip("a change writes to a clone on this file system")
     (directory / "clone").unlink()
-    for name in (*BEHIND, "tensor_in_place"):
+    for name in BEHIND:
         shutil.copyfile(original, directory / name)
     return directory
 
@@ -221,44 +224,42 @@ def test_nothing_is_written_where_weights_are(
     before, after = original.read_bytes(), (changed / change).read_bytes()
     assert after[:weights_end] == before[:weights_end]
     assert (after == before) == (change == "taken_back")
-    spans = written(calls[change])
-    assert all(span.start >= weights_end for span in spans)
+    spans = [span for _, span in written(calls[change])]
+    assert min(span.start for span in spans) == weights_end
     # And all that is new is among what was seen.
-    assert spans[0].start == weights_end
     is_seen = bytearray(len(after))
     for span in spans:
-        assert span.stop <= len(after) or span.stop == 1 << 63 or change == "taken_back"
         is_seen[span.start : span.stop] = b"\1" * (min(span.stop, len(after)) - span.start)
     assert all(is_seen[weights_end:])
-    assert range(len(after), 1 << 63) in spans
+    assert spans[-1] == range(len(after), 1 << 63)
 
 
 @pytest.mark.parametrize("change", BEHIND)
-def test_no_more_is_written_than_the_new_end(
-    changed: Path, calls: Calls, weights_end: int, change: str
+def test_an_edit_logs_the_old_end_before_it_writes_the_new_one_and_nothing_else(
+    original: Path, changed: Path, calls: Calls, weights_end: int, change: str
 ) -> None:
-    writes = [span for span in written(calls[change]) if span.stop < 1 << 63]
-    size = (changed / change).stat().st_size
-    if change != "taken_back":  # which has written both ends
-        assert sum(map(len, writes)) == size - weights_end
+    """The log lies behind both ends, and is synced; so is the new end before the log goes."""
+    old_size, new_size = original.stat().st_size, (changed / change).stat().st_size
+    if change == "taken_back":
+        new_size = (changed / "larger").stat().st_size
+    log_offset = max(old_size, new_size)
+    logged_size = log_offset + old_size - weights_end + undo._TRAILER_SIZE
+    steps = [call.name for call in calls[change] if call.name in ("fsync", "pwrite64", "ftruncate")]
+    log, end = ["ftruncate", "pwrite64", "fsync"], ["pwrite64", "fsync", "ftruncate", "fsync"]
+    assert [name for name, _ in groupby(steps)] == [*log, *end]
+    sizes = [span for name, span in written(calls[change]) if name == "ftruncate"]
+    assert [span.start for span in sizes] == [logged_size, len((changed / change).read_bytes())]
+    writes = [span for name, span in written(calls[change]) if name == "pwrite64"]
+    logged = [span for span in writes if span.start >= log_offset]
+    assert writes[: len(logged)] == logged
+    assert (logged[0].start, logged[-1].stop) == (log_offset, logged_size)
+    assert sum(map(len, logged)) == logged_size - log_offset
+    ends = writes[len(logged) :]
+    if change != "taken_back":  # which writes some of the new end, and the old one over it
+        assert (ends[0].start, ends[-1].stop) == (weights_end, new_size)
+        assert sum(map(len, ends)) == new_size - weights_end
 
 
-def test_a_journal_holds_the_old_end_alone(original: Path, calls: Calls, weights_end: int) -> None:
-    end = original.stat().st_size - weights_end
-    for change in BEHIND:
-        spans = written(calls[f"{change}-journal"])
-        assert sum(map(len, spans)) == 68 + 16 + end + 32  # header, span, and checksum
-        assert {name for name in calls if name.startswith(change)} <= {change, f"{change}-journal"}
-
-
-def test_a_tensor_that_is_replaced_in_place_is_seen_where_weights_are(
-    original: Path, calls: Calls, weights_end: int
-) -> None:
-    with onnxarchive.open(original) as archive:
-        entry = archive.entries["w1"]
-    spans = [span for span in written(calls["tensor_in_place"]) if span.start < weights_end]
-    assert (spans[0].start, spans[-1].stop) == (
-        entry.header_offset,
-        entry.data_offset + entry.nbytes,
-    )
-    assert sum(map(len, spans)) == spans[-1].stop - spans[0].start
+def test_no_file_beside_the_archive_is_written(calls: Calls) -> None:
+    for name in calls.keys() - set(BEHIND):  # what might have become a clone
+        assert written(calls[name]) == []

@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,14 @@ BITS: Final[dict[int, int]] = {
     **{TensorProto.DataType.Value(name): 4 for name in ("UINT4", "INT4", "FLOAT4E2M1")},
     **dict.fromkeys(SIX_BIT_TYPES, 6),
 }
+# Fields with number 99 of every wire type: varint, fixed64, bytes, group and fixed32.
+UNKNOWN_FIELDS: Final = (
+    b"\x98\6" + b"\xff" * 9 + b"\1",
+    b"\x99\6" + b"\xff" * 8,
+    b"\x9a\6\3cat",
+    b"\x9b\6\x9c\6",
+    b"\x9d\6" + b"\xff" * 4,
+)
 # Instruments the library, which therefore has to be imported here first.
 CHILD: Final = """
 import sys
@@ -382,6 +391,25 @@ def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
     return broken
 
 
+# Source
+
+
+def run_source(data: bytes) -> bool:
+    """Whether a file of these bytes can be converted; what comes of it breaks no rule."""
+    path, target = (_scratch() / name for name in ("fuzzed", "converted.onnxa"))
+    path.write_bytes(data)
+    options: dict[str, Any] = {"size_threshold": 0, "convert_attribute": True, "dedupe": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            onnxarchive.convert(path, target, jobs=1, **options)
+        except ArchiveError:
+            return False
+    found = onnxarchive.check(target, full=True)
+    require(not found, f"converted to what breaks {found}")
+    return True
+
+
 # Seeds
 
 
@@ -411,6 +439,25 @@ def serialized_models() -> list[bytes]:
     return list(dict.fromkeys(found))
 
 
+def sources() -> list[bytes]:
+    """Small models, archives, and zips of other tools with a model and its data."""
+    found = [*serialized_models(), *archives()]
+    model = onnx.ModelProto(ir_version=10)
+    for location, offset in (("w.bin", 0), ("both.bin", 8), ("both.bin", 32)):
+        tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[2, 3])
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", offset), ("length", 24)):
+            tensor.external_data.add(key=key, value=str(value))
+    contents = {"m.onnx": model.SerializeToString(), "w.bin": bytes(24), "both.bin": bytes(56)}
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", method) as by_zipfile:
+            for name, content in {**contents, "assets/a": b"cat", "notes": b""}.items():
+                by_zipfile.writestr(f"folder/{name}", content)
+        found.append(file.getvalue())
+    return found
+
+
 def _models() -> list[onnx.ModelProto]:
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], raw_data=bytes(24))
     four = TensorProto(name="four", data_type=TensorProto.INT4, dims=[3], raw_data=b"\x21\3")
@@ -433,13 +480,22 @@ def _models() -> list[onnx.ModelProto]:
         onnx.GraphProto(name="g", initializer=typed),
         onnx.GraphProto(name="g", initializer=[weight], node=nodes, sparse_initializer=[sparse]),
     ]
-    return [onnx.ModelProto(ir_version=10, graph=graph) for graph in graphs]
+    models = [onnx.ModelProto(ir_version=10, graph=graph) for graph in graphs]
+    for field in UNKNOWN_FIELDS:
+        for level in ("model", "graph", "tensor"):
+            graph = onnx.GraphProto(initializer=[four, weight])
+            model = onnx.ModelProto(ir_version=10, graph=graph)
+            places = {"model": model, "graph": model.graph, "tensor": model.graph.initializer[1]}
+            places[level].MergeFromString(field)
+            models.append(model)
+    return models
 
 
 TARGETS: Final = {
     "directory": Target(run_directory, archives),
     "wire": Target(run_wire, serialized_models),
     "archive": Target(run_archive, archives),
+    "source": Target(run_source, sources),
 }
 
 

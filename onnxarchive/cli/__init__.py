@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.frame import DONE, FAULTY_FILE, WRONG_USE, call
+from onnxarchive.cli.frame import DONE, FAULTY_FILE, TERMINAL_SIGNALS, WRONG_USE, call
 from onnxarchive.cli.parser import parser
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
@@ -68,8 +68,11 @@ def _fail(error: object, status: int) -> int:
 
 def run() -> None:
     """Runs the command of this process and ends it."""
-    # Ended from outside, a command cleans up as it does when interrupted.
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+    # Ended from outside, a command cleans up as it does when interrupted. A signal that is ignored
+    # on its start, as nohup has it, stays ignored.
+    for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _raise_interrupt)
     for stream in (sys.stdout, sys.stderr):  # names may have letters that the terminal lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -14,11 +14,11 @@ from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any
 
 from onnxarchive.batch import convert_many
-from onnxarchive.cli.frame import DONE, FOUND, require_free, say
+from onnxarchive.cli.frame import DONE, FOUND, TERMINAL_SIGNALS, require_free, say
 from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, size, table
 from onnxarchive.convert import Conversion, convert
-from onnxarchive.files import remove_temporaries
+from onnxarchive.replacement import remove_temporaries
 from onnxarchive.threads import require_jobs
 
 _STANDARD_STREAM = "-"
@@ -127,12 +127,14 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
 def _executor(jobs: int) -> Iterator[Executor]:
     """Processes that convert; an interrupt ends them, and they clean up after themselves."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_await_the_end) as executor:
+    # Processes that start while interrupts are ignored ignore them from their first moment: here
+    # multiprocessing's resource tracker, below a worker for each task, as none is idle yet.
+    with _interrupts_ignored():
+        executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
+    with executor:
         try:
-            # Workers that are born now ignore interrupts from their first moment, by inheritance;
-            # one is born for each piece of work, as none is idle yet.
             with _interrupts_ignored():
-                wait([executor.submit(_await_the_end) for _ in range(jobs)])
+                wait([executor.submit(os.getpid) for _ in range(jobs)])
             yield executor
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
@@ -146,17 +148,28 @@ def _interrupts_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone gets them
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINAL_SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _await_the_end() -> None:
-    """In a worker: the terminal's interrupt is for the parent, which then terminates this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start_worker() -> None:
+    """In a worker: the terminal's signals are for the parent, which then terminates this one."""
+    for number in TERMINAL_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_worker)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """In a worker: ends it when the parent was killed, which could not terminate it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end_worker(*_: object) -> None:

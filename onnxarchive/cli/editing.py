@@ -96,7 +96,7 @@ def _say_size(arguments: argparse.Namespace) -> int:
 
 def recover_command(arguments: argparse.Namespace) -> int:
     """Runs `recover`."""
-    recovery = recover(arguments.archive, force=arguments.force, timeout=arguments.timeout)
+    recovery = recover(arguments.archive, timeout=arguments.timeout)
     result = {
         "path": arguments.archive,
         "is_rolled_back": recovery.is_rolled_back,
@@ -105,8 +105,8 @@ def recover_command(arguments: argparse.Namespace) -> int:
     path = printable(arguments.archive)
     lines = [f"removed   {printable(removed)}" for removed in recovery.removed]
     if recovery.is_rolled_back:
-        lines.append(f"{path}: a change that was cut off is taken back")
+        lines.append(f"{path}: an interrupted edit was rolled back")
     elif not lines:
-        lines.append(f"{path}: nothing was to be done")
+        lines.append(f"{path}: there was nothing to recover")
     say(arguments, result, "\n".join(lines))
     return DONE

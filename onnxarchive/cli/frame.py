@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import os
+import signal
 from importlib import import_module
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ DONE: Final = 0
 FOUND: Final = 1
 WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
+
+# A terminal sends these to all processes of a command; Windows lacks the second.
+TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
 
 
 def add_command(commands: Any, name: str, command: str, help: str) -> argparse.ArgumentParser:

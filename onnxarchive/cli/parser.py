@@ -235,14 +235,9 @@ def _add_recover(commands: Any) -> None:
         commands,
         "recover",
         "editing.recover_command",
-        "Take back a change of an archive that a crash cut off, and remove what was left of it.",
+        "Roll back an edit that a crash interrupted, and remove what killed processes left.",
     )
     command.add_argument("archive")
-    command.add_argument(
-        "--force",
-        action="store_true",
-        help="write back a journal also where other bytes than those it holds have changed, too",
-    )
     _add_timeout(command)
 
 
@@ -264,7 +259,7 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--compact",
         action="store_true",
-        help="write the whole archive anew where tensors are gone, renamed or in another order",
+        help="write the whole archive as convert does, without tensors that the model lacks",
     )
     command.add_argument(
         "--copy",

@@ -18,8 +18,9 @@ import numpy as np
 from onnxarchive.cli.frame import DONE, FOUND, require_free, say
 from onnxarchive.cli.progress import count_bar
 from onnxarchive.cli.table import count, printable, shape, table
-from onnxarchive.files import MappedFile, Replacement, replacing, require_no_input
+from onnxarchive.files import MappedFile, require_no_input
 from onnxarchive.model.keys import Keys
+from onnxarchive.replacement import Replacement, replacing
 from onnxarchive.runtime.compare import Comparison, Difference, compare, require_tolerances
 from onnxarchive.runtime.run import Memory, Outcome, Value, run
 from onnxarchive.sources import open_source
@@ -297,15 +298,15 @@ def _save(path: str, name: str, array: NDArray[Any], force: bool) -> None:
                 "with a null character; take them from onnxarchive.runtime.run.run"
             )
         array = texts
-    is_claimed = False
+    is_claimed, process = False, os.getpid()
     try:
-        with replacing(path) as file:
-            np.save(file, array, allow_pickle=False)
+        with replacing(path) as replacement:
+            np.save(replacement.file, array, allow_pickle=False)
             if not force:
                 _claim(path)
                 is_claimed = True
     except BaseException:
-        if is_claimed:
+        if is_claimed and os.getpid() == process:  # a fork leaves it to its parent
             os.unlink(path)
         raise
 

@@ -11,6 +11,7 @@ not define is that of the graph around it. Functions see nothing of the graph th
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -164,14 +165,6 @@ class _Scope:
             scope.shadowed.update(names & scope.defined.keys())
             scope = scope.outer
 
-    def can_replace(self, name: str, other: str) -> bool:
-        """Whether `other` means the same as `name` wherever that is taken.
-
-        Where a subgraph shadows `other`, no subgraph is made to capture it, not even another one:
-        onnxruntime 1.31 then gives the outer value to both.
-        """
-        return name not in self.captured or other not in self.shadowed
-
     def replacement(self, name: str) -> str | None:
         """What `name`, used in this graph, is to be replaced by; None where it stays."""
         scope = self._definer(name)
@@ -264,27 +257,36 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
     removed: dict[Path, int] = {}
     for alike in _groups(_candidates(scope), _description):
         nbytes = _nbytes(alike[0].tensor)
-        for identical in _groups(alike, lambda site: _checksum(_data(site, resolve))):
+        for identical in _identical(alike, resolve):
             staying: list[Site] = []
+            unshadowed: list[Site] = []
             # Outputs first: they stay in any case.
             for site in sorted(identical, key=lambda site: site.name not in scope.outputs):
-                other = None
-                if site.name not in scope.outputs:
-                    other = next(
-                        (
-                            other
-                            for other in staying
-                            if scope.can_replace(site.name, other.name)
-                            and _are_equal(_data(site, resolve), _data(other, resolve))
-                        ),
-                        None,
-                    )
-                if other is None:
-                    staying.append(site)
-                else:
-                    scope.replaced[site.name] = other.name
+                # Where a subgraph shadows a name, no subgraph is made to capture it, not even
+                # another one: onnxruntime 1.31 then gives the outer value to both.
+                others = unshadowed if site.name in scope.captured else staying
+                if others and site.name not in scope.outputs:
+                    scope.replaced[site.name] = others[0].name
                     removed[site.path] = nbytes
+                    continue
+                staying.append(site)
+                if site.name not in scope.shadowed:
+                    unshadowed.append(site)
     return removed
+
+
+def _identical(alike: list[Site], resolve: _Resolve) -> Iterator[list[Site]]:
+    """Those of the same bytes, in groups.
+
+    Bytes of the same CRC-32 that differ are an accident, or were made so that each would have to be
+    compared with each: SHA-256 tells them apart.
+    """
+    for group in _groups(alike, lambda site: _crc32(_data(site, resolve))):
+        first, *others = group
+        if all(_are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
+            yield group
+        else:
+            yield from _groups(group, lambda site: _sha256(_data(site, resolve)))
 
 
 def _candidates(scope: _Scope) -> Iterator[Site]:
@@ -330,11 +332,18 @@ def _data(site: Site, resolve: _Resolve) -> Iterable[memoryview]:
     return [tensors.raw_data(site)]
 
 
-def _checksum(data: Iterable[memoryview]) -> int:
+def _crc32(data: Iterable[memoryview]) -> int:
     checksum = 0
     for piece in data:
         checksum = zlib_ng.crc32(piece, checksum)
     return checksum
+
+
+def _sha256(data: Iterable[memoryview]) -> bytes:
+    digest = hashlib.sha256()
+    for piece in data:
+        digest.update(piece)
+    return digest.digest()
 
 
 def _are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
@@ -363,12 +372,17 @@ def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path
 def _apply(scope: _Scope, removed: Container[Path], copy: onnx.ModelProto) -> None:
     """Removes initializers of a graph from the copy, and replaces the names of those it uses."""
     graph = cast(onnx.GraphProto, tensors.at(copy, scope.path))  # ways lead to any message
-    for index in reversed(range(len(graph.initializer))):
-        if (*scope.path, ("initializer", index)) in removed:
-            del graph.initializer[index]
-    for index in reversed(range(len(graph.value_info))):
-        if scope.replacement(graph.value_info[index].name) is not None:
-            del graph.value_info[index]
+    tensors.remove(
+        graph.initializer,
+        [
+            (*scope.path, ("initializer", index)) in removed
+            for index in range(len(graph.initializer))
+        ],
+    )
+    tensors.remove(
+        graph.value_info,
+        [scope.replacement(value.name) is not None for value in graph.value_info],
+    )
     for node in graph.node:
         for index, name in enumerate(node.input):
             replacement = scope.replacement(name)

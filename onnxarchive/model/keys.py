@@ -85,22 +85,37 @@ class Keys:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {fold(key) for key in taken}
-        self._next_suffix: dict[str, int] = {}
+        self._next_number: dict[tuple[str, int], int] = {}
 
     def assign(self, name: str) -> str:
         """A key for the next tensor of this name: `layer.0/weight` gives `layer_0_weight`.
 
         Where that key is taken, `_2`, `_3` and so on follow it.
         """
-        base = _derive(name)
-        key = base
-        while fold(key) in self._taken:
-            number = self._next_suffix.get(fold(base), 2)
-            self._next_suffix[fold(base)] = number + 1
-            suffix = f"_{number}"
-            key = base[: MAX_KEY_SIZE - len(suffix)] + suffix
+        key = _derive(name)
+        if fold(key) in self._taken:
+            key = self._numbered(key)
         self._taken.add(fold(key))
         return key
+
+    def _numbered(self, base: str) -> str:
+        """The key with the lowest number that is free.
+
+        No number is tried twice after the same beginning, which long keys share once they are cut.
+        So no more tries fail in all than there are keys.
+        """
+        digits = 0
+        while True:
+            digits += 1
+            beginning = base[: MAX_KEY_SIZE - digits - len("_")]
+            searched = fold(beginning), digits
+            first = self._next_number.get(searched, max(2, 10 ** (digits - 1)))
+            for number in range(first, 10**digits):
+                key = f"{beginning}_{number}"
+                if fold(key) not in self._taken:
+                    self._next_number[searched] = number + 1
+                    return key
+            self._next_number[searched] = 10**digits
 
 
 def _derive(name: str) -> str:

@@ -52,13 +52,22 @@ def encode(model: onnx.ModelProto) -> bytes:
             f"tensors, nested less than 100 deep), found: {error}",
             rule="MODEL-2",
         ) from error
-    if len(data) >= SIZE_LIMIT:
+    require_size(len(data))
+    return data
+
+
+def require_size(nbytes: int) -> None:
+    """Refuses a model that takes at least so many bytes, if that is too many for protobuf.
+
+    Raises:
+        ArchiveFormatError: It is.
+    """
+    if nbytes >= SIZE_LIMIT:
         raise ArchiveFormatError(
             f"expected a model of less than {SIZE_LIMIT} bytes without its external tensors, found "
-            f"{len(data)}; store more tensors outside (size_threshold, convert_attribute)",
+            f"{nbytes}; store more tensors outside (size_threshold, convert_attribute)",
             rule="MODEL-2",
         )
-    return data
 
 
 def serialize_filled(
@@ -129,11 +138,11 @@ def _check_required(model: onnx.ModelProto, report: Report) -> bool:
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
     """Removes from a model what tells of which archive it is a link, and gives it, if it has it."""
-    found = None
-    for index in reversed(range(len(model.metadata_props))):
-        if model.metadata_props[index].key == LINK_FINGERPRINT:
-            found = tensors.text(model.metadata_props[index].value)
-            del model.metadata_props[index]
+    are_found = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
+    if True not in are_found:
+        return None
+    found = tensors.text(model.metadata_props[are_found.index(True)].value)
+    tensors.remove(model.metadata_props, are_found)
     return found
 
 

@@ -126,21 +126,25 @@ def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
     """Where one field of a message begins each time; `wanted` is its tag, of one byte."""
     found = array("q")
     while position < stop:
-        tag, number = data[position], data[position + 1]
+        tag = data[position]
         if tag == wanted:
             found.append(position)
         if tag >= VARINT_CONTINUES:
             tag, position = _number(data, position)
-            number, position = _number(data, position)
             if tag < VARINT_CONTINUES:  # in more bytes than it needs
                 raise _UnusualError
-        elif number >= VARINT_CONTINUES:
-            number, position = _number(data, position + 1)
         else:
-            position += 2
-        if tag & WIRE_TYPE_MASK == LEN:
-            position += number
-        elif tag & WIRE_TYPE_MASK != VARINT:
+            position += 1
+        wire_type = tag & WIRE_TYPE_MASK
+        if wire_type == LEN:
+            if (size := data[position]) >= VARINT_CONTINUES:
+                size, position = _number(data, position)
+            else:
+                position += 1
+            position += size
+        elif wire_type == VARINT:
+            _, position = _number(data, position)
+        else:
             raise _UnusualError
     return np.frombuffer(found, np.int64)
 
@@ -197,13 +201,13 @@ def _fields(
         if not rows.size:
             return
         tags, positions = _numbers(raw, positions)
-        numbers, positions = _numbers(raw, positions)
         if tags.max() > _MAX_TAG:
             raise _UnusualError
         present = np.flatnonzero(np.bincount(tags)).tolist()
+        if any(tag & WIRE_TYPE_MASK not in (VARINT, LEN) for tag in present):
+            raise _UnusualError
+        numbers, positions = _numbers(raw, positions)
         for tag in present:
-            if tag & WIRE_TYPE_MASK not in (VARINT, LEN):
-                raise _UnusualError
             if len(present) == 1:
                 having: Numbers | slice = slice(None)
                 found = having if len(rows) == len(begins) else rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import onnx
@@ -57,8 +58,9 @@ def renamed(
 
 
 def _require_known(kind: str, names: Mapping[str, str], known: list[str]) -> None:
+    unknown = names.keys() - set(known)
     for name, new in names.items():
-        if name not in known:
+        if name in unknown:
             raise ValueError(
                 f"expected the name of an {kind} of the model, which has "
                 f"{', '.join(map(shown, known)) or 'none'}, found {shown(name)}"
@@ -72,9 +74,8 @@ def _require_free(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     for training in model.training_info:
         for graph in (training.initialization, training.algorithm):
             kept.update(_kept(graph, _unless_defined(graph, names)))
-    new = list(names.values())
-    for name in new:
-        if name in kept or new.count(name) > 1:
+    for name, count in Counter(names.values()).items():
+        if name in kept or count > 1:
             raise ValueError(
                 f"expected a new name that nothing in the model has, found {shown(name)}"
             )

@@ -513,6 +513,18 @@ def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
     tensor.raw_data = data
 
 
+def remove(messages: Any, are_removed: Sequence[bool]) -> None:
+    """Removes messages of a repeated field together; one by one, each would move all behind it.
+
+    Args:
+        messages: The field.
+        are_removed: Whether each of its messages is to go.
+    """
+    marks = iter(are_removed)
+    messages.sort(key=lambda message: next(marks))  # those that stay keep their order
+    del messages[are_removed.count(False) :]
+
+
 def with_locations(model: onnx.ModelProto, locations: Mapping[Path, str]) -> onnx.ModelProto:
     """A copy of `model` in which the tensors at `locations` are external and hold no data.
 

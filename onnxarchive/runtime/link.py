@@ -25,10 +25,11 @@ from onnxarchive.errors import (
     naming,
     shown,
 )
-from onnxarchive.files import MappedFile, is_below, replacing, require_no_input
+from onnxarchive.files import MappedFile, is_below, require_no_input
 from onnxarchive.model import dtypes, proto, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
+from onnxarchive.replacement import replacing
 
 _HELD_NBYTES: Final = 1024
 _HELD_VECTOR_NBYTES: Final = 1 << 16
@@ -209,8 +210,8 @@ def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> N
         proto.take_link_fingerprint(model)
         model.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
         serialized = proto.serialize(model)
-        with replacing(destination) as written:
-            written.write(serialized)
+        with replacing(destination) as replacement:
+            replacement.file.write(serialized)
     names = os.stat(file).st_nlink
     if names > 1:
         warnings.warn(

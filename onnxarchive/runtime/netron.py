@@ -24,10 +24,10 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
-from onnxarchive.archive import Archive, check_crc32, open
+from onnxarchive.archive import Archive, open
+from onnxarchive.contents import check_crc32
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.optional import needing
@@ -75,6 +75,7 @@ class Server:
         url: The address of the page.
         path: The archive's path as it was given.
         version: Netron's version.
+        shown: Set once somebody has asked for the page.
     """
 
     def __init__(self, archive: Archive, address: tuple[str, int], on_fault: OnFault) -> None:
@@ -84,7 +85,9 @@ class Server:
         self.version = importlib.metadata.version("netron")
         self._archive = archive
         secret = secrets.token_urlsafe(_SECRET_NBYTES)
-        self._server = _HttpServer(address, _Pages(archive, files, f"/{secret}/"), on_fault)
+        pages = _Pages(archive, files, f"/{secret}/")
+        self.shown = pages.shown
+        self._server = _HttpServer(address, pages, on_fault)
         host, port = self._server.socket.getsockname()[:2]
         self.url = f"http://{_bracketed(address[0] or host)}:{port}/{secret}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.1], daemon=True)
@@ -105,12 +108,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -189,6 +187,7 @@ class _Pages:
     def __init__(self, archive: Archive, files: Mapping[str, Path], prefix: str) -> None:
         self.path = archive.path
         self.prefix = prefix
+        self.shown = threading.Event()
         self._archive = archive
         self._files = files
         self._index = self._make_index()
@@ -204,6 +203,7 @@ class _Pages:
             return None
         name = urllib.parse.unquote(path[len(self.prefix) :]) or _INDEX
         if name == _INDEX:
+            self.shown.set()
             return _TYPES[".html"], len(self._index), iter([self._index])
         if name.startswith(_DATA):
             return self._find_entry(name.removeprefix(_DATA))

@@ -12,6 +12,7 @@ import onnx
 from onnxarchive import archive as archives
 from onnxarchive.archive import Archive
 from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.files import MappedFile
 from onnxarchive.model import ir, tensors
 from onnxarchive.optional import needing
 from onnxarchive.zipformat import writer
@@ -33,6 +34,23 @@ class _Source:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.archive.tensor(self.key), dtype=dtype, copy=copy)
+
+
+class _Origin:
+    """The archive that a model, or what it is a copy of, was loaded from or saved over last."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None, /) -> None:
+        self._archive.require_current(path, file)
+
+    def follow(self, file: MappedFile, /) -> None:
+        if os.path.realpath(file.path) == os.path.realpath(self._archive.path):
+            self._archive = Archive(file.reopened())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
+        return self
 
 
 class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
@@ -171,6 +189,7 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
         )
 
     ir.replace_tensors(model, mapped)
+    model.graph.meta[ir.ORIGIN] = _Origin(archive)
     for site in missing.values():
         raise UnsupportedFeatureError(f"{site}: onnx_ir does not hold a tensor that stands there")
     return model

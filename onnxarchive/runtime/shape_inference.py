@@ -44,6 +44,7 @@ def infer_shapes(
             `check_type`, types do not.
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ChecksumError: Bytes of the archive have changed.
+        ArchiveError: `destination` is the archive, and others have edited it since it was opened.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         ValueError: `destination` is not allowed.
         OSError: A file cannot be read, or the archive not written.

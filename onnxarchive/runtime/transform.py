@@ -17,10 +17,11 @@ import onnx
 
 from onnxarchive.archive import Archive, complete_model, open
 from onnxarchive.errors import ArchiveFormatError, naming
-from onnxarchive.files import Replacement, require_no_input
+from onnxarchive.files import require_no_input
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import Site
 from onnxarchive.referring import save_referring
+from onnxarchive.replacement import Replacement
 from onnxarchive.runtime.link import is_left_outside, linked_model
 from onnxarchive.save import (
     DEFAULT_SIZE_THRESHOLD,
@@ -99,6 +100,7 @@ def transform(
             cannot be told or no longer have their type and shape, in which two initializers of a
             graph have one name that had not before, or that it says is not right.
         ChecksumError: Bytes of the archive have changed.
+        ArchiveError: `destination` is the archive, and others have edited it since it was opened.
         UnsupportedFeatureError: What the function is to see takes 2 GiB or more.
         TypeError: The function gives no model.
         ValueError: An option is not allowed.
@@ -202,11 +204,10 @@ class _Hidden:
         paths = {site.path for site in hidden.values()}
         # Of hidden tensors no bytes are read, and their location is seen by no one.
         self.model = linked_model(archive, "hidden", lambda site, nbytes: site.path in paths)
-        for path in sorted(paths, reverse=True):
-            graph: Any = tensors.at(self.model, path[:-1])
-            index = path[-1][1]
-            assert index is not None  # initializers are repeated
-            del graph.initializer[index]
+        for graph in {path[:-1] for path in paths}:
+            initializers = tensors.at(self.model, graph).initializer  # type: ignore[attr-defined]
+            numbers = range(len(initializers))
+            tensors.remove(initializers, [(*graph, ("initializer", n)) in paths for n in numbers])
         for weight in self._weights:
             if not weight.was_input:
                 self.model.graph.input.append(_as_input(weight))

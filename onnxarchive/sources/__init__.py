@@ -15,16 +15,17 @@ from dataclasses import dataclass, field, replace
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxarchive import journal
+from onnxarchive import recovery
 from onnxarchive.archive import Archive
+from onnxarchive.beneath import Root
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     ChecksumError,
+    LockedError,
     Report,
     UnfinishedEditError,
     naming,
-    shown,
 )
 from onnxarchive.files import MappedFile
 from onnxarchive.model import keys, proto, tensors, wire
@@ -126,7 +127,7 @@ class _Opening:
         self._resources = resources
         self._verify_checksum = verify_checksum
         self._temporary = temporary
-        self._checksums: dict[str, str] = {}
+        self._checksums: dict[DataFile, str] = {}
 
     def file(self) -> Source:
         """A `.onnx`, an archive, or a zip that another tool made."""
@@ -140,18 +141,24 @@ class _Opening:
                 )
             archive = self._strictly()
             return self._zip(view) if archive is None else self._archive(archive)
-        place = DirectoryPlace(os.path.dirname(self._path) or os.curdir)
+        root = self._root(os.path.dirname(self._path) or os.curdir)
+        if not root.leads_to(os.path.basename(self._path), model.identity):
+            raise ArchiveFormatError(
+                "expected the model in its directory, found another file there; its directory was "
+                "replaced while the model was opened"
+            )
+        place = DirectoryPlace(root)
         external = self._external(_parse(model), place)
         return Source(external.model, external.data, files=(self._path, *place.paths))
 
     def _strictly(self) -> Archive | None:
         """The file as an archive, every local header compared; None where it is not one."""
         try:
-            with journal.opened(self._path) as file:
+            with recovery.opened(self._path) as file:
                 archive = self._resources.enter_context(Archive(file))
             for name in archive.entries:
                 archive.read(name)
-        except UnfinishedEditError:
+        except (LockedError, UnfinishedEditError):
             raise
         except ArchiveError:
             return None
@@ -159,10 +166,13 @@ class _Opening:
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""
-        place = DirectoryPlace(self._path)
+        place = DirectoryPlace(self._root(self._path))
         names = [name for name in place.names if not _is_litter(name)]
         source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
         return replace(source, files=tuple(place.paths))
+
+    def _root(self, directory: str) -> Root:
+        return self._resources.enter_context(contextlib.closing(Root(directory)))
 
     def _archive(self, archive: Archive) -> Source:
         def stored(name: str) -> Data:
@@ -200,20 +210,16 @@ class _Opening:
         """A place with the model `name` and all of `names` that belongs to it."""
         file = _listed(place, name)
         if isinstance(file, FileData):
-            file = FileData.kept_open(file.path, self._resources)
+            file = FileData.kept_open(file.path, self._resources, file.root)
         external = self._external(_parse(file), place)
         used = external.locations | {name}
         rest = [other for other in names if other not in used]
+        named = [other for other in rest if other.startswith(ASSET_PREFIX)]
+        keys.check_names([*named, MODEL_PROTO], Report())
         assets: dict[str, Data] = {}
-        for other in rest:
-            if other.startswith(ASSET_PREFIX):
-                if not keys.is_asset_name(other):
-                    raise ArchiveFormatError(
-                        f"expected assets as {keys.PLAIN_PATH}, in {keys.ASSET_FORM}, found "
-                        f"{shown(other, in_ascii=True)}"
-                    )
-                asset = _listed(place, other)
-                assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
+        for other in named:
+            asset = _listed(place, other)
+            assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
         left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
         return Source(external.model, external.data, assets, warnings=left_out)
 
@@ -287,7 +293,7 @@ class _Opening:
                 f"file of {file.nbytes} bytes"
             )
         if self._verify_checksum and reference.checksum is not None:
-            found = self._sha1(reference.location, file)
+            found = self._sha1(file)
             if found != reference.checksum.lower():
                 raise ChecksumError(
                     f"expected SHA-1 {reference.checksum} of {reference.location!r}, found {found}",
@@ -296,10 +302,10 @@ class _Opening:
         external.locations.add(plain(reference.location))
         external.data[site.path] = file.part(offset, nbytes)
 
-    def _sha1(self, location: str, file: DataFile) -> str:
-        if location not in self._checksums:
-            self._checksums[location] = sha1(file.part(0, file.nbytes))
-        return self._checksums[location]
+    def _sha1(self, file: DataFile) -> str:
+        if file not in self._checksums:
+            self._checksums[file] = sha1(file.part(0, file.nbytes))
+        return self._checksums[file]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +326,18 @@ class _Parsed:
 
 
 def _parse(file: DataFile) -> _Parsed:
+    if file.nbytes >= proto.SIZE_LIMIT:  # before a zip's is inflated
+        raise ArchiveFormatError(
+            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
+            "its tensors as external data",
+            rule="MODEL-2",
+        )
     view = file.view
     hollow = wire.hollow(view)
+    if wire.has_more_messages(hollow.skeleton, proto.MAX_MESSAGES):
+        raise ArchiveFormatError(
+            f"expected a model of at most {proto.MAX_MESSAGES} messages, found more", rule="MODEL-3"
+        )
     if wire.occurrences(hollow.skeleton, "graph") > 1:
         raise ArchiveFormatError(
             "expected one graph, found several, which protobuf would merge; the file is two models "

@@ -1,8 +1,8 @@
 """Where the data files of a model lie: in its directory, or in the zip that it came in.
 
 A place finds a file by the location that a tensor names, refuses a location that leads out of it,
-and gives ranges of the file's bytes. What is compressed is inflated as it is gone through; only a
-compressed file of which a tensor is a part is inflated to a temporary file first.
+and gives ranges of the file's bytes. What is compressed is inflated as it is gone through; only the
+tensors that are parts of a compressed file are inflated to a temporary file first.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import hashlib
 import ntpath
 import os
 import re
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
 from typing import Protocol
 
-from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.files import is_below, spool
+from onnxarchive.beneath import OutsideError, Root
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.files import spool
 from onnxarchive.save import FileData
-from onnxarchive.zipformat.foreign import ForeignEntry
+from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.foreign import MAX_NAME_SIZE, ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 from onnxarchive.zipformat.records import METHOD_STORED
 from onnxarchive.zipformat.writer import Data, Stored
@@ -60,10 +67,11 @@ def plain(location: str) -> str:
     """A location in the one way to write it.
 
     Raises:
-        ArchiveFormatError: It is absolute, climbs by `..`, or is no plain path at all.
+        ArchiveFormatError: It is too long, absolute, climbs by `..`, or is no plain path at all.
     """
     components = location.split("/")
     faults = {
+        f"a path of at most {MAX_NAME_SIZE} characters": len(location) > MAX_NAME_SIZE,
         "a path with no empty component, relative": "" in components,
         "a path without '..'": os.pardir in components,
         "a path with slashes and no backslash": "\\" in location,
@@ -72,7 +80,7 @@ def plain(location: str) -> str:
     }
     for expected, is_broken in faults.items():
         if is_broken:
-            raise ArchiveFormatError(f"expected {expected}, found {location!r}")
+            raise ArchiveFormatError(f"expected {expected}, found {shown(location)}")
     return "/".join(component for component in components if component != os.curdir)
 
 
@@ -91,20 +99,29 @@ class DirectoryPlace:
         paths: The paths of the files that were found so far.
     """
 
-    def __init__(self, directory: str) -> None:
-        """Looks for files in `directory`."""
-        self._directory = os.path.realpath(directory)
+    def __init__(self, root: Root) -> None:
+        """Looks for files beneath `root`."""
+        self._root = root
         self._files: dict[str, DataFile | None] = {}
         self.paths: list[str] = []
 
     @property
     def names(self) -> list[str]:
         """As `Place.names`: the files in the directory itself, and those below `assets`."""
-        found = [entry.name for entry in os.scandir(self._directory) if entry.is_file()]
-        top = os.path.join(self._directory, _ASSETS)
-        for directory, _, names in os.walk(top):
-            folder = os.path.relpath(directory, self._directory).replace(os.sep, "/")
-            found += [f"{folder}/{name}" for name in names]
+        found, folders = [], []
+        for entry in self._root.scan(""):
+            if entry.is_file():
+                found.append(entry.name)
+            elif entry.name == _ASSETS and entry.is_dir():
+                folders.append(_ASSETS)
+        while folders:
+            folder = folders.pop()
+            for entry in self._root.scan(folder):
+                name = f"{folder}/{entry.name}"
+                if not entry.is_dir():
+                    found.append(name)
+                elif not entry.is_symlink():
+                    folders.append(name)
         return sorted(found)
 
     def find(self, location: str) -> DataFile | None:
@@ -114,23 +131,20 @@ class DirectoryPlace:
         return self._files[location]
 
     def _open(self, location: str) -> DataFile | None:
-        path = os.path.realpath(os.path.join(self._directory, *plain(location).split("/")))
-        if not is_below(path, self._directory):
-            raise ArchiveFormatError(
-                f"expected a file inside {self._directory}, found {location!r} to be a link to "
-                f"{path}; copy the file there in its place"
-            )
+        path = plain(location)
         try:
-            found = FileData.of(path)
+            found = FileData.of(path, self._root)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OutsideError:
+            raise
         except ArchiveFormatError as error:
             raise ArchiveFormatError(f"{error.message} at {location!r}") from None
         except OSError as error:
             raise ArchiveFormatError(
                 f"expected to read {location!r}, found: {error.strerror}"
             ) from None
-        self.paths.append(path)
+        self.paths.append(os.path.join(self._root.path, path))
         return found
 
 
@@ -167,29 +181,119 @@ class _ZippedFile:
         self._view = view
         self._entry = entry
         self._temporary = temporary
-        self._spooled: memoryview | None = None
+        self._whole: memoryview | None = None
+        self._parts: list[tuple[int, int]] = []
+        self._kept: _Kept | None = None
+        self._lock = Lock()
 
     @property
     def nbytes(self) -> int:
         return self._entry.nbytes
 
     def part(self, offset: int, nbytes: int) -> Data:
+        """As `DataFile.part`; parts that have to be inflated are so when one is looked at."""
         if (offset, nbytes) == (0, self.nbytes):
             return _Inflated(self._view, self._entry)
-        return Stored(self.view[offset : offset + nbytes])
+        if self._entry.method == METHOD_STORED or self._whole is not None:
+            return Stored(self.view[offset : offset + nbytes])
+        with self._lock:
+            self._parts.append((offset, offset + nbytes))
+            self._kept = None
+        return _Part(self, offset, nbytes)
 
     @property
     def view(self) -> memoryview:
         """As `DataFile.view`; of a temporary file where the entry is compressed."""
-        if self._spooled is None:
+        if self._whole is None:
             if self._entry.method == METHOD_STORED:
                 for _ in inflate(self._view, self._entry):
                     pass  # until its end, where the CRC-32 is compared
                 start = self._entry.data_offset
-                self._spooled = self._view[start : start + self.nbytes]
+                self._whole = self._view[start : start + self.nbytes]
             else:
-                self._spooled = spool(inflate(self._view, self._entry), self._temporary)
-        return self._spooled
+                self._whole = spool(inflate(self._view, self._entry), self._temporary)
+        return self._whole
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes of a part."""
+        with self._lock:
+            if self._kept is None:
+                inflated = inflate(self._view, self._entry)
+                self._kept = _Kept.spooled(inflated, self._parts, self._temporary)
+            return self._kept.read(offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Copies of some ranges of a file.
+
+    Attributes:
+        begins: Where each range begins in the file, in order.
+        offsets: Where it begins in `view`.
+        view: The bytes of the ranges.
+    """
+
+    begins: list[int]
+    offsets: list[int]
+    view: memoryview
+
+    @classmethod
+    def spooled(
+        cls, pieces: Iterable[memoryview], named: Iterable[tuple[int, int]], directory: str | None
+    ) -> _Kept:
+        """Copies ranges of a file to a temporary file, in one pass over the whole of it.
+
+        Args:
+            pieces: The file.
+            named: Begin and end of each range, in any order; they may overlap.
+            directory: As `spool` takes it.
+        """
+        ranges: list[tuple[int, int]] = []
+        for begin, end in sorted(named):
+            if ranges and begin <= ranges[-1][1]:
+                begin, before = ranges.pop()
+                end = max(before, end)
+            ranges.append((begin, end))
+        sizes = (end - begin for begin, end in ranges)
+        offsets = [0, *accumulate(sizes)]
+        view = spool(_within(ranges, pieces), directory)
+        return cls([begin for begin, _ in ranges], offsets, view)
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """Some bytes of the file, which lie in one of the ranges."""
+        index = bisect_right(self.begins, offset) - 1
+        start = self.offsets[index] + offset - self.begins[index]
+        return self.view[start : start + nbytes]
+
+
+def _within(
+    ranges: Iterable[tuple[int, int]], pieces: Iterable[memoryview]
+) -> Iterator[memoryview]:
+    """The bytes of a file that lie in some ranges, which are in order and do not touch."""
+    coming = deque(ranges)
+    offset = 0
+    for piece in pieces:
+        stop = offset + len(piece)
+        while coming and coming[0][0] < stop:
+            begin, end = coming[0]
+            yield piece[max(begin - offset, 0) : end - offset]
+            if end > stop:
+                break
+            coming.popleft()
+        offset = stop
+
+
+class _Part:
+    """Some bytes of a compressed entry, which is inflated when they are first gone through."""
+
+    def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
+        self._file = file
+        self._offset = offset
+        self.nbytes = nbytes
+        self.crc32 = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return writer.pieces(self._file.read(self._offset, self.nbytes))
 
 
 class _Inflated:

@@ -280,9 +280,15 @@ class Records(Sequence[DirectoryRecord]):
         return record
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Records) and list(self) == list(other)
+        return isinstance(other, Records) and self.pack() == other.pack()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def pack(self) -> bytes:
+        """The bytes of the records, which lie one after another."""
+        if not self._offsets:
+            return b""
+        return self._data[self._offsets[0] : self._offsets[-1] + self[-1].packed_size]
 
     def common(self, start: int, stop: int) -> list[bytes]:
         """What some records have as their local headers: version needed to size of the name.

@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import records
@@ -96,10 +97,11 @@ _VALUE_NAMES = ("uncompressed size", "compressed size", "header offset", "disk")
 _DESCRIPTOR_32 = struct.Struct("<3I")
 _DESCRIPTOR_64 = struct.Struct("<I2Q")
 
-# Headers are copied out of the map: so many bytes at first, and at most so many at second.
+# Headers are copied out of the map: most have this many bytes, and none has more than that.
 _USUAL_SIZE = 512
-_MAX_LOCAL_HEADER_SIZE = LocalHeader.SIZE + 2 * records.UINT16_MAX
 _MAX_RECORD_SIZE = DirectoryRecord.SIZE + 3 * records.UINT16_MAX
+
+_Record = TypeVar("_Record", DirectoryRecord, LocalHeader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +399,7 @@ class _Listed:
 def _list(view: memoryview, bounds: _Bounds) -> Iterator[_Listed]:
     position = bounds.offset
     for index in range(bounds.count):
-        record = _directory_record(view, position, bounds.end)
+        record = _unpacked(DirectoryRecord, view, position, bounds.end)
         if record is None:
             raise _format_error(
                 f"expected directory record {index + 1} of {bounds.count} at offset {position}, "
@@ -412,20 +414,15 @@ def _list(view: memoryview, bounds: _Bounds) -> Iterator[_Listed]:
         )
 
 
-def _directory_record(view: memoryview, offset: int, end: int) -> DirectoryRecord | None:
-    for size in (_USUAL_SIZE, _MAX_RECORD_SIZE):
-        record = DirectoryRecord.unpack(bytes(view[offset : min(offset + size, end)]))
-        if record is not None:
+def _unpacked(kind: type[_Record], view: memoryview, offset: int, end: int) -> _Record | None:
+    """A header of any length, or None. Few bytes are copied at first, then four times as many."""
+    size = _USUAL_SIZE
+    while True:
+        stop = min(offset + size, end)
+        record = kind.unpack(bytes(view[offset:stop]))
+        if record is not None or stop == end or size > _MAX_RECORD_SIZE:
             return record
-    return None
-
-
-def _local_header(view: memoryview, offset: int, end: int) -> LocalHeader | None:
-    for size in (_USUAL_SIZE, _MAX_LOCAL_HEADER_SIZE):
-        header = LocalHeader.unpack(bytes(view[offset : min(offset + size, end)]))
-        if header is not None:
-            return header
-    return None
+        size *= 4
 
 
 def _listed(record: DirectoryRecord) -> _Listed:
@@ -633,7 +630,7 @@ def _zip64_form(
 
 def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
     """Compares the local header with the directory record; gives where the data begins."""
-    header = _local_header(view, item.header_offset, end)
+    header = _unpacked(LocalHeader, view, item.header_offset, end)
     if header is None:
         raise _format_error(
             f"expected its local header at offset {item.header_offset}, before the directory at "

@@ -164,6 +164,29 @@ class Placement:
         )
 
 
+def placement(local: LocalHeader, header_offset: int) -> Placement | None:
+    """The entry of an archive that has a local header; None for a header that no archive has.
+
+    Args:
+        local: The local header.
+        header_offset: Where it begins, in bytes from the start of the file.
+    """
+    try:
+        *others, (identifier, content) = records.unpack_extra(local.extra)
+    except ValueError:
+        return None
+    stated = records.unpack_alignment(content) if identifier == records.ALIGNMENT_EXTRA else None
+    if stated is None or not is_alignment(stated[0]):
+        return None
+    nbytes = local.uncompressed_size
+    if not fits_32(nbytes) and others:
+        values = records.unpack_zip64_values(others[0][1])
+        nbytes, *_ = values or (nbytes,)
+    placed = Placement(local.name, nbytes, local.crc32, header_offset, stated[0])
+    size = LocalHeader.SIZE + len(local.name) + len(local.extra)
+    return placed if placed.data_offset - header_offset == size else None
+
+
 def end_of_archive(count: int, directory_size: int, directory_offset: int) -> bytes:
     """All that follows the directory: the end record, after Zip64 record and locator if needed.
 

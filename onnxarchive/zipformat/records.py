@@ -78,6 +78,7 @@ class LocalHeader:
     SIGNATURE: ClassVar[bytes] = b"PK\x03\x04"
     STRUCT: ClassVar[struct.Struct] = struct.Struct("<4s5H3I2H")
     SIZE: ClassVar[int] = STRUCT.size  # 30, without name and extra
+    MAX_SIZE: ClassVar[int] = STRUCT.size + 2 * UINT16_MAX  # with them
 
     version_needed: int
     flags: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol, TypeAlias, TypeVar
@@ -18,7 +18,6 @@ from zlib_ng import zlib_ng
 from onnxarchive.errors import ChecksumError, UnsupportedFeatureError
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.records import DirectoryRecord
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -145,7 +144,7 @@ class ZipWriter:
     Args:
         file: Where the bytes go; it is not closed.
         alignment: What every entry's data is aligned to, in bytes: a power of two from 64 to 32768.
-        kept: The directory records of entries that are in the file already.
+        kept: Number of entries that are in the file already, and their packed directory records.
         offset: Where these end and the next bytes go, in bytes from the start of the archive.
 
     Attributes:
@@ -157,13 +156,13 @@ class ZipWriter:
         file: SupportsWrite,
         *,
         alignment: int = layout.MIN_ALIGNMENT,
-        kept: Sequence[DirectoryRecord] = (),
+        kept: tuple[int, bytes] = (0, b""),
         offset: int = 0,
     ) -> None:
         layout.require_alignment(alignment)
         self._file = file
         self._alignment = alignment
-        self._kept = kept
+        self._kept_count, self._kept_records = kept
         self._offset = offset
         self.placements: list[Placement] = []
 
@@ -196,7 +195,7 @@ class ZipWriter:
             ChecksumError: The pieces are not `nbytes` long in all, or have another CRC-32. The
                 file is then of no use.
         """
-        require_entries(len(self._kept) + len(self.placements) + 1)
+        require_entries(self._kept_count + len(self.placements) + 1)
         placement = Placement(name.encode(), nbytes, crc, self._offset, self._alignment)
         self._write(placement.local_header().pack())
         written_nbytes = 0
@@ -221,12 +220,11 @@ class ZipWriter:
     def finish(self) -> int:
         """Writes the directory and the end records; gives the size of the archive in bytes."""
         directory_offset = self._offset
-        for record in self._kept:
-            self._write(record.pack())
+        self._write(self._kept_records)
         for placement in self.placements:
             self._write(placement.directory_record().pack())
         directory_size = self._offset - directory_offset
-        count = len(self._kept) + len(self.placements)
+        count = self._kept_count + len(self.placements)
         self._write(layout.end_of_archive(count, directory_size, directory_offset))
         return self._offset
 

@@ -10,13 +10,15 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from models import run_python
 from onnx import TensorProto, helper, numpy_helper
+from processes import started, wait_until
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -58,9 +60,10 @@ def run(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
 
 
-def start(*arguments: str | Path, **options: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "onnxarchive", *map(str, arguments)]
-    return subprocess.Popen(command, **options)  # type: ignore[call-overload, no-any-return]
+def run_apart(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command in a process of its own."""
+    command = [sys.executable, "-m", "onnxarchive", *arguments]
+    return subprocess.run(command, check=False, **options)
 
 
 def test_convert_writes_what_save_writes(source: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -96,9 +99,9 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
 def test_convert_to_a_pipe_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.onnxa"
     assert run("convert", source, target) == 0
-    process = start("convert", source, "-", stdout=subprocess.PIPE)
-    assert process.communicate()[0] == target.read_bytes()
-    assert process.returncode == 0
+    done = run_apart("convert", source, "-", stdout=subprocess.PIPE)
+    assert done.stdout == target.read_bytes()
+    assert done.returncode == 0
 
 
 def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -> None:
@@ -279,56 +282,67 @@ def test_force_replaces_the_target(source: Path, archive: Path, capsys: Captured
 def test_a_target_that_cannot_grow_is_told_and_removed(tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     source.write_bytes(a_model(rows=4096).SerializeToString())
-    process = start(
-        "convert",
-        source,
-        tmp_path / "new.onnxa",
+    done = run_apart(
+        *("convert", source, tmp_path / "new.onnxa"),
         stderr=subprocess.PIPE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
     )
-    error = process.communicate()[1].decode()
-    assert process.returncode == 2
-    assert error == f"onnxarchive: {tmp_path / 'new.onnxa'}: File too large\n"
+    assert done.returncode == 2
+    assert done.stderr.decode() == f"onnxarchive: {tmp_path / 'new.onnxa'}: File too large\n"
     assert list(tmp_path.iterdir()) == [source]
 
 
 def test_a_full_standard_output_is_told(source: Path) -> None:
     with open("/dev/full", "wb") as full:
-        process = start("convert", source, "-", stdout=full, stderr=subprocess.PIPE)
-        error = process.communicate()[1].decode()
-    assert process.returncode == 2
-    assert "No space left on device" in error
-    assert "Traceback" not in error
+        done = run_apart("convert", source, "-", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert b"No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(archive: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    process = start("ls", archive, stdout=write_end, stderr=subprocess.PIPE)
+    done = run_apart("ls", archive, stdout=write_end, stderr=subprocess.PIPE)
     os.close(write_end)
-    assert process.communicate()[1] == b""
-    assert process.returncode == 0
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_conversion_leaves_nothing_behind(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     source = tmp_path / "m.onnx"
     source.write_bytes(a_model(rows=1 << 20).SerializeToString())  # 128 MiB: takes a moment
     target = tmp_path / "new.onnxa"
-    process = start("convert", source, target, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        if any(path.name.endswith(".tmp") for path in tmp_path.iterdir()):
-            process.send_signal(number)
-            break
-    error = process.communicate()[1].decode()
+    command = [sys.executable, "-m", "onnxarchive", "convert", source, target]
+    with started(command) as process:
+        wait_until(lambda: any(tmp_path.glob(".*.tmp")), process)
+        process.send_signal(number)
+        error = process.communicate(timeout=30)[1]
     assert (process.returncode, error) == (
         130,
         "onnxarchive: interrupted; no incomplete file is left\n",
     )
     assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_ignored_when_a_command_starts_stays_ignored(
+    number: signal.Signals,
+) -> None:
+    code = """
+import signal, sys
+number = int(sys.argv.pop())
+signal.signal(number, signal.SIG_IGN)
+from onnxarchive import cli
+try:
+    cli.run()
+except SystemExit:
+    signal.raise_signal(number)
+    print("goes on")
+"""
+    assert run_python(code, "--version", int(number)) == f"{onnxarchive.__version__}\ngoes on\n"
 
 
 def test_a_bar_is_shown_on_a_terminal(
@@ -348,8 +362,8 @@ def test_a_bar_is_shown_on_a_terminal(
 
 
 def test_no_bar_is_shown_where_standard_error_is_no_terminal(source: Path, tmp_path: Path) -> None:
-    process = start("convert", source, tmp_path / "new.onnxa", stderr=subprocess.PIPE)
-    assert process.communicate()[1] == b""
+    done = run_apart("convert", source, tmp_path / "new.onnxa", stderr=subprocess.PIPE)
+    assert done.stderr == b""
 
 
 def test_version_and_help_end_with_0(capsys: Captured) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
 import pytest
 from models import model_of, raw_tensor
+from processes import is_running, started, wait_until
 
 import onnxarchive
 from onnxarchive.cli import converting, main
@@ -72,12 +73,10 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
     captured = capfd.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split() == ["source", "archive", "bytes"]
-    rows = lines[1:5]
+    rows = [re.split(" {2,}", line) for line in lines[1:5]]
     places = ["a.onnx", "deep/broken.onnx", "deep/down/b.onnx", "exported"]
-    order = sorted(rows, key=lambda row: places.index(row.split()[0].removeprefix(f"{tree}/")))
-    assert len(order) == 4
-    for row in rows:
-        source, target, size = row.split()
+    assert sorted(source for source, _, _ in rows) == [f"{tree}/{place}" for place in places]
+    for source, target, size in rows:
         if source.endswith("broken.onnx"):
             assert size == "failed"
         else:
@@ -237,13 +236,6 @@ def _children(process: int) -> list[int]:
     return found[1:]
 
 
-def _is_running(process: int) -> bool:
-    try:
-        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def _is_worker(process: int) -> bool:
     try:
         return b"spawn_main" in Path("/proc", str(process), "cmdline").read_bytes()
@@ -251,7 +243,10 @@ def _is_worker(process: int) -> bool:
         return False
 
 
-def _start(tmp_path: Path, *options: str, nbytes: int = 100_000_000) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def _converting(
+    tmp_path: Path, *options: str, nbytes: int = 100_000_000
+) -> Iterator[subprocess.Popen[str]]:
     """Starts to convert `COUNT` models, which are one file under many names."""
     (tmp_path / "tree").mkdir()
     tensor = onnx.TensorProto(
@@ -261,53 +256,37 @@ def _start(tmp_path: Path, *options: str, nbytes: int = 100_000_000) -> subproce
     (tmp_path / "tree" / "0.onnx").write_bytes(content)
     for index in range(1, COUNT):
         os.link(tmp_path / "tree" / "0.onnx", tmp_path / "tree" / f"{index}.onnx")
-    command = [sys.executable, "-m", "onnxarchive", "convert", str(tmp_path / "tree"), *options]
-    return subprocess.Popen(
-        [*command, "--output-dir", str(tmp_path / "out")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
-
-
-def _wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    command = [sys.executable, "-m", "onnxarchive", "convert", tmp_path / "tree", *options]
+    with started([*command, "--output-dir", tmp_path / "out"]) as process:
+        yield process
 
 
 @needs_proc
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("kind", ["terminal", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (os.kill, signal.SIGINT),
+        (os.kill, signal.SIGTERM),
+        (os.killpg, signal.SIGINT),  # as Ctrl-C: to all of them
+        (os.killpg, signal.SIGHUP),  # as a terminal that is closed
+    ],
+)
 def test_an_interrupt_leaves_no_temporary_file_and_no_process(
-    tmp_path: Path, kind: str, jobs: int
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, jobs: int
 ) -> None:
     out = tmp_path / "out"
-    process = _start(tmp_path, "--jobs", str(jobs))
-
-    def all_are_at_work() -> bool:
-        names = os.listdir(out) if out.is_dir() else []
-        return sum(name.endswith(".tmp") for name in names) == jobs
-
-    _wait(process, all_are_at_work)
-    children = _children(process.pid)
-    assert sum(map(_is_worker, children)) == (jobs if jobs > 1 else 0)
-    if kind == "terminal":
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: to all of them
-    else:
-        process.send_signal(signal.Signals[kind])
-    output, error = process.communicate(timeout=30)
-    assert process.returncode == 130, error
-    assert "onnxarchive: interrupted" in error
-    assert "Traceback" not in error
-    assert output == ""
-    deadline = time.monotonic() + 5
-    while any(map(_is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(_is_running, children))
+    with _converting(tmp_path, "--jobs", str(jobs)) as process:
+        wait_until(lambda: len(list(out.glob(".*.tmp"))) == jobs, process)
+        children = _children(process.pid)
+        assert sum(map(_is_worker, children)) == (jobs if jobs > 1 else 0)
+        send(process.pid, number)
+        output, error = process.communicate(timeout=30)
+        assert process.returncode == 130, error
+        assert "onnxarchive: interrupted" in error
+        assert "Traceback" not in error
+        assert output == ""
+        wait_until(lambda: not any(map(is_running, children)))
     assert [name for name in os.listdir(out) if not name.endswith(".onnxa")] == []
     for name in os.listdir(out):
         assert onnxarchive.check(out / name, full=True) == []
@@ -319,11 +298,11 @@ def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    process = _start(tmp_path)
-    _wait(process, lambda: (out / "0.onnxa").exists())
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=30)[1]
-    assert process.returncode == 130
+    with _converting(tmp_path) as process:
+        wait_until((out / "0.onnxa").exists, process)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=30)[1]
+        assert process.returncode == 130
     assert (out / "0.onnxa").exists()
     assert "nothing was written" not in error
 
@@ -332,30 +311,43 @@ def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_
 def test_a_worker_that_is_starting_leaves_the_terminals_interrupt_to_its_parent(
     tmp_path: Path,
 ) -> None:
-    process = _start(tmp_path, "--jobs", "2", nbytes=1_000_000)
     workers: list[int] = []
 
     def has_workers() -> bool:
         workers[:] = filter(_is_worker, _children(process.pid))
         return bool(workers)
 
-    _wait(process, has_workers)
-    for worker in workers:
-        os.kill(worker, signal.SIGINT)
-    output, error = process.communicate(timeout=30)
+    with _converting(tmp_path, "--jobs", "2", nbytes=1_000_000) as process:
+        wait_until(has_workers, process)
+        for worker in workers:
+            os.kill(worker, signal.SIGINT)
+        output, error = process.communicate(timeout=30)
     assert error == ""
     assert f"{COUNT} models converted, 0 failed" in output
 
 
 @needs_proc
+def test_workers_whose_parent_is_killed_end_and_leave_no_temporary_file(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with _converting(tmp_path, "--jobs", "2") as process:
+        wait_until(lambda: len(list(out.glob(".*.tmp"))) == 2, process)
+        children = _children(process.pid)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not any(map(is_running, children)))
+    assert list(out.glob(".*.tmp")) == []
+    assert len(list(out.iterdir())) < COUNT
+
+
+@needs_proc
 def test_a_worker_that_is_killed_is_a_failure_that_is_listed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = _start(tmp_path, "--jobs", "2")
-    _wait(process, lambda: out.is_dir() and any(out.glob(".*.tmp")))
-    for worker in filter(_is_worker, _children(process.pid)):
-        os.kill(worker, signal.SIGKILL)
-    output, error = process.communicate(timeout=30)
-    assert process.returncode == 1, error
+    with _converting(tmp_path, "--jobs", "2") as process:
+        wait_until(lambda: any(out.glob(".*.tmp")), process)
+        for worker in filter(_is_worker, _children(process.pid)):
+            os.kill(worker, signal.SIGKILL)
+        output, error = process.communicate(timeout=30)
+        assert process.returncode == 1, error
     assert "Traceback" not in error
     assert "worker failed" in output
     assert len([line for line in output.splitlines() if line.startswith("failed: ")]) > 0

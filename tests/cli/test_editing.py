@@ -94,7 +94,7 @@ def test_replace_model_takes_the_archives_own_model_from_elsewhere(
     require(archive, before)
 
 
-def test_replace_model_moves_nothing_without_compact(archive: Path, capsys: Captured) -> None:
+def test_replace_model_removes_nothing_without_compact(archive: Path, capsys: Captured) -> None:
     before = archive.read_bytes()
     smaller = model_in(archive)
     del smaller.graph.initializer[0]
@@ -102,8 +102,8 @@ def test_replace_model_moves_nothing_without_compact(archive: Path, capsys: Capt
     file.write_bytes(smaller.SerializeToString())
     assert run("replace-model", archive, file) == 2
     assert told(capsys) == (
-        f"{archive}: expected the model to leave every entry where it is, found no tensor of it to "
-        "be stored under 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
+        f"{archive}: expected the new model to have every tensor of the archive, found none with "
+        "the bytes of 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
     )
     require(archive, before)
     assert run("replace-model", archive, file, "--compact") == 0
@@ -305,8 +305,6 @@ def test_what_is_no_archive_is_refused(
     assert told(capsys) == f"{missing}: No such file or directory"
     assert call(command, folder) == 3
     assert told(capsys).startswith(f"{folder}: expected a regular file, found a directory")
-    if command[0] == "recover":
-        return
     no_archive = archive.with_name("no archive.onnx")
     for content in (b"", runnable_model().SerializeToString()):
         no_archive.write_bytes(content)
@@ -330,7 +328,7 @@ def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
             assert call(command, archive, "--timeout", timeout) == 2
             assert told(capsys) == (
                 f"{archive}: expected nobody else at work on the file, found it locked by a "
-                "process that changes it or opens it; try again"
+                "process that edits or opens it; try again, or give a longer timeout"
             )
         assert archive.read_bytes() == before
         fcntl.flock(held, fcntl.LOCK_UN)
@@ -419,22 +417,19 @@ posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is killed")
 
 
 @posix
-def test_recover_takes_back_what_was_cut_off(archive: Path, capsys: Captured) -> None:
+def test_recover_rolls_an_interrupted_edit_back(archive: Path, capsys: Captured) -> None:
     before = archive.read_bytes()
     for options in ([], ["--json"]):
         cut_off(archive)
-        journal = Path(f"{archive}-journal")
-        assert journal.exists()
         assert archive.read_bytes() != before
+        assert os.listdir(archive.parent) == [archive.name]
         assert run("info", archive) == 3
         assert told(capsys) == (
-            f"{archive}: expected a complete archive, found one whose last change was cut off; "
-            f"'onnxarchive recover' takes it back with the journal {journal}, and so does whoever "
-            "opens it for writing"
+            f"{archive}: expected a complete archive, found one whose last edit was interrupted; "
+            "'onnxarchive recover' rolls it back, and so does opening it for editing"
         )
         assert run("recover", archive, *options) == 0
         require(archive, before)
-        assert not journal.exists()
         out, err = capsys.readouterr()
         assert err == ""
         if options:
@@ -444,11 +439,11 @@ def test_recover_takes_back_what_was_cut_off(archive: Path, capsys: Captured) ->
                 "removed": [],
             }
         else:
-            assert out == f"{archive}: a change that was cut off is taken back\n"
+            assert out == f"{archive}: an interrupted edit was rolled back\n"
 
 
 @posix
-def test_whoever_writes_takes_back_what_was_cut_off(archive: Path) -> None:
+def test_the_next_edit_rolls_an_interrupted_one_back(archive: Path) -> None:
     before = archive.read_bytes()
     cut_off(archive)
     with onnxarchive.open(archive, mode="r+"):
@@ -460,45 +455,41 @@ def test_whoever_writes_takes_back_what_was_cut_off(archive: Path) -> None:
 
 
 @posix
-def test_what_was_cut_off_is_not_copied(archive: Path, capsys: Captured) -> None:
+def test_an_interrupted_edit_is_not_copied(archive: Path, capsys: Captured) -> None:
     cut_off(archive)
     cut = archive.read_bytes()
     assert run("set-metadata", archive, "--doc-string", "after", "--copy") == 3
-    assert "one whose last change was cut off" in told(capsys)
+    assert "one whose last edit was interrupted" in told(capsys)
     assert archive.read_bytes() == cut
 
 
 @posix
-def test_recover_takes_a_change_back_in_a_copy_of_archive_and_journal(
-    archive: Path, capsys: Captured
+@pytest.mark.parametrize("put", [shutil.copy, os.rename, os.link])
+def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
+    archive: Path, put: Callable[[Path, Path], object], capsys: Captured
 ) -> None:
     before = archive.read_bytes()
     cut_off(archive)
     moved = archive.with_name("moved.onnxa")
-    shutil.copy(archive, moved)
-    assert run("recover", moved) == 3
-    assert told(capsys).endswith(
-        f"and no journal {moved}-journal; if the file was moved, move its journal to there"
-    )
-    shutil.copy(f"{archive}-journal", f"{moved}-journal")
+    put(archive, moved)
     assert run("ls", moved) == 3
-    assert "'onnxarchive recover' takes it back" in told(capsys)
+    assert "'onnxarchive recover' rolls it back" in told(capsys)
     assert run("recover", moved) == 0
     require(moved, before)
-    assert not Path(f"{moved}-journal").exists()
 
 
 def test_recover_says_what_it_removed_or_that_there_was_nothing(
     archive: Path, capsys: Captured
 ) -> None:
     assert run("recover", archive) == 0
-    assert capsys.readouterr().out == f"{archive}: nothing was to be done\n"
+    assert capsys.readouterr().out == f"{archive}: there was nothing to recover\n"
+    half = archive.read_bytes()[:700]
     left = archive.with_name(f".{archive.name}.4242-0.tmp")
-    left.write_bytes(b"half")
+    left.write_bytes(half)
     assert run("recover", archive) == 0
     assert capsys.readouterr().out == f"removed   {left.resolve()}\n"
     assert os.listdir(archive.parent) == [archive.name]
-    left.write_bytes(b"half")
+    left.write_bytes(half)
     assert run("recover", archive, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": str(archive),

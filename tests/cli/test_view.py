@@ -1,23 +1,33 @@
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import urllib.request
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from chromium import chromium
 from models import flip_byte, runnable_model
+from processes import started, wait_until
 
 import onnxarchive
 from onnxarchive.cli import main
 from onnxarchive.runtime import netron
 
 Captured = pytest.CaptureFixture[str]
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither such modes nor signals")
 needs_netron = pytest.mark.skipif(
     importlib.util.find_spec("netron") is None,
     reason="netron, which pip installs, is the page that is served",
@@ -31,18 +41,31 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        content: bytes = response.read()
+        return content
+
+
+def address_in(page: bytes) -> str:
+    """Where a page leads."""
+    found = re.search('<meta http-equiv="refresh" content="0; url=(.*?)">', page.decode())
+    assert found is not None
+    return html.unescape(found[1])
+
+
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lets the command end at once; what it answered meanwhile, and what a browser was given."""
     opened: list[str] = []
 
     def interrupt(server: netron.Server) -> None:
-        with urllib.request.urlopen(server.url, timeout=30) as response:
-            assert response.status == 200
+        assert read(server.url)
         raise KeyboardInterrupt
 
     def open_browser(url: str) -> bool:
         opened.append(url)
+        assert read(address_in(read(url)))
         return True
 
     monkeypatch.setattr(netron.Server, "wait", interrupt)
@@ -60,9 +83,10 @@ def test_view_opens_a_browser_and_ends_well_with_an_interrupt(
 ) -> None:
     assert run("view", archive) == 0
     captured = capsys.readouterr()
-    (url,) = interrupted
-    assert url.startswith("http://127.0.0.1:")
-    assert captured.out.endswith(f"shows {archive} at {url}\nCtrl-C ends it.\n")
+    assert len(interrupted) == 1
+    shows, ends = captured.out.splitlines()
+    assert f" shows {archive} at http://127.0.0.1:" in shows
+    assert ends == "If no browser shows it, open this address in one. Ctrl-C ends it."
     assert captured.err == ""
     assert list(archive.parent.iterdir()) == [archive]
 
@@ -89,24 +113,113 @@ def test_view_says_so_where_no_browser_can_be_started(
 
 
 @needs_netron
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_view_serves_until_it_is_ended(archive: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "onnxarchive", "view", str(archive), "--no-browser", "--json"]
+def test_view_serves_where_no_page_for_a_browser_can_be_written(
+    archive: Path, interrupted: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(archive))
+    assert run("view", archive) == 0
+    assert interrupted == []
+    assert "open the address in one" in capsys.readouterr().err
+
+
+# Notes its command line where nobody looks before it is complete.
+BROWSER = """
+import json, os, sys
+place = os.environ["NOTED"]
+with open(place + ".part", "w") as file:
+    json.dump(sys.argv, file)
+os.rename(place + ".part", place)
+"""
+
+
+class View:
+    """`onnxarchive view` in a process of its own, and a browser that only notes what it is given.
+
+    Attributes:
+        process: The command.
+        temporary: The directory for its temporary files.
+        url: The address that it printed.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self.process = process
+        self.temporary = folder / "temporary files"
+        self._noted = folder / "command line"
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(5)]
+        self.url: str = json.loads("".join(lines))["url"]
+
+    def command_line(self) -> list[str]:
+        """The browser's."""
+        wait_until(self._noted.exists, self.process)
+        command_line: list[str] = json.loads(self._noted.read_text())
+        return command_line
+
+
+@pytest.fixture
+def view(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[View]:
+    folder = tmp_path_factory.mktemp("view")
+    (folder / "temporary files").mkdir()
+    (folder / "browser.py").write_text(BROWSER)
+    given = {
+        "BROWSER": shlex.join([sys.executable, str(folder / "browser.py"), "%s"]),
+        "NOTED": str(folder / "command line"),
+        "TMPDIR": str(folder / "temporary files"),
+    }
     environment = {key: it for key, it in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(5)]
-    url = json.loads("".join(lines))["url"]
+    command = [sys.executable, "-m", "onnxarchive", "view", archive, "--json"]
+    with started(command, env=environment | given) as process:
+        yield View(process, folder)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Headless Chromium."""
+    yield from chromium(tmp_path / "profile")
+
+
+@posix
+@needs_netron
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_view_serves_until_it_is_ended_and_leaves_no_page_that_was_not_used(
+    archive: Path, view: View, number: signal.Signals
+) -> None:
+    assert view.command_line()
     with onnxarchive.open(archive) as opened:
-        expected = bytes(opened.read("layer_0_weight"))
-    with urllib.request.urlopen(url + "data/layer_0_weight", timeout=30) as response:
-        assert response.read() == expected
-    process.send_signal(number)
-    assert process.communicate(timeout=30) == ("", "")
-    assert process.returncode == 0
+        assert read(view.url + "data/layer_0_weight") == bytes(opened.read("layer_0_weight"))
+    assert len(list(view.temporary.rglob("*"))) == 2
+    view.process.send_signal(number)
+    assert view.process.communicate(timeout=30) == ("", "")
+    assert view.process.returncode == 0
     assert list(archive.parent.iterdir()) == [archive]
+    assert list(view.temporary.iterdir()) == []
+
+
+@posix
+@needs_netron
+def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view: View) -> None:
+    secret = view.url.split("/")[3]
+    command_line = view.command_line()
+    assert not any(secret in it for it in command_line)
+    directory, file = sorted(view.temporary.rglob("*"))
+    assert command_line[1:] == [file.as_uri()]
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert address_in(read(file.as_uri())) == view.url
+    assert read(view.url)
+    wait_until(lambda: not directory.exists(), view.process)
+    assert read(view.url)
+
+
+@posix
+@needs_netron
+def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) -> None:
+    (address,) = view.command_line()[1:]
+    browser.get(address)
+    wait_until(lambda: browser.title == "an archive.onnxa", view.process)
+    assert browser.current_url == view.url
+    assert [it["message"] for it in browser.get_log("browser")] == []
+    wait_until(lambda: list(view.temporary.iterdir()) == [], view.process)
 
 
 @needs_netron

@@ -24,6 +24,8 @@ from models import (
     typed,
 )
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from steps import steps
+from zlib_ng import zlib_ng
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
@@ -598,6 +600,38 @@ def test_data_that_ends_early_is_not_identical(short: int) -> None:
     source = _External(model_of(_bytes("a", data), _bytes("b", data)))
     source.data[list(source.data)[short]] = b""
     assert deduplicate(source.model, source.resolve).removed == 0
+
+
+def test_tensors_of_one_checksum_are_not_compared_each_with_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zlib_ng, "crc32", lambda data, before=0: 0)  # as if they were made so
+
+    def steps_of(count: int) -> int:
+        data = [index.to_bytes(4, "little") for index in range(count // 2)] * 2
+        model = model_of(*(_bytes(f"w{index}", it) for index, it in enumerate(data)))
+        removed = 0
+
+        def run() -> None:
+            nonlocal removed
+            removed = _deduplicated(model).removed
+
+        found = steps(run)
+        assert removed == count // 2
+        return found
+
+    assert steps_of(800) < 5 * steps_of(200)
+
+
+def test_names_that_cannot_stand_for_one_another_are_not_tried_each_with_each() -> None:
+    def steps_of(count: int) -> int:
+        names = [f"w{index}" for index in range(count)]
+        shadowing = _graph(input=[_value(name) for name in names])
+        capturing = _graph(nodes=[_taking(*names)])
+        model = _model(*names, nodes=[_taking(a=shadowing, b=capturing)])
+        return steps(lambda: _deduplicated(model))
+
+    assert steps_of(800) < 5 * steps_of(200)
 
 
 def test_a_deduplicated_model_becomes_an_archive(tmp_path: FilePath) -> None:

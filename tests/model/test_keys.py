@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from steps import steps
 
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model.keys import (
@@ -97,16 +100,48 @@ def test_a_number_tells_equal_keys_apart(names: list[str], keys: list[str]) -> N
     assert _assign(*names) == keys
 
 
-def test_a_thousand_equal_names_of_any_length_get_keys_at_once() -> None:
-    began = time.perf_counter()
+def test_a_thousand_equal_names_of_any_length_get_different_keys() -> None:
     for name in ("weight", "w" * 300, "", "con"):
         keys = _assign(*[name] * 1000)
         assert len({fold(key) for key in keys}) == 1000
         assert all(is_key(key) for key in keys)
-    # names that are one another's numbered keys
-    keys = _assign(*[f"w_{number}" for number in range(2, 1000)], *["w"] * 1000)
-    assert len(set(keys)) == 1998
-    assert time.perf_counter() - began < 1
+
+
+def _endings(count: int, length: int) -> list[str]:
+    """Different endings of this length."""
+    endings = itertools.product("abcdefghijklmnop", repeat=length)
+    return ["".join(ending) for ending in itertools.islice(endings, count)]
+
+
+AWKWARD: dict[str, Callable[[int], list[str]]] = {
+    "one name": lambda count: ["w"] * count,
+    "a long name": lambda count: ["w" * 300] * count,
+    "a name in many cases": lambda count: [name.upper() for name in _endings(count, 5)] * 2,
+    "numbered keys before": lambda count: [*(f"w_{n}" for n in range(2, count)), *["w"] * count],
+    "long names, each twice": lambda count: ["w" * 250 + end for end in _endings(count, 5)] * 2,
+    "long names that are cut": lambda count: ["w" * 255 + end for end in _endings(count, 5)],
+    "long names, cut in many places": lambda count: [
+        "w" * length + end for length in range(248, 256) for end in _endings(count // 8, 4)
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_the_search_for_keys_takes_steps_in_proportion_to_the_names(kind: str) -> None:
+    names = AWKWARD[kind]
+    assert steps(lambda: _assign(*names(2000))) < 5 * steps(lambda: _assign(*names(500)))
+
+
+def _with_lowest_numbers(names: Sequence[str]) -> list[str]:
+    """Keys by definition: the name, or with the lowest number that makes it different."""
+    keys: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        (base,) = _assign(name)
+        numbered = (base[: 254 - len(str(n))] + f"_{n}" for n in itertools.count(2))
+        keys.append(next(it for it in itertools.chain([base], numbered) if it.lower() not in taken))
+        taken.add(keys[-1].lower())
+    return keys
 
 
 _text = st.text(st.characters(), max_size=12)
@@ -125,8 +160,14 @@ def test_any_names_get_different_keys_that_every_file_system_takes(names: list[s
         *("con", "prn", "aux", "nul", "assets"),
         *(f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)),
     }
-    assert _assign(*names) == keys
+    assert _assign(*names) == keys == _with_lowest_numbers(names)
     check_names([*keys, MODEL_PROTO], Report())
+
+
+@pytest.mark.parametrize("kind", AWKWARD)
+def test_keys_have_the_lowest_number_that_is_free(kind: str) -> None:
+    names = AWKWARD[kind](150)
+    assert _assign(*names) == _with_lowest_numbers(names)
 
 
 @given(st.text(st.characters(max_codepoint=0x250), max_size=20))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import SupportsIndex
 
 import onnx
 import pytest
@@ -404,3 +406,26 @@ def test_metadata_that_stay_are_left_as_they_are(
     proto.set_metadata(model, pairs)
     assert [(pair.key, pair.value) for pair in model.metadata_props] == expected
     assert proto.metadata(model) == pairs
+
+
+class _Moved(list[onnx.StringStringEntryProto]):
+    """A list that counts how many of its elements are moved by removing others."""
+
+    moves = 0
+
+    def __delitem__(self, index: SupportsIndex | slice) -> None:
+        end = len(self) if isinstance(index, slice) else index.__index__() + 1
+        self.moves += len(self) - end
+        super().__delitem__(index)
+
+
+def test_fingerprints_are_removed_without_moving_other_metadata_again_and_again() -> None:
+    pairs = [
+        onnx.StringStringEntryProto(key=proto.LINK_FINGERPRINT * (index % 2), value=f"{index}")
+        for index in range(1000)
+    ]
+    metadata_props = _Moved(pairs)
+    model = SimpleNamespace(metadata_props=metadata_props)
+    assert proto.take_link_fingerprint(model) == "1"  # type: ignore[arg-type]
+    assert metadata_props == pairs[::2]
+    assert metadata_props.moves < 1000

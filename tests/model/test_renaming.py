@@ -359,6 +359,26 @@ def test_two_values_never_get_one_name() -> None:
         renamed(model, {"a": "z"}, {"y": "z"})
 
 
+class _Compared(str):
+    """A name that counts how often names like it are compared with others."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_many_names_are_not_compared_each_with_each() -> None:
+    names = [f"x{index}" for index in range(300)]
+    model = model_with(helper.make_node("Sum", names, ["y"]), inputs=" ".join(names), outputs="y")
+    found = renamed(model, {_Compared(name): _Compared(f"new_{name}") for name in names}, {})
+    assert [it.name for it in found.graph.input] == [f"new_{name}" for name in names]
+    assert _Compared.comparisons < 20 * len(names)
+
+
 def test_the_model_given_is_not_changed() -> None:
     model = choosing()
     before = model.SerializeToString(deterministic=True)

@@ -603,3 +603,14 @@ def test_a_broken_value_names_tensor_and_entry() -> None:
 @given(names)
 def test_a_site_can_be_said_whatever_its_name(name: str) -> None:
     assert shown(name) in str(_site(raw_tensor(name)))
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_messages_are_removed_and_the_others_stay_in_order(are_removed: list[bool]) -> None:
+    found = [raw_tensor(f"w{index}", seed=index) for index in range(len(are_removed))]
+    graph = model_of(*found).graph
+    tensors.remove(graph.initializer, are_removed)
+    staying = [
+        tensor for tensor, is_removed in zip(found, are_removed, strict=True) if not is_removed
+    ]
+    assert list(graph.initializer) == staying

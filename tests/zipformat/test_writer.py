@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxarchive.errors import ChecksumError, Report
-from onnxarchive.zipformat import directory, writer
+from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
+from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import Stored, ZipWriter
 
@@ -199,6 +199,32 @@ def test_nothing_lies_between_the_parts_of_an_archive() -> None:
     assert [placement.header_offset for placement in zip_writer.placements] == ends[:-1]
     zip_writer.finish()
     assert target.getvalue()[ends[-1] :].startswith(b"PK\x01\x02")
+
+
+@pytest.mark.parametrize("count", range(len(ENTRIES) + 1))
+def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: int) -> None:
+    whole = written(ENTRIES)
+    before = ZipWriter(io.BytesIO())
+    placements = [before.add(name, data) for name, data in ENTRIES[:count]]
+    offset = placements[-1].end if placements else 0
+    target = io.BytesIO()
+    records = b"".join(placement.directory_record().pack() for placement in placements)
+    zip_writer = ZipWriter(target, kept=(count, records), offset=offset)
+    for name, data in ENTRIES[count:]:
+        zip_writer.add(name, data)
+    assert zip_writer.finish() == len(whole)
+    assert target.getvalue() == whole[offset:]
+
+
+@pytest.mark.parametrize("count", [0xFFFE, 0xFFFF])
+def test_entries_that_are_in_the_file_already_count(count: int) -> None:
+    target = io.BytesIO()
+    zip_writer = ZipWriter(target, kept=(count - 1, b""))
+    zip_writer.add("last", b"")
+    zip_writer.finish()
+    assert (target.getvalue()[-98:-94] == b"PK\x06\x06") == (count > 0xFFFE)
+    with pytest.raises(UnsupportedFeatureError, match="at most"):
+        ZipWriter(target, kept=(layout.MAX_ENTRIES, b"")).add("more", b"")
 
 
 def test_entries_of_no_bytes_are_entries() -> None:

@@ -1,0 +1,254 @@
+"""What the tests of edits share: models and changes of them, what an edit leaves, and fixtures."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import model_of, raw_tensor
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import files, rewriting
+from onnxarchive.edit import change_model, replace_model, replace_tensor
+
+MODEL = "__MODEL_PROTO"
+NAME = "ein Möbel 重み.onnxa"
+
+Change = Callable[[onnx.ModelProto], object]
+
+posix = pytest.mark.skipif(os.name == "nt", reason="links and modes are POSIX's")
+
+
+# Models, and changes of them
+
+
+def weights(count: int, *more: TensorProto) -> onnx.ModelProto:
+    """A model with initializers `w0`, `w1`, ... of 1,200 bytes each, which go outside."""
+    return model_of(*(raw_tensor(f"w{i}", dims=(300,), seed=i) for i in range(count)), *more)
+
+
+def changed(model: onnx.ModelProto, *changes: Change) -> onnx.ModelProto:
+    """A copy of a model with changes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for change in changes:
+        change(copy)
+    return copy
+
+
+def added(name: str, nbytes: int = 2000, seed: int = 77) -> Change:
+    tensor = raw_tensor(name, TensorProto.UINT8, (nbytes,), seed)
+    return lambda model: model.graph.initializer.append(tensor)
+
+
+def removed(index: int) -> Change:
+    return lambda model: model.graph.initializer.pop(index)
+
+
+def renamed(index: int, name: str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer[index].name = name
+
+    return change
+
+
+def reversed_tensors(model: onnx.ModelProto) -> None:
+    backwards = list(model.graph.initializer)[::-1]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(backwards)
+
+
+def other_bytes(model: onnx.ModelProto) -> None:
+    model.graph.initializer[1].CopyFrom(raw_tensor("w1", dims=(300,), seed=99))
+
+
+def documented(text: str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.doc_string = text
+
+    return change
+
+
+def with_array(model: onnx.ModelProto, index: int, array: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    """A copy of a model in which an initializer has other elements."""
+    tensor = model.graph.initializer[index]
+    given = onnx.numpy_helper.from_array(array, tensor.name)
+    return changed(model, lambda model: model.graph.initializer[index].CopyFrom(given))
+
+
+def new_model() -> onnx.ModelProto:
+    return changed(weights(2), documented("new"))
+
+
+# Edits of an archive whose model is `weights(2)`
+
+
+def assign(path: Path, **options: Any) -> None:
+    with onnxarchive.open(path, mode="r+") as archive:
+        if options:
+            archive.replace_model(new_model(), **options)
+        else:
+            archive.model = new_model()
+
+
+def edit_in_a_block(path: Path, **options: Any) -> None:
+    with onnxarchive.open(path, mode="r+") as archive, archive.edit(**options) as model:
+        model.doc_string = "new"
+
+
+EDITS: dict[str, Callable[..., None]] = {
+    "replace_model": lambda path, **options: replace_model(path, new_model(), **options),
+    "change_model": lambda path, **options: change_model(
+        path, lambda model: new_model(), **options
+    ),
+    "replace_tensor": lambda path, **options: replace_tensor(
+        path, "w0", np.ones(300, np.float32), **options
+    ),
+    "EditableArchive": assign,
+    "edit": edit_in_a_block,
+}
+# Those that change the file in its place where it cannot be cloned.
+IN_PLACE = {name: edit for name, edit in EDITS.items() if name != "replace_tensor"}
+
+
+# Archives
+
+
+def saved(model: onnx.ModelProto, **options: Any) -> bytes:
+    """What `save` makes of a model."""
+    target = io.BytesIO()
+    onnxarchive.save(model, target, **options)
+    return target.getvalue()
+
+
+def written(path: Path, *names: str, asset: bool = False) -> onnx.ModelProto:
+    """An archive whose tensors are in the order of `names`, and the model, in that of `weights`."""
+    model = weights(3)
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    with onnxarchive.Writer(path) as writer:
+        for name in names:
+            writer.add(name, arrays[name])
+        if asset:
+            writer.add_asset("labels", b"cat")
+        writer.finish(model)
+    return model
+
+
+def referring(path: Path) -> onnx.ModelProto:
+    """The model of an archive; its external tensors refer to it."""
+    with onnxarchive.open(path) as archive:
+        return archive.model
+
+
+def entry(path: Path, name: str) -> Any:
+    with onnxarchive.open(path) as archive:
+        return archive.entries[name]
+
+
+def entries_of(data: bytes) -> list[tuple[str, bytes]]:
+    """Names and bytes of all entries but the model, in order."""
+    view = memoryview(data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found = []
+        for info in archive.infolist():
+            header = view[info.header_offset : info.header_offset + 30]
+            lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(
+                header[28:30], "little"
+            )
+            start = info.header_offset + 30 + lengths
+            found.append((info.filename, bytes(view[start : start + info.file_size])))
+    assert found[-1][0] == MODEL
+    return found[:-1]
+
+
+def require(path: Path, expected: bytes) -> None:
+    """That an archive has these very bytes, keeps all rules, and nothing is left beside it."""
+    assert path.read_bytes() == expected
+    assert onnxarchive.check(path, full=True) == []
+    assert os.listdir(path.parent) == [path.name]
+
+
+def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[str]:
+    """That an archive has a model, and still every entry of before where it lay but the model.
+
+    Returns:
+        The names of the entries that follow them, but for the model.
+    """
+    assert onnxarchive.check(path, full=True) == []  # so there are no gaps, and no dead bytes
+    assert onnxarchive.load(path) == expected
+    assert os.listdir(path.parent) == [path.name]
+    after = path.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(before)) as archive:
+        offset = archive.infolist()[-1].header_offset
+    assert after[:offset] == before[:offset]
+    old, new = entries_of(before), entries_of(after)
+    assert new[: len(old)] == old
+    return [name for name, _ in new[len(old) :]]
+
+
+# File systems
+
+
+def copying_clone(source: files.MappedFile, target: int) -> bool:
+    """What a file system that shares blocks does, by copying."""
+    files.write_at(target, 0, source.read(0, source.size))
+    return True
+
+
+def no_clone(source: files.MappedFile, target: int) -> bool:
+    return False
+
+
+@pytest.fixture(name="path")
+def path_fixture(tmp_path: Path) -> Path:
+    """A path alone in its directory."""
+    folder = tmp_path / "ein Verzeichnis"
+    folder.mkdir()
+    return folder / NAME
+
+
+@pytest.fixture(name="way", params=["in its place", "on a clone", "with copy"])
+def way_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The three ways in which the end of a file is written; what they take as arguments."""
+    clone = copying_clone if request.param == "on a clone" else no_clone
+    monkeypatch.setattr(rewriting, "clone", clone)
+    return {"copy": request.param == "with copy"}
+
+
+@pytest.fixture(name="no_clones")
+def no_clones_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that does not share blocks, on which files are changed in their place."""
+    monkeypatch.setattr(rewriting, "clone", no_clone)
+
+
+@pytest.fixture(name="own_path")
+def own_path_fixture() -> Iterator[Path]:
+    """A path whose directories everybody may go through, and which belongs to `nobody`."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("permissions are POSIX's")
+    with tempfile.TemporaryDirectory() as folder:
+        if not os.geteuid():
+            os.chown(folder, 65534, 65534)
+        yield Path(folder, NAME)
+
+
+@pytest.fixture(name="nobody")
+def nobody_fixture(own_path: Path) -> Iterator[None]:
+    """The test is not root's, who may do everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

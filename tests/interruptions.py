@@ -1,0 +1,94 @@
+"""States of a file in which an edit of its end can be interrupted, without killing a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from onnxarchive import rewriting
+
+TRAILER_SIZE = 96  # of an undo log, in bytes
+# What was done when the edit stopped; what was written was not always written from its beginning.
+PHASES = (
+    "log empty",
+    "log begun",
+    "log without its beginning",
+    "log complete",
+    "new end begun",
+    "new end complete",
+)
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """A file before, while and after its end is edited in its place.
+
+    Attributes:
+        old: Its bytes before.
+        new: Its bytes afterwards.
+        states: Its bytes by each of `PHASES`.
+    """
+
+    old: bytes
+    new: bytes
+    states: dict[str, bytes]
+
+    @property
+    def copy_offset(self) -> int:
+        """Where the log begins: the inverted copy of the old end, and then the trailer."""
+        return max(len(self.old), len(self.new))
+
+    @property
+    def log(self) -> bytes:
+        """The undo log."""
+        return self.states["log complete"][self.copy_offset :]
+
+    @property
+    def offset(self) -> int:
+        """Where the end begins that is edited."""
+        return len(self.old) - (len(self.log) - TRAILER_SIZE)
+
+
+def interrupt(path: Path, edit: Callable[[Path], object]) -> Interrupted:
+    """Edits a file, in its place on any file system, and gives its states meanwhile."""
+    old = path.read_bytes()
+    truncated: list[bytes] = []  # before each truncation
+    written: list[tuple[int, bytes]] = []  # where, and before each write
+    pwrite, ftruncate = os.pwrite, os.ftruncate
+
+    def watched_write(descriptor: int, data: Any, offset: int) -> int:
+        written.append((offset, path.read_bytes()))
+        return pwrite(descriptor, data, offset)
+
+    def watched_truncation(descriptor: int, size: int) -> None:
+        truncated.append(path.read_bytes())
+        ftruncate(descriptor, size)
+
+    with (
+        patch.object(rewriting, "clone", lambda *_: False),
+        patch.object(os, "pwrite", watched_write),
+        patch.object(os, "ftruncate", watched_truncation),
+    ):
+        edit(path)
+    empty = written[0][1]
+    complete = truncated[-1]
+    logged = next((content for offset, content in written if offset < len(old)), complete)
+    found = Interrupted(old, path.read_bytes(), {"log complete": logged})
+    amid_log = len(logged) - len(found.log) // 2
+    amid_end = (found.offset + len(found.new)) // 2
+    found.states.update(
+        {
+            "log empty": empty,
+            "log begun": logged[:amid_log] + empty[amid_log:],
+            "log without its beginning": empty[:amid_log] + logged[amid_log:],
+            "new end begun": complete[:amid_end] + logged[amid_end:],
+            "new end complete": complete,
+        }
+    )
+    assert len(truncated) == 2
+    assert found.states.keys() == set(PHASES)
+    return found

@@ -1,0 +1,39 @@
+"""Mounts for tests, which root may make; others skip the test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def attempt(command: list[str]) -> str | None:
+    """Runs a command of the system's; gives what went wrong, or None."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    program = shutil.which(command[0], path=path)
+    if program is None:
+        return f"{command[0]} is not installed"
+    done = subprocess.run(
+        [program, *command[1:]], capture_output=True, text=True, check=False, timeout=60
+    )
+    return (done.stderr.strip() or f"{command[0]} failed") if done.returncode else None
+
+
+@contextlib.contextmanager
+def mounted(source: Path, target: Path, options: str) -> Iterator[None]:
+    """Mounts `source` at `target`, with options as `mount` takes them."""
+    if not hasattr(os, "geteuid") or os.geteuid():
+        pytest.skip("only root may mount")
+    problem = attempt(["mount", "-o", options, str(source), str(target)])
+    if problem is not None:
+        pytest.skip(f"nothing can be mounted: {problem}")
+    try:
+        yield
+    finally:
+        if attempt(["umount", str(target)]) is not None:  # a file of a failed test is open
+            assert attempt(["umount", "--lazy", str(target)]) is None

@@ -1,0 +1,64 @@
+"""Processes that tests start, send signals to, and wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+_ENDING = [it for it in signal.Signals if it.name in ("SIGHUP", "SIGINT", "SIGTERM")]
+
+
+@contextlib.contextmanager
+def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process with pipes for its output; in the end it is killed, with all that it started.
+
+    It heeds the signals that end a process. The tests may have been started with some of them
+    ignored, as shells do in the background and nohup does, and processes inherit that.
+
+    Args:
+        command: The program and its arguments.
+        options: Further arguments of `Popen`.
+    """
+    before = {it: signal.signal(it, signal.SIG_DFL) for it in _ENDING}
+    try:
+        process = subprocess.Popen(
+            [str(it) for it in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Waits for a condition, which has to come true while `process` runs."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process, by its number, is there and has not ended; /proc says so."""
+    try:
+        status = Path("/proc", str(process), "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

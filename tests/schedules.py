@@ -1,0 +1,183 @@
+"""Runs several editors of a file in every order in which their locks let them.
+
+An editor stops before each call that others may notice: `fcntl.flock`, `os.replace`, and wherever
+its own code says so. One editor runs at a time, until its next stop; which one goes on is the
+choice that a schedule makes. Whoever waits for a lock is no choice until the lock is free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+_FLOCK, _REPLACE, _FSYNC = fcntl.flock, os.replace, os.fsync
+_WAIT = 60  # seconds, after which an editor that goes on without a stop is given up
+
+
+@dataclass
+class Outcome:
+    """What became of an editor.
+
+    Attributes:
+        error: What it raised, or None.
+        begin: How many steps all editors had made when it began.
+        end: And when it ended.
+    """
+
+    error: BaseException | None
+    begin: int
+    end: int
+
+
+class _Editor:
+    """A thread that goes on only when it is told to."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._may_go = threading.Semaphore(0)
+        self._has_stopped = threading.Semaphore(0)
+        self._lock: tuple[int, int] | None = None  # descriptor and kind of the one it is to take
+        self.error: BaseException | None = None
+        self.is_done = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        self._may_go.acquire()
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+        self.is_done = True
+        self._has_stopped.release()
+
+    def go_on(self) -> None:
+        """Lets it run to its next stop, or to its end."""
+        self._may_go.release()
+        assert self._has_stopped.acquire(timeout=_WAIT), "an editor waits for what is no lock"
+
+    def stop(self, lock: tuple[int, int] | None = None) -> None:
+        """Called by the editor itself, before it takes a lock or does anything else."""
+        self._lock = lock
+        self._has_stopped.release()
+        self._may_go.acquire()
+        self._lock = None
+
+    def can_go_on(self) -> bool:
+        if self.is_done or self._lock is None:
+            return not self.is_done
+        descriptor, kind = self._lock
+        try:
+            _FLOCK(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        _FLOCK(descriptor, fcntl.LOCK_UN)
+        return True
+
+
+@dataclass
+class Run:
+    """One schedule that was run.
+
+    Attributes:
+        choices: Which editor went on at each step.
+        others: Which else could have.
+        outcomes: What became of each editor.
+    """
+
+    choices: list[str] = field(default_factory=list)
+    others: list[list[str]] = field(default_factory=list)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+
+def stop() -> None:
+    """Stops the editor that calls it, if one does."""
+    editor = _editors.get(threading.get_ident())
+    if editor is not None:
+        editor.stop()
+
+
+_editors: dict[int, _Editor] = {}
+# Descriptors of the files that others can know, open so that no other file gets their inodes.
+_known: dict[tuple[int, int], int] = {}
+
+
+def _identity(file: Any) -> tuple[int, int]:
+    status = os.stat(file)
+    return status.st_dev, status.st_ino
+
+
+def _know(path: Any) -> None:
+    _known[_identity(path)] = os.open(path, os.O_RDONLY)
+
+
+def _forget() -> None:
+    for descriptor in _known.values():
+        os.close(descriptor)
+    _known.clear()
+
+
+def _run(calls: Mapping[str, Callable[[], object]], prefix: list[str]) -> Run:
+    """Runs one schedule: that of `prefix`, and then whoever comes first."""
+    run = Run()
+    editors = {name: _Editor(call) for name, call in calls.items()}
+    _editors.clear()
+    _editors.update((editor.thread.ident or 0, editor) for editor in editors.values())
+    begins: dict[str, int] = {}
+    while waiting := [name for name, editor in editors.items() if not editor.is_done]:
+        step = len(run.choices)
+        ready = [name for name in waiting if editors[name].can_go_on()]
+        assert ready, f"{waiting} wait for each other after {run.choices}"
+        name = prefix[step] if step < len(prefix) else ready[0]
+        run.choices.append(name)
+        run.others.append([other for other in ready if other != name])
+        begins.setdefault(name, step)
+        editors[name].go_on()
+        if editors[name].is_done:
+            run.outcomes[name] = Outcome(editors[name].error, begins[name], step)
+    _editors.clear()
+    return run
+
+
+def all_runs(
+    path: Path, prepare: Callable[[], Mapping[str, Callable[[], object]]]
+) -> Iterator[Run]:
+    """Runs every schedule of some editors, one after the other.
+
+    Args:
+        path: The file that they edit. Locks of files that have not yet got its name are no stops.
+        prepare: Makes everything as it is before, and gives the editors by name.
+    """
+
+    def flock(file: Any, kind: int) -> None:
+        editor = _editors.get(threading.get_ident())
+        if editor is not None and _identity(file) in _known:
+            editor.stop(None if kind & (fcntl.LOCK_UN | fcntl.LOCK_NB) else (file, kind))
+        _FLOCK(file, kind)
+
+    def replace(source: Any, target: Any) -> None:
+        stop()
+        _know(source)
+        _REPLACE(source, target)
+
+    prefixes: list[list[str]] = [[]]
+    while prefixes:
+        prefix = prefixes.pop()
+        calls = prepare()
+        _know(path)
+        with (
+            patch.object(fcntl, "flock", flock),
+            patch.object(os, "replace", replace),
+            patch.object(os, "fsync", lambda descriptor: None),  # no power fails here
+        ):
+            run = _run(calls, prefix)
+        _forget()
+        for step in range(len(prefix), len(run.choices)):
+            prefixes += [[*run.choices[:step], other] for other in run.others[step]]
+        yield run

@@ -1,0 +1,497 @@
+"""Files of a directory in which somebody exchanges names for links while they are read."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import itertools
+import os
+import subprocess
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from models import external, model_of, open_below
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import ArchiveError, ArchiveFormatError, beneath
+from onnxarchive.beneath import OutsideError, Root
+from onnxarchive.sources import open_source
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are POSIX's")
+
+INSIDE = b"inside! " * 500
+OUTSIDE = b"outside!" * 500
+LOCATIONS = ("data.bin", "sub/data.bin")
+# Names of a source that may be exchanged, and the kind of source: its model, or all of it.
+EXCHANGED = [
+    ("file", "data.bin"),
+    ("file", "sub"),
+    ("file", "sub/data.bin"),
+    ("file", ""),
+    ("directory", "m.onnx"),
+    ("directory", "data.bin"),
+    ("directory", "sub"),
+    ("directory", "assets"),
+    ("directory", "assets/deep"),
+    ("directory", "assets/deep/a"),
+]
+
+
+@pytest.fixture(params=["openat2", "walked", "judged"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How files are opened: by Linux alone, component by component, or as on Windows."""
+    if request.param == "judged":
+        _stand_in_for_windows(monkeypatch)
+    elif request.param == "walked":
+        monkeypatch.setattr(beneath, "_openat2", lambda: None)
+    else:
+        _require_openat2()
+
+
+beneath_a_descriptor = pytest.mark.parametrize("way", ["openat2", "walked"], indirect=True)
+
+
+def _require_openat2() -> None:
+    directory = os.open(os.curdir, os.O_RDONLY)
+    try:
+        open_beneath = beneath._openat2()
+        if open_beneath is None or (opened := open_beneath(directory, os.curdir, os.O_RDONLY)) < 0:
+            pytest.skip("this system has no openat2, or forbids it")
+        os.close(opened)
+    finally:
+        os.close(directory)
+
+
+def _stand_in_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_final_path(handle: Any, path: Any, size: int, flags: int) -> int:
+        path.value = "\\\\?\\" + os.readlink(f"/proc/self/fd/{handle.value}")
+        return len(path.value)
+
+    if sys.platform != "linux":
+        pytest.skip("/proc says where a file lies that is open")
+    kernel32 = types.SimpleNamespace(GetFinalPathNameByHandleW=get_final_path)
+    windll = types.SimpleNamespace(kernel32=kernel32)
+    msvcrt = types.SimpleNamespace(get_osfhandle=lambda descriptor: descriptor)
+    monkeypatch.setattr(ctypes, "windll", windll, raising=False)
+    monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
+    monkeypatch.setattr(beneath, "_HAS_DIR_FD", False)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """Holds a source, and a directory outside of it with other files of the same names."""
+    for name, content in (("source", INSIDE), ("outside", OUTSIDE)):
+        for file in ("data.bin", "sub/data.bin", "assets/deep/a"):
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        (tmp_path / name / "m.onnx").write_bytes(_model().SerializeToString())
+    model = _model()
+    model.doc_string = OUTSIDE.decode()
+    (tmp_path / "outside" / "m.onnx").write_bytes(model.SerializeToString())
+    return tmp_path
+
+
+def _model() -> onnx.ModelProto:
+    tensor = TensorProto(data_type=TensorProto.UINT8, dims=[len(INSIDE)])
+    model = model_of(*(external(tensor, location) for location in LOCATIONS))
+    for initializer, location in zip(model.graph.initializer, LOCATIONS, strict=True):
+        initializer.name = location
+    return model
+
+
+@pytest.fixture
+def root(top: Path) -> Iterator[Root]:
+    root = Root(str(top / "source"))
+    yield root
+    root.close()
+
+
+def _read(root: Root, path: str) -> bytes:
+    with open(root.open(path), "rb") as file:
+        return file.read()
+
+
+# What is beneath
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("path", ["data.bin", "sub/data.bin", "assets/deep/a"])
+def test_a_file_beneath_is_opened(root: Root, path: str) -> None:
+    assert _read(root, path) == INSIDE
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("link", "data.bin"),
+        ("link", "./sub/../data.bin"),
+        ("link", "../source/data.bin"),
+        ("link", "{source}/sub/data.bin"),
+        ("sub/link", "../data.bin"),
+        ("link", "chain"),
+    ],
+)
+def test_a_link_that_stays_beneath_is_followed_however_it_is_written(
+    root: Root, top: Path, link: str, target: str
+) -> None:
+    (top / "source" / "chain").symlink_to("sub/data.bin")
+    (top / "source" / link).symlink_to(target.format(source=top / "source"))
+    assert _read(root, link) == INSIDE
+
+
+@pytest.mark.usefixtures("way")
+def test_a_folder_that_is_a_link_is_passed_and_listed_where_it_stays_beneath(
+    root: Root, top: Path
+) -> None:
+    (top / "source" / "folder").symlink_to("sub", target_is_directory=True)
+    assert _read(root, "folder/data.bin") == INSIDE
+    assert [entry.name for entry in root.scan("folder")] == ["data.bin"]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("target", ["../outside", "{top}/outside", "../source2"])
+def test_a_link_that_leads_out_is_refused_with_where_it_leads_and_the_remedy(
+    root: Root, top: Path, target: str
+) -> None:
+    (top / "source2").symlink_to("outside", target_is_directory=True)
+    (top / "source" / "link").symlink_to(target.format(top=top), target_is_directory=True)
+    before = open_below(top)
+    for call in (lambda: root.open("link/data.bin"), lambda: list(root.scan("link"))):
+        with pytest.raises(OutsideError, match="copy the files") as caught:
+            call()
+        for part in (str(top / "source"), "'link", str(top / "outside")):
+            assert part in str(caught.value)
+    assert open_below(top) == before
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("path", ["..", "../outside/data.bin", "sub/../data.bin", "/etc/hostname"])
+def test_a_path_that_climbs_or_is_absolute_is_none_of_a_root(root: Root, path: str) -> None:
+    with pytest.raises(ValueError, match="relative path"):
+        root.open(path)
+    with pytest.raises(ValueError, match="relative path"):
+        list(root.scan(path))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("none", FileNotFoundError),
+        ("none/x", FileNotFoundError),
+        ("data.bin/x", NotADirectoryError),
+    ],
+)
+def test_what_is_missing_is_named_in_full(root: Root, path: str, expected: type[OSError]) -> None:
+    with pytest.raises(expected) as caught:
+        root.open(path)
+    assert caught.value.filename == os.path.join(root.path, path)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_link_to_itself_is_refused(root: Root, top: Path) -> None:
+    (top / "source" / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        root.open("loop")
+
+
+@pytest.mark.usefixtures("way")
+def test_a_path_is_not_cut_off_at_a_nul(root: Root) -> None:
+    with pytest.raises(ValueError, match="embedded null"):
+        root.open("data.bin\0.txt")
+
+
+@pytest.mark.usefixtures("way")
+def test_nothing_stays_open(root: Root, top: Path) -> None:
+    (top / "source" / "link").symlink_to("sub/data.bin")
+    for path in ("link", "none/x", "data.bin/x", "sub/data.bin"):
+        try:
+            os.close(root.open(path))
+        except OSError:
+            continue
+    assert list(root.scan("sub"))
+    root.close()
+    root.close()
+    assert open_below(top) == []
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("source", ["source", "source/m.onnx"])
+def test_a_conversion_leaves_its_directory_closed(top: Path, source: str) -> None:
+    assert _outcome(top / source)
+    (top / "source" / "sub" / "data.bin").unlink()
+    assert not _outcome(top / source)
+    assert open_below(top) == []
+
+
+def test_linux_opens_a_path_with_links_in_one_call(
+    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _require_openat2()
+    (top / "source" / "link").symlink_to("sub/../data.bin")
+    with monkeypatch.context() as patched:
+        patched.delattr(os, "open")
+        descriptor = root.open("link")
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+
+
+def test_where_openat2_is_forbidden_a_file_is_opened_all_the_same(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beneath, "_openat2", lambda: lambda directory, path, flags: -1)
+    assert _read(root, "sub/data.bin") == INSIDE
+
+
+def test_a_python_without_ctypes_has_no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert beneath._openat2.__wrapped__() is None
+
+
+def test_another_system_or_machine_has_no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "platform", "darwin")
+        assert beneath._openat2.__wrapped__() is None
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "getandroidapilevel", lambda: 24, raising=False)
+        assert beneath._openat2.__wrapped__() is None
+    # Its calls have other numbers.
+    monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="alpha"))
+    assert beneath._openat2.__wrapped__() is None
+
+
+def test_a_root_that_is_closed_opens_nothing(root: Root) -> None:
+    root.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        root.open("data.bin")
+
+
+@pytest.mark.usefixtures("way")
+@beneath_a_descriptor
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="macOS lists what it passes")
+def test_a_directory_that_may_not_be_listed_is_passed(root: Root, top: Path) -> None:
+    (top / "source" / "sub").chmod(0o111)
+    user = os.geteuid()
+    if user == 0:  # who may list every directory
+        os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError):
+            list(root.scan("sub"))
+        assert _read(root, "sub/data.bin") == INSIDE
+    finally:
+        os.seteuid(user)
+
+
+# What changes meanwhile
+
+
+class Moments:
+    """Calls that look at names of a source; before two of them a name is exchanged for a link."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, link: Path) -> None:
+        self._path, self._link = path, link
+        self._source = str(link.parent / "source")
+        self._at: tuple[int | None, ...] = ()
+        self._exchanges = self.count = 0
+        for name in ("open", "stat", "lstat", "readlink", "scandir"):
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+        open_beneath = beneath._openat2()
+        if open_beneath is not None:
+            counted = self._counted(open_beneath)
+            monkeypatch.setattr(beneath, "_openat2", lambda: counted)
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any, *arguments: Any, **options: Any) -> Any:
+            if (
+                isinstance(path, int)
+                or options.get("dir_fd") is not None
+                or str(path).startswith(self._source)
+            ):
+                if self.count in self._at:
+                    self._exchange()
+                self.count += 1
+            return function(path, *arguments, **options)
+
+        return called
+
+    def _exchange(self) -> None:
+        self._exchanges += 1
+        spare = self._link.with_name("spare")
+        os.rename(self._path, spare)
+        os.rename(self._link, self._path)
+        os.rename(spare, self._link)
+
+    def begin(self, *at: int | None) -> None:
+        """Counts from 0 again, with the names as they were, and exchanges them before these."""
+        if self._exchanges % 2:
+            self._exchange()
+        self.count = self._exchanges = 0
+        self._at = at
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("kind", "name"), EXCHANGED)
+def test_at_no_two_moments_can_a_name_be_exchanged_to_bring_in_bytes_from_outside(
+    top: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    source = top / "source" / ("m.onnx" if kind == "file" else "")
+    if not name:  # what is of another directory is, too, if the model is not
+        (top / "outside" / "m.onnx").unlink()
+    (top / "link").symlink_to(top / "outside" / name)
+    moments = Moments(monkeypatch, top / "source" / name, top / "link")
+    allowed = {b"", _outcome(source)}
+    moments.begin(0)
+    allowed.add(_outcome(source))  # a folder of assets is left out where it is a link
+    outcomes: Counter[str] = Counter()
+    for first in itertools.count():
+        for second in itertools.chain([None], itertools.count(first + 1)):
+            moments.begin(first, second)
+            outcome = _outcome(source)
+            assert OUTSIDE[:100] not in outcome
+            assert outcome in allowed
+            outcomes["right" if outcome else "refused"] += 1
+            if second is not None and second >= moments.count:
+                break
+        if first >= moments.count:
+            break
+    moments.begin()
+    assert set(outcomes) == {"right", "refused"}
+    assert outcomes.total() > 10
+
+
+@pytest.mark.usefixtures("way")
+@beneath_a_descriptor
+def test_at_no_moment_can_a_directory_outside_be_listed(
+    root: Root, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (top / "outside" / "sub" / "secret").touch()
+    (top / "link").symlink_to(top / "outside" / "sub")
+    moments = Moments(monkeypatch, top / "source" / "sub", top / "link")
+    for moment in itertools.count():
+        moments.begin(moment)
+        try:
+            assert [entry.name for entry in root.scan("sub")] == ["data.bin"]
+        except OutsideError:
+            assert moment < moments.count
+        if moment >= moments.count:
+            break
+    assert moment > 0
+
+
+def _outcome(source: Path) -> bytes:
+    """The archive of a source, or nothing where it is refused."""
+    target = io.BytesIO()
+    try:
+        onnxarchive.convert(source, target, jobs=1)
+    except (ArchiveError, OSError):
+        return b""
+    return target.getvalue()
+
+
+# Exchanges two names for as long as it is let, and says so when it has begun.
+EXCHANGING = """
+import ctypes, itertools, os, sys
+
+first, second = map(os.fsencode, sys.argv[1:])
+exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2")
+for count in itertools.count():
+    if exchange(-100, first, -100, second, 2):  # AT_FDCWD, RENAME_EXCHANGE
+        sys.exit(os.strerror(ctypes.get_errno()))
+    if count == 0:
+        print("exchanged", flush=True)
+"""
+
+
+@pytest.fixture
+def exchanging() -> Iterator[Callable[[Path, Path], None]]:
+    """Has two names exchanged by another process until the test ends."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(first: Path, second: Path) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-c", EXCHANGING, first, second],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if not process.stdout.readline():
+            pytest.skip(f"names are not exchanged in {first.parent}: {process.stderr.read()}")
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("kind", "name"), [("file", "data.bin"), ("directory", "data.bin")])
+def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_names(
+    top: Path, exchanging: Callable[[Path, Path], None], kind: str, name: str
+) -> None:
+    source = top / "source" / ("m.onnx" if kind == "file" else "")
+    expected = _outcome(source)
+    (top / "link").symlink_to(top / "outside" / name)
+    exchanging(top / "source" / name, top / "link")
+    outcomes = {"right": 0, "refused": 0}
+    for _ in range(50_000):
+        outcome = _outcome(source)
+        assert OUTSIDE[:100] not in outcome
+        assert outcome in (b"", expected)
+        outcomes["right" if outcome else "refused"] += 1
+        if min(outcomes.values()) >= 100:
+            break
+    assert min(outcomes.values()) >= 100
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", [0, len(INSIDE) - 1, 2 * len(INSIDE)], ids=str)
+def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
+    with open_source(top / "source") as source:
+        os.truncate(top / "source" / "data.bin", size)
+        for data in source.data.values():
+            pieces = bytearray()
+            try:
+                for piece in data:
+                    pieces += piece
+            except ArchiveFormatError as error:
+                assert "become smaller" in str(error)
+                assert str(top / "source" / "data.bin") in str(error)
+                assert size < len(INSIDE)
+            else:
+                assert pieces == INSIDE
+
+
+@pytest.mark.usefixtures("way")
+def test_a_file_is_beneath_whenever_it_is_opened(top: Path) -> None:
+    with open_source(top / "source" / "m.onnx") as source:
+        os.rename(top / "source" / "data.bin", top / "moved")  # where it is the same file still
+        (top / "source" / "data.bin").symlink_to(top / "moved")
+        first, second = (source.data[site] for site in source.data)
+        with pytest.raises(OutsideError):
+            list(first)
+        assert b"".join(second) == INSIDE
+
+
+@pytest.mark.usefixtures("way")
+def test_a_file_that_is_replaced_by_another_beneath_is_refused(top: Path) -> None:
+    with open_source(top / "source") as source:
+        (top / "source" / "new").write_bytes(INSIDE)
+        os.replace(top / "source" / "new", top / "source" / "data.bin")
+        first, second = (source.data[site] for site in source.data)
+        with pytest.raises(ArchiveFormatError, match="found another"):
+            list(first)
+        assert b"".join(second) == INSIDE

@@ -1,0 +1,278 @@
+"""Which files may be edited: names and links, permissions, and what is no archive."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edits import (
+    EDITS,
+    IN_PLACE,
+    NAME,
+    added,
+    changed,
+    new_model,
+    no_clones_fixture,  # noqa: F401
+    nobody_fixture,  # noqa: F401
+    own_path_fixture,  # noqa: F401
+    path_fixture,  # noqa: F401
+    posix,
+    referring,
+    removed,
+    require,
+    saved,
+    way_fixture,  # noqa: F401
+    weights,
+)
+from models import model_of
+
+import onnxarchive
+from onnxarchive.edit import change_model, replace_model, replace_tensor
+from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.recovery import Recovery, recover
+
+CALLS: dict[str, Callable[[Path], object]] = {
+    "replace_model": lambda path: replace_model(path, weights(1)),
+    "replace_model with compact": lambda path: replace_model(path, model_of(), compact=True),
+    "replace_model with copy": lambda path: replace_model(path, weights(1), copy=True),
+    "change_model": lambda path: change_model(path, lambda model: model),
+    "replace_tensor": lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
+    "open": lambda path: onnxarchive.open(path, mode="r+"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_what_is_no_archive_is_refused_and_left_as_it_is(
+    tmp_path: Path, call: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "ein Verzeichnis"
+    folder.mkdir()
+    (tmp_path / "empty").write_bytes(b"")
+    onnx.save(weights(1), tmp_path / "model.onnx")
+    kept = (tmp_path / "model.onnx").read_bytes()
+    with pytest.raises(ArchiveFormatError, match="expected a regular file, found a directory"):
+        call(folder)
+    for name in ("empty", "model.onnx"):
+        with pytest.raises(ArchiveFormatError) as caught:
+            call(tmp_path / name)
+        assert caught.value.path == str(tmp_path / name)
+        assert caught.value.rule is not None
+    with pytest.raises(FileNotFoundError) as missing:
+        call(tmp_path / "missing")
+    assert missing.value.filename == str(tmp_path / "missing")
+    assert sorted(os.listdir(tmp_path)) == ["ein Verzeichnis", "empty", "model.onnx"]
+    assert (tmp_path / "model.onnx").read_bytes() == kept
+
+
+@posix
+@pytest.mark.parametrize("change", EDITS.values(), ids=EDITS.keys())
+def test_a_file_with_further_names_is_changed_only_as_a_copy(
+    path: Path, tmp_path: Path, change: Callable[..., None]
+) -> None:
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    other = tmp_path / "another name"
+    os.link(path, other)
+    with pytest.raises(ValueError, match="hard links") as caught:
+        change(path)
+    assert str(caught.value) == (
+        f"{path}: expected a file with this name alone, found a file with 2 names (hard links), "
+        "all of which would change; copy=True (--copy) puts a new file here"
+    )
+    assert path.read_bytes() == before
+    inode = other.stat().st_ino
+    change(path, copy=True)
+    assert path.read_bytes() != before
+    assert other.read_bytes() == before
+    assert other.stat().st_ino == inode != path.stat().st_ino
+    assert onnxarchive.check(path, full=True) == []
+    change(path)  # it has one name now
+
+
+@posix
+@pytest.mark.parametrize("change", EDITS.values(), ids=EDITS.keys())
+def test_a_symbolic_link_is_replaced_only_as_a_copy(
+    path: Path, tmp_path: Path, change: Callable[..., None]
+) -> None:
+    target = tmp_path / "the cache"
+    onnxarchive.save(weights(2), target)
+    before = target.read_bytes()
+    path.symlink_to(target)
+    with pytest.raises(ValueError, match="symbolic link") as caught:
+        change(path)
+    assert str(caught.value) == (
+        f"{path}: expected a file with this name alone, found a symbolic link to "
+        f"{target.resolve()}, which others may use; copy=True (--copy) puts a new file here"
+    )
+    assert path.is_symlink()
+    change(path, copy=True)
+    assert not path.is_symlink()
+    assert target.read_bytes() == before
+    assert path.read_bytes() != before
+    assert onnxarchive.check(path, full=True) == []
+    assert os.listdir(path.parent) == [path.name]
+    assert sorted(os.listdir(tmp_path)) == ["ein Verzeichnis", "the cache"]
+
+
+@posix
+def test_a_link_to_a_directory_on_the_way_is_no_further_name(path: Path, tmp_path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    (tmp_path / "way").symlink_to(path.parent)
+    replace_model(tmp_path / "way" / path.name, new_model())
+    require(path, saved(new_model()))
+
+
+@posix
+def test_a_link_that_leads_to_nothing_is_named(path: Path) -> None:
+    path.symlink_to("nothing")
+    with pytest.raises(FileNotFoundError) as caught:
+        replace_model(path, new_model(), copy=True)
+    assert caught.value.filename == str(path)
+    assert path.is_symlink()
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o666])
+def test_permission_bits_stay(path: Path, way: dict[str, Any], mode: int) -> None:
+    onnxarchive.save(weights(2), path)
+    path.chmod(mode)
+    replace_model(path, new_model(), **way)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    replace_model(path, model_of(), compact=True, **way)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    onnxarchive.save(weights(2), path)
+    replace_tensor(path, "w1", np.ones(300, np.float32), **way)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@posix
+@pytest.mark.usefixtures("no_clones")
+def test_edits_in_place_keep_the_file_and_others_make_a_new_one(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    inode = path.stat().st_ino
+    for edit in IN_PLACE.values():
+        edit(path)
+        change_model(path, lambda model: weights(2))
+    replace_model(path, changed(weights(2), added("w2")))
+    assert path.stat().st_ino == inode
+    others: list[Callable[[], None]] = [
+        lambda: replace_tensor(path, "w1", np.ones(300, np.float32)),
+        lambda: replace_model(path, referring(path), copy=True),
+        lambda: replace_model(path, referring(path), compact=True, size_threshold=2000),
+    ]
+    for make_new_file in others:
+        inode = path.stat().st_ino
+        make_new_file()
+        assert path.stat().st_ino != inode
+
+
+@pytest.mark.usefixtures("nobody", "no_clones")
+def test_a_read_only_file_is_changed_only_as_a_copy(own_path: Path) -> None:
+    path = own_path
+    onnxarchive.save(weights(2), path)
+    path.chmod(0o444)
+    before = path.read_bytes()
+    for edit in EDITS.values():
+        with pytest.raises(PermissionError) as caught:
+            edit(path)
+        assert caught.value.filename == str(path)
+    require(path, before)
+    with onnxarchive.open(path, mode="r+") as archive:  # it may be read
+        assert archive.model == referring(path)
+        archive.replace_model(new_model(), copy=True)
+        assert archive.doc_string == "new"
+        with pytest.raises(PermissionError) as caught:  # as the copy may
+            archive.doc_string = "newer"
+        assert caught.value.filename == str(path)
+    require(path, saved(new_model()))
+    replace_model(path, weights(2), copy=True)
+    require(path, before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+@pytest.mark.usefixtures("nobody", "no_clones")
+def test_a_file_that_could_only_be_read_when_it_was_opened_is_not_edited_in_its_place(
+    own_path: Path,
+) -> None:
+    path = own_path
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    path.chmod(0o444)
+    with onnxarchive.open(path, mode="r+") as archive:
+        path.chmod(0o644)
+        with pytest.raises(PermissionError, match="open it anew") as caught:
+            archive.doc_string = "new"
+        assert caught.value.filename == str(path)
+    require(path, before)
+
+
+@posix
+@pytest.mark.usefixtures("nobody", "no_clones")
+def test_an_unwritable_directory_lets_a_writable_file_be_edited_in_its_place_alone(
+    own_path: Path,
+) -> None:
+    path = own_path
+    onnxarchive.save(weights(2), path)
+    path.parent.chmod(0o555)
+    before = path.read_bytes()
+    whole: list[Callable[[], None]] = [
+        *(lambda edit=edit: edit(path, copy=True) for edit in EDITS.values()),
+        lambda: replace_tensor(path, "w0", np.ones(300, np.float32)),
+        lambda: replace_model(path, model_of(), compact=True),
+        lambda: onnxarchive.save(weights(1), path),
+    ]
+    for write_whole_file in whole:
+        with pytest.raises(PermissionError) as caught:
+            write_whole_file()
+        assert caught.value.filename == str(path)
+        require(path, before)
+    for edit in IN_PLACE.values():
+        inode = path.stat().st_ino
+        edit(path)
+        require(path, saved(new_model()))
+        assert path.stat().st_ino == inode
+        replace_model(path, weights(2))
+    require(path, before)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_file_of_others_is_not_changed(own_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("all files are this user's own")
+    path = own_path
+    os.seteuid(0)
+    onnxarchive.save(weights(2), path)
+    path.chmod(0o400)
+    os.seteuid(65534)
+    changes: list[Callable[[Path], object]] = [*EDITS.values(), recover]
+    for change in changes:
+        with pytest.raises(PermissionError) as caught:
+            change(path)
+        assert caught.value.filename == str(path)
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("name", [NAME, "-", "a'b\n.onnxa", "%s", "n" * 200])
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_any_path_will_do(
+    path: Path, name: str, is_relative: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path.with_name(name)
+    onnxarchive.save(weights(2), path)
+    monkeypatch.chdir(path.parent)
+    given = name if is_relative else path
+    replace_model(given, new_model())
+    require(path, saved(new_model()))
+    with onnxarchive.open(given, mode="r+") as archive:
+        archive.doc_string = "newer"
+    replace_tensor(given, "w0", np.zeros(300, np.float32))
+    replace_model(given, changed(referring(path), removed(1)), compact=True)
+    assert onnxarchive.check(path, full=True) == []
+    assert recover(given) == Recovery(False, ())
+    assert os.listdir(path.parent) == [name]

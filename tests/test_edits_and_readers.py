@@ -1,0 +1,379 @@
+"""What an edit reads, and what those see who have the archive open meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edits import (
+    MODEL,
+    added,
+    changed,
+    copying_clone,
+    documented,
+    entry,
+    new_model,
+    no_clone,
+    no_clones_fixture,  # noqa: F401
+    path_fixture,  # noqa: F401
+    referring,
+    removed,
+    require,
+    saved,
+    way_fixture,  # noqa: F401
+    weights,
+    with_array,
+)
+from models import flip_byte, model_of, open_below, raw_tensor, run_python
+
+import onnxarchive
+from onnxarchive import rewriting
+from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError
+from onnxarchive.recovery import recover
+from onnxarchive.zipformat.records import LocalHeader
+
+# Weights are not read
+
+
+@pytest.mark.parametrize("way", ["in its place", "on a clone"], indirect=True)
+def test_weights_are_neither_read_nor_written(path: Path, way: dict[str, Any]) -> None:
+    onnxarchive.save(weights(3), path)
+    new = changed(referring(path), documented("new"), added("w3"))
+    end = entry(path, MODEL).header_offset
+    damaged = [entry(path, f"w{i}").data_offset + 50 for i in range(3)]
+    for offset in damaged:
+        flip_byte(path, offset)
+    before = path.read_bytes()
+    replace_model(path, new, **way)
+    assert path.read_bytes()[:end] == before[:end]
+    for offset in damaged:
+        flip_byte(path, offset)
+    require(path, saved(changed(weights(3), documented("new"), added("w3"))))
+
+
+def test_a_tensor_is_replaced_on_a_clone_without_reading_the_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "clone", copying_clone)
+    onnxarchive.save(weights(3), path)
+    damaged = [entry(path, f"w{i}").data_offset + 50 for i in range(3)]
+    for offset in damaged:
+        flip_byte(path, offset)
+    ones = np.ones(300, np.float32)
+    replace_tensor(path, "w1", ones)
+    for offset in (damaged[0], damaged[2]):
+        flip_byte(path, offset)
+    require(path, saved(with_array(weights(3), 1, ones)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: replace_model(path, referring(path), copy=True),
+        lambda path: replace_model(path, changed(referring(path), removed(0)), compact=True),
+        lambda path: replace_model(path, referring(path), size_threshold=2000, compact=True),
+        lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
+        lambda path: replace_model(path, weights(3)),
+        lambda path: replace_model(path, path.with_name("link.onnx"), copy=True),
+        lambda path: replace_model(path, path.with_name("shorter.onnx"), compact=True),
+        lambda path: replace_model(
+            path, path.with_name("link.onnx"), size_threshold=2000, compact=True
+        ),
+    ],
+    ids=[
+        "copy",
+        "compact",
+        "into the model",
+        "another tensor",
+        "compared",
+        "copy by a link",
+        "compact by a link",
+        "into the model by a link",
+    ],
+)
+def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
+    path: Path, no_clones: None, change: Callable[[Path], None]
+) -> None:
+    onnxarchive.save(weights(3), path)
+    link, shorter = path.with_name("link.onnx"), path.with_name("shorter.onnx")
+    onnxarchive.link(path, link)
+    model = onnx.load(link, load_external_data=False)
+    del model.graph.initializer[0]
+    shorter.write_bytes(model.SerializeToString())
+    flip_byte(path, entry(path, "w2").data_offset + 50)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"'w2'.* 0x|with the bytes of 'w2'"):
+        change(path)
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(path.parent)) == sorted(map(os.path.basename, (path, link, shorter)))
+
+
+@pytest.mark.parametrize("clone", [copying_clone, no_clone])
+def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothing(
+    path: Path, clone: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "clone", clone)
+    onnxarchive.save(weights(3), path)
+    before = path.read_bytes()
+    array = np.zeros(300, np.float32)
+    unpack = LocalHeader.unpack
+
+    def unpack_and_change(data: bytes, offset: int) -> Any:  # which comes after the CRC-32
+        array[7] = 1
+        return unpack(data, offset)
+
+    monkeypatch.setattr(LocalHeader, "unpack", unpack_and_change)
+    with pytest.raises(ChecksumError, match=r"'w1'.*0x"):
+        replace_tensor(path, "w1", array)
+    monkeypatch.undo()
+    require(path, before)
+
+
+def test_a_damaged_tensor_can_be_replaced(path: Path) -> None:
+    onnxarchive.save(weights(3), path)
+    flip_byte(path, entry(path, "w1").data_offset)
+    replace_tensor(path, "w1", onnx.numpy_helper.to_array(weights(3).graph.initializer[1]))
+    require(path, saved(weights(3)))
+
+
+def test_a_damaged_local_header_is_noticed(path: Path) -> None:
+    onnxarchive.save(weights(3), path)
+    model = referring(path)
+    flip_byte(path, entry(path, "w1").header_offset)
+    before = path.read_bytes()
+    edits: list[Callable[[], None]] = [
+        lambda: replace_model(path, model),
+        lambda: replace_tensor(path, "w1", np.ones(300, np.float32)),
+    ]
+    for edit in edits:
+        with pytest.raises(ArchiveFormatError, match="'w1'"):
+            edit()
+        assert path.read_bytes() == before
+
+
+# Who has the archive open
+
+
+def bytes_of(archive: onnxarchive.Archive) -> dict[str, bytes]:
+    found = {name: array.tobytes() for name, array in archive.tensors.items()}
+    return found | {f"assets/{name}": bytes(view) for name, view in archive.assets.items()}
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "a smaller model": lambda path: replace_model(path, weights(3)),
+    "a larger model": lambda path: replace_model(
+        path, changed(weights(3), documented("x" * 200_000))
+    ),
+    "metadata": lambda path: change_model(path, documented_copy),
+    "compact": lambda path: replace_model(path, weights(2), compact=True),
+    "copy": lambda path: replace_model(path, weights(3), copy=True),
+    "save": lambda path: onnxarchive.save(weights(1), path),
+    "a tensor": lambda path: replace_tensor(path, "w0", np.ones(300, np.float32)),
+}
+
+
+def documented_copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    return changed(model, documented("by another"))
+
+
+def edit_in_a_block(archive: EditableArchive) -> None:
+    with archive.edit() as model:
+        model.doc_string = "mine"
+
+
+def edit_as_a_copy(archive: EditableArchive) -> None:
+    archive.replace_model(weights(1), copy=True)
+
+
+LONG = changed(weights(3), documented("x" * 100_000))
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("act", OTHERS.values(), ids=OTHERS.keys())
+def test_views_of_those_who_have_the_archive_open_stay_right(
+    path: Path, no_clones: None, act: Callable[[Path], object], mode: Any
+) -> None:
+    onnxarchive.save(LONG, path, assets={"labels": b"cat" * 5000})
+    with onnxarchive.open(path, mode=mode) as archive:
+        before = bytes_of(archive)
+        weight, model = archive.tensors["w2"], archive.read(MODEL)
+        act(path)
+        assert weight.tobytes() == before["w2"]
+        assert bytes_of(archive) == before
+        assert onnx.ModelProto.FromString(bytes(model)) == archive.model
+        assert archive.model.doc_string == LONG.doc_string
+    assert weight.tobytes() == before["w2"]
+
+
+@pytest.mark.parametrize("act", OTHERS.values(), ids=OTHERS.keys())
+def test_views_that_are_first_asked_for_after_a_change_are_right(
+    path: Path, no_clones: None, act: Callable[[Path], object]
+) -> None:
+    onnxarchive.save(LONG, path, assets={"labels": b"cat" * 5000})
+    with onnxarchive.open(path) as archive:
+        act(path)
+        expected = {tensor.name: tensor.raw_data for tensor in LONG.graph.initializer}
+        assert bytes_of(archive) == {**expected, "assets/labels": b"cat" * 5000}
+
+
+def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(
+    path: Path,
+) -> None:
+    """The file is shorter by more than a page, so that a map would end the process."""
+    long = changed(weights(3), documented("x" * 3_000_000))
+    onnxarchive.save(long, path)
+    told = run_python(
+        """
+import sys
+import numpy as np
+import onnxarchive
+from onnxarchive import rewriting
+
+rewriting.clone = lambda source, target: False
+path = sys.argv[1]
+archives = [onnxarchive.open(path), onnxarchive.open(path, mode="r+")]
+weights = [archive.tensors["w1"] for archive in archives]
+before = [weight.tobytes() for weight in weights]
+
+def shorten(model):
+    model.doc_string = ""
+    return model
+
+onnxarchive.change_model(path, shorten)
+for archive in archives:
+    try:
+        archive.read("__MODEL_PROTO")
+    except onnxarchive.ArchiveError as error:
+        print(error)
+    assert len(archive.model.doc_string) == 3_000_000
+assert [weight.tobytes() for weight in weights] == before
+assert [archive.tensors["w2"].shape for archive in archives] == [(300,), (300,)]
+""",
+        path,
+    )
+    expected = (
+        f"{path}: expected the model with which the archive was opened, found that the file has "
+        "been changed since; open it anew"
+    )
+    assert told.splitlines() == [expected, expected]
+
+
+def test_the_model_of_an_archive_that_was_replaced_can_still_be_read(path: Path) -> None:
+    onnxarchive.save(weights(3), path)
+    with onnxarchive.open(path) as archive:
+        replace_model(path, new_model(), compact=True)
+        assert onnx.ModelProto.FromString(bytes(archive.read(MODEL))) == archive.model
+
+
+@pytest.mark.parametrize("act", OTHERS.values(), ids=OTHERS.keys())
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda archive: setattr(archive, "model", archive.model),
+        lambda archive: setattr(archive, "doc_string", "mine"),
+        edit_in_a_block,
+        lambda archive: archive.metadata.update(a="b"),
+        lambda archive: archive.replace_model(weights(3), compact=True),
+        lambda archive: archive.replace_tensor("w0", np.zeros(300, np.float32)),
+    ],
+    ids=["model", "doc_string", "edit", "metadata", "replace_model", "replace_tensor"],
+)
+def test_a_change_by_another_is_not_overwritten(
+    path: Path, act: Callable[[Path], object], change: Callable[[EditableArchive], None]
+) -> None:
+    onnxarchive.save(weights(3, raw_tensor("small")), path)
+    onnxarchive.save(changed(weights(3), documented("old")), path)
+    with onnxarchive.open(path, mode="r+") as archive:
+        act(path)
+        theirs = path.read_bytes()
+        for _ in range(2):
+            with pytest.raises(ArchiveError, match="others have changed it since") as caught:
+                change(archive)
+            assert str(caught.value) == (
+                f"{path}: expected the archive as it was when it was opened, found that others "
+                "have changed it since; open it anew"
+            )
+        require(path, theirs)
+    with onnxarchive.open(path, mode="r+") as archive:
+        archive.doc_string = "mine"
+    assert referring(path).doc_string == "mine"
+
+
+def test_an_archive_whose_file_is_gone_says_so(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    with onnxarchive.open(path, mode="r+") as archive:
+        path.unlink()
+        for edit in (edit_in_a_block, edit_as_a_copy):
+            with pytest.raises(FileNotFoundError) as caught:
+                edit(archive)
+            assert caught.value.filename == str(path)
+        assert archive.tensors["w0"].shape == (300,)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_closed_archive_is_changed_no_more(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    before = path.read_bytes()
+    archive = onnxarchive.open(path, mode="r+")
+    weight = archive.tensors["w0"]
+    archive.close()
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(archive, "model", weights(1)),
+        lambda: setattr(archive, "producer_name", "new"),
+        lambda: edit_in_a_block(archive),
+        lambda: archive.metadata.update(a="b"),
+        lambda: archive.replace_model(weights(1)),
+        lambda: archive.replace_tensor("w0", np.zeros(300, np.float32)),
+    ]
+    for change in changes:
+        with pytest.raises(ValueError, match="the file is closed"):
+            change()
+    require(path, before)
+    assert weight.tobytes() == weights(1).graph.initializer[0].raw_data
+
+
+def test_nothing_stays_open(path: Path) -> None:
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("what is open cannot be told")
+    onnxarchive.save(weights(2), path)
+    replace_model(path, new_model())
+    replace_model(path, weights(1), compact=True)
+    replace_tensor(path, "w0", np.zeros(300, np.float32))
+    change_model(path, documented_copy)
+    recover(path)
+    for model in (None, weights(3), model_of()):
+        with pytest.raises((TypeError, ValueError)):
+            replace_model(path, model, size_threshold=-1)  # type: ignore[arg-type]
+    assert open_below(path.parent) == []
+    with onnxarchive.open(path, mode="r+") as archive:
+        for text in "abc":
+            archive.doc_string = text
+        archive.replace_tensor("w0", np.ones(300, np.float32))
+        assert len(open_below(path.parent)) == 1
+    assert open_below(path.parent) == []
+
+
+def test_changes_by_several_threads_follow_one_another(path: Path, way: dict[str, Any]) -> None:
+    onnxarchive.save(model_of(), path)
+
+    def count(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.ir_version += 1
+        return model
+
+    def work() -> None:
+        for _ in range(5):
+            change_model(path, count, **way)
+
+    with ThreadPoolExecutor(4) as executor:
+        for done in [executor.submit(work) for _ in range(4)]:
+            done.result()
+    expected = model_of()
+    expected.ir_version += 20
+    require(path, saved(expected))

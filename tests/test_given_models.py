@@ -1,0 +1,260 @@
+"""What an archive takes as its new model, and which models it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from edits import (
+    MODEL,
+    added,
+    changed,
+    documented,
+    other_bytes,
+    path_fixture,  # noqa: F401
+    referring,
+    removed,
+    require,
+    saved,
+    weights,
+)
+from models import external, model_of, raw_tensor
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive.edit import replace_model
+from onnxarchive.errors import ArchiveFormatError
+
+
+def test_a_model_file_with_its_data_in_the_archive_is_taken(path: Path, tmp_path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    with onnxarchive.open(path) as archive:
+        (tmp_path / MODEL).write_bytes(archive.read(MODEL))
+    new = onnx.load(tmp_path / MODEL, load_external_data=False)
+    new.doc_string = "new"
+    (tmp_path / "a model.onnx").write_bytes(new.SerializeToString())
+    for model_file in (tmp_path / "a model.onnx", str(tmp_path / "a model.onnx")):
+        replace_model(path, model_file)
+        require(path, saved(changed(weights(2), documented("new"))))
+
+
+def test_a_link_that_was_changed_is_taken(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    new = onnx.load(link, load_external_data=False)
+    new.doc_string = "new"
+    new.graph.initializer.append(raw_tensor("w2", dims=(300,), seed=2))
+    onnx.save(new, link)
+    replace_model(path, link)
+    link.unlink()
+    require(path, saved(changed(weights(3), documented("new"))))
+    assert not referring(path).metadata_props
+
+
+def test_a_link_to_the_old_archive_no_longer_fits(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    replace_model(path, changed(weights(2), documented("new")))
+    assert onnxarchive.check_link(link) != []
+    onnxarchive.link(path, link)
+    assert onnxarchive.check_link(link) == []
+
+
+def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    other, link = path.with_name("other.onnxa"), path.with_name("link.onnx")
+    new = changed(weights(2), documented("new"))
+    onnxarchive.save(new, other)
+    onnxarchive.link(other, link)
+    replace_model(path, link)
+    assert path.read_bytes() == saved(new)
+    different = changed(new, other_bytes)
+    onnxarchive.save(different, other)  # the same places in another file
+    onnxarchive.link(other, link)
+    with pytest.raises(ValueError, match="with the bytes of 'w1'; compact=True"):
+        replace_model(path, link)
+    assert path.read_bytes() == saved(new)
+    replace_model(path, link, compact=True)
+    assert path.read_bytes() == saved(different)
+
+
+def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
+    path: Path, tmp_path: Path
+) -> None:
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    onnx.save(changed(weights(2), documented("new"), added("w2", 3000)), tmp_path / "full.onnx")
+    replace_model(path, tmp_path / "full.onnx")
+    require(path, saved(changed(weights(2), documented("new"), added("w2", 3000))))
+    path.write_bytes(before)
+    other = changed(weights(2), other_bytes)
+    onnx.save(other, tmp_path / "full.onnx")
+    with pytest.raises(ValueError, match="with the bytes of 'w1'; compact=True"):
+        replace_model(path, tmp_path / "full.onnx")
+    require(path, before)
+    replace_model(path, tmp_path / "full.onnx", compact=True)
+    require(path, saved(other))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_model_file_with_its_data_beside_it_is_taken(
+    path: Path, tmp_path: Path, together: bool
+) -> None:
+    onnxarchive.save(weights(2), path)
+    new = changed(weights(3), documented("new"))
+    model_file = tmp_path / "model.onnx"
+    onnx.save(
+        changed(new),
+        model_file,
+        save_as_external_data=True,
+        all_tensors_to_one_file=together,
+        size_threshold=0,
+        location="weights.bin" if together else None,
+    )
+    replace_model(path, model_file)
+    require(path, saved(new))
+
+
+def test_another_archive_is_no_model_but_what_is_exported_from_it(
+    path: Path, tmp_path: Path
+) -> None:
+    onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
+    before = path.read_bytes()
+    other = changed(weights(2), documented("new"))
+    onnxarchive.save(other, tmp_path / "other.onnxa", assets={"other": b"dog"})
+    # Its writer may wait for this archive, as a model, at the same time.
+    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"other.onnxa: expected a .onnx or a"):
+        replace_model(path, tmp_path / "other.onnxa")
+    require(path, before)
+    onnxarchive.export(tmp_path / "other.onnxa", tmp_path / "other.onnx")
+    replace_model(path, tmp_path / "other.onnx")
+    require(path, saved(other, assets={"labels": b"cat"}))
+
+
+@pytest.mark.parametrize(
+    "form", [str, Path, lambda path: path.parent / ".." / path.parent.name / path.name]
+)
+def test_the_archive_itself_is_no_model_for_it(path: Path, form: Callable[[Path], Any]) -> None:
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="expected another file than the input"):
+        replace_model(path, form(path))
+    require(path, before)
+
+
+def test_the_model_given_is_not_changed(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    for model in (referring(path), weights(2), changed(referring(path), removed(0))):
+        before = model.SerializeToString(deterministic=True)
+        replace_model(path, model, compact=True, size_threshold=2000)
+        assert model.SerializeToString(deterministic=True) == before
+        onnxarchive.save(weights(2), path)
+
+
+@pytest.mark.parametrize("model", [None, 3, {}, model_of().graph, b"bytes"])
+def test_another_kind_of_model_is_refused(path: Path, model: Any) -> None:
+    onnxarchive.save(weights(1), path)
+    before = path.read_bytes()
+    message = f"^expected an onnx.ModelProto or the path of a .onnx, found {type(model)}$"
+    with pytest.raises(TypeError, match=message):
+        replace_model(path, model)
+    require(path, before)
+
+
+def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
+    tensor = raw_tensor("w0", dims=(300,))
+    no_graph = onnx.ModelProto(ir_version=10)
+    both = external(tensor, "w0")
+    both.raw_data = tensor.raw_data
+    return {
+        "an unknown key": (
+            model_of(external(tensor, "nowhere")),
+            "tensor 'w0' (graph.initializer[0]): expected a key of the archive as the location of "
+            "external data, found 'nowhere'; give a new tensor its bytes as raw_data",
+        ),
+        "an unknown key of a small tensor": (
+            model_of(external(raw_tensor("tiny", dims=(1,)), "nowhere")),
+            "expected a key of the archive as the location of external data, found 'nowhere'",
+        ),
+        "the model itself": (
+            model_of(external(tensor, MODEL)),
+            "expected a key of the archive as the location of external data",
+        ),
+        "an asset": (
+            model_of(external(tensor, "assets/labels")),
+            "expected a key of the archive as the location of external data",
+        ),
+        "another shape": (
+            model_of(external(raw_tensor("w0", dims=(299,)), "w0")),
+            "expected the whole of entry 'w0', which is 1200 bytes, found a shape and type of 1196 "
+            "bytes, offset None and length None",
+        ),
+        "a part": (
+            model_of(external(raw_tensor("w0", dims=(299,)), "w0", offset=4)),
+            "expected the whole of entry 'w0'",
+        ),
+        "another offset": (
+            model_of(external(tensor, "w0", offset=4)),
+            "expected the whole of entry 'w0', which is 1200 bytes, found a shape and type of 1200 "
+            "bytes, offset 4 and length None",
+        ),
+        "another length": (
+            model_of(external(tensor, "w0", offset=0, length=1196)),
+            "bytes, offset 0 and length 1196",
+        ),
+        "too few bytes": (
+            model_of(TensorProto(name="w0", data_type=1, dims=[300], raw_data=bytes(1199))),
+            "1199",
+        ),
+        "no graph": (no_graph, "no graph"),
+        "data in two places": (model_of(both), ""),
+    }
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("kind", broken_models())
+def test_a_model_that_no_archive_could_have_is_refused(
+    path: Path, kind: str, compact: bool
+) -> None:
+    onnxarchive.save(weights(1), path, assets={"labels": bytes(1200)})
+    before = path.read_bytes()
+    model, message = broken_models()[kind]
+    if kind == "data in two places":  # of which the archive's are taken
+        replace_model(path, model, compact=compact)
+        require(path, before)
+        return
+    with pytest.raises(ArchiveFormatError) as caught:
+        replace_model(path, model, compact=compact)
+    assert caught.value.path == str(path)
+    assert message in str(caught.value)
+    require(path, before)
+
+
+def test_a_model_file_that_names_an_unknown_key_is_refused(path: Path, tmp_path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    before = path.read_bytes()
+    bad = model_of(external(raw_tensor("w0", dims=(300,)), "nowhere"))
+    (tmp_path / "bad.onnx").write_bytes(bad.SerializeToString())
+    with pytest.raises(ArchiveFormatError, match="expected 1200 bytes in 'nowhere'") as caught:
+        replace_model(path, tmp_path / "bad.onnx")
+    assert caught.value.path == str(tmp_path / "bad.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(ArchiveFormatError, match=r"bad.onnx: "):
+        replace_model(path, tmp_path / "bad.onnx")
+    with pytest.raises(FileNotFoundError) as missing:
+        replace_model(path, tmp_path / "missing.onnx")
+    assert missing.value.filename == str(tmp_path / "missing.onnx")
+    require(path, before)
+
+
+def test_a_negative_threshold_is_refused(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="size_threshold must not be negative, got -1"):
+        replace_model(path, weights(1), size_threshold=-1)
+    require(path, before)

@@ -1,0 +1,262 @@
+"""Interrupted edits, other files that are put in their place, and whoever comes next.
+
+An edit of an archive is interrupted; something is done to the file, with the tools of the system;
+then it is recovered, opened, edited or saved. A file that is whole is never changed by that, and no
+reader gets anything but an archive that somebody has written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from interruptions import Interrupted, interrupt
+from models import model_of, raw_tensor
+
+import onnxarchive
+from onnxarchive.edit import replace_model
+from onnxarchive.errors import ArchiveError
+from onnxarchive.recovery import recover
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="tools of POSIX")
+
+NAME = "model.onnxa"
+
+
+def model(doc_string: str, *seeds: int) -> onnx.ModelProto:
+    """A model with a tensor of 1,200 bytes for each seed."""
+    made = model_of(
+        *(raw_tensor(f"w{number}", dims=(300,), seed=seed) for number, seed in enumerate(seeds))
+    )
+    made.doc_string = doc_string
+    return made
+
+
+# The seeds of the tensors of the archive that is edited.
+EDITED: dict[str, tuple[int, ...]] = {"a model alone": (), "one tensor": (1,)}
+OLD = "old " * 50
+# The models that it gets, from its seeds.
+EDITS: dict[str, Callable[..., onnx.ModelProto]] = {
+    "a shorter end": lambda *seeds: model("new", *seeds),
+    "an equal end": lambda *seeds: model("new " * 50, *seeds),
+    "a longer end": lambda *seeds: model("new " * 200, *seeds),
+    "new tensors": lambda *seeds: model("new", *seeds, 2, 3),
+}
+# What is put in its place.
+OTHERS: dict[str, Callable[..., onnx.ModelProto]] = {
+    "a model alone": lambda *seeds: model("other"),
+    "one tensor": lambda *seeds: model("other", 7),
+    "the same weights": lambda *seeds: model("another model", *seeds),
+    "another archive": lambda *seeds: model("other " * 100, 7, 8, 9),
+}
+# How it is put there: others/*/model.onnxa in the places of targets/*/model.onnxa.
+EACH = "for n in $(ls targets); do {}; done"
+COMMANDS = {
+    "cp": "cp -r others/. targets/",
+    "rm and cp": EACH.format(f"rm targets/$n/{NAME}; cp others/$n/{NAME} targets/$n/"),
+    "mv": EACH.format(f"mv -f others/$n/{NAME} targets/$n/"),
+    "rsync": "rsync -rI others/ targets/",
+    "rsync --inplace": "rsync -rI --inplace --no-whole-file others/ targets/",
+    "dd": EACH.format(
+        f"dd if=others/$n/{NAME} of=targets/$n/{NAME} conv=notrunc status=none || exit 1"
+    ),
+}
+# What is done to it without another archive.
+ACTS: dict[str, Callable[[Path, Interrupted], object]] = {
+    "nothing": lambda path, edit: None,
+    "overwritten by a .onnx": lambda path, edit: onnx.save(model("of onnx"), path, "protobuf"),
+    "emptied": lambda path, edit: os.truncate(path, 0),
+    "truncated amid the old archive": lambda path, edit: os.truncate(path, edit.offset + 40),
+    "truncated to the old size": lambda path, edit: os.truncate(path, len(edit.old)),
+    "truncated to the new size": lambda path, edit: os.truncate(path, len(edit.new)),
+    "truncated to where the log begins": lambda path, edit: os.truncate(path, edit.copy_offset),
+    "truncated by a byte": lambda path, edit: os.truncate(path, path.stat().st_size - 1),
+    "extended by a byte": lambda path, edit: os.truncate(path, path.stat().st_size + 1),
+    "extended": lambda path, edit: os.truncate(path, path.stat().st_size + 5000),
+}
+SAVED = model("saved", 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, and those who come next.
+
+    Attributes:
+        path: The file.
+        phase: When the edit was interrupted.
+        other: The archive that was put in its place, or None.
+        next: One of `NEXT`.
+    """
+
+    path: Path
+    phase: str
+    other: bytes | None
+    next: str
+
+
+def open_to_edit(path: Path) -> None:
+    onnxarchive.open(path, mode="r+").close()
+
+
+def read(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        archive.verify()
+
+
+def replace(path: Path, base: bytes) -> None:
+    """Gives an archive its own model with another doc_string."""
+    copy = path.with_name("base")
+    copy.write_bytes(base)
+    made = onnxarchive.load(copy)
+    copy.unlink()
+    made.doc_string = "replaced"
+    replace_model(path, made)
+
+
+NEXT: dict[str, Callable[[Path, bytes], object]] = {
+    "recover": lambda path, base: recover(path),
+    'open "r+"': lambda path, base: open_to_edit(path),
+    "open": lambda path, base: read(path),
+    "replace_model": replace,
+    "save": lambda path, base: onnxarchive.save(SAVED, path),
+}
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits for no disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def content_of(path: Path, made: onnx.ModelProto) -> bytes:
+    onnxarchive.save(made, path)
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+@pytest.fixture(params=EDITED)
+def seeds(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """Those of the archive that is edited."""
+    return EDITED[request.param]
+
+
+@pytest.fixture(params=EDITS)
+def edit(request: pytest.FixtureRequest, seeds: tuple[int, ...], tmp_path: Path) -> Interrupted:
+    """The edit that is interrupted."""
+    path = tmp_path / NAME
+    onnxarchive.save(model(OLD, *seeds), path)
+    found = interrupt(path, lambda path: replace_model(path, EDITS[request.param](*seeds)))
+    path.unlink()
+    assert len({found.old, found.new, *found.states.values()}) == 2 + len(found.states)
+    return found
+
+
+def put(case: Case, content: bytes) -> None:
+    case.path.parent.mkdir(parents=True)
+    case.path.write_bytes(content)
+
+
+def require_right(case: Case, edit: Interrupted) -> None:
+    """Lets the next one come, and looks at what is then there."""
+    content = case.path.read_bytes()
+    written = {edit.old, edit.new, case.other or edit.old}
+    is_whole = content in written
+    # What is read, or comes back, if anything is: zeros may be a log that did not reach the disk.
+    base = next((it for it in written if content.rstrip(b"\0") == it.rstrip(b"\0")), edit.old)
+    error: Exception | None = None
+    try:
+        NEXT[case.next](case.path, base)
+    except (OSError, ArchiveError) as raised:
+        error = raised
+    found = case.path.read_bytes()
+    if case.next == "save":
+        assert error is None
+        assert onnxarchive.load(case.path) == SAVED
+    elif error is not None:
+        assert not is_whole
+        assert found == content
+    elif case.next == "replace_model":
+        assert found.startswith(base[: base.index(b"__MODEL_PROTO") - 30])
+        assert onnxarchive.check(case.path, full=True) == []
+        with onnxarchive.open(case.path) as archive:
+            assert archive.model.doc_string == "replaced"
+    else:
+        assert found == base
+        assert case.next != "open" or is_whole
+    assert os.listdir(case.path.parent) == [NAME]
+
+
+def require_all_right(cases: list[Case], edit: Interrupted, way: str) -> None:
+    for case in cases:
+        try:
+            require_right(case, edit)
+        except Exception as error:
+            raise AssertionError(f"{way}, {case}") from error
+
+
+@pytest.mark.parametrize("way", [*COMMANDS, "onnx.save"])
+def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
+    tmp_path: Path,
+    edit: Interrupted,
+    seeds: tuple[int, ...],
+    way: str,
+    record_property: Callable[[str, Any], None],
+) -> None:
+    if way in COMMANDS and shutil.which(way.split()[0]) is None:
+        pytest.skip(f"{way.split()[0]} is not installed")
+    cases: list[Case] = []
+    for made in OTHERS.values():
+        other = content_of(tmp_path / "other", made(*seeds))
+        for phase, state in edit.states.items():
+            for following in NEXT:
+                number = f"{len(cases)}"
+                case = Case(tmp_path / "targets" / number / NAME, phase, other, following)
+                put(case, state)
+                source = tmp_path / "others" / number / NAME
+                source.parent.mkdir(parents=True)
+                source.write_bytes(other)
+                cases.append(case)
+                if way == "onnx.save":
+                    onnx.save(made(*seeds), case.path)
+    if way in COMMANDS:
+        subprocess.run(["sh", "-ec", COMMANDS[way]], cwd=tmp_path, check=True, timeout=120)
+    for case in cases:
+        content, state = case.path.read_bytes(), edit.states[case.phase]
+        assert case.other is not None
+        rest = state[len(case.other) :] if way == "dd" else b""
+        assert content == case.other + rest
+    require_all_right(cases, edit, way)
+    record_property("interrupted edits recovered", len(cases))
+    assert len(cases) == 4 * 6 * 5
+
+
+def test_a_file_whose_edit_was_interrupted_gives_the_old_archive_or_is_left_as_it_is(
+    tmp_path: Path, edit: Interrupted, record_property: Callable[[str, Any], None]
+) -> None:
+    count = 0
+    for way, act in ACTS.items():
+        cases = [
+            Case(tmp_path / way / f"{phase}, {number}" / NAME, phase, None, following)
+            for phase in edit.states
+            for number, following in enumerate(NEXT)
+        ]
+        for case in cases:
+            put(case, edit.states[case.phase])
+            act(case.path, edit)
+        if way == "nothing":
+            for case in cases:
+                if case.next == "recover":
+                    recover(case.path)
+                    assert case.path.read_bytes() == edit.old
+        require_all_right(cases, edit, way)
+        count += len(cases)
+    record_property("interrupted edits recovered", count)
+    assert count == 10 * 6 * 5

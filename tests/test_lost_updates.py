@@ -1,0 +1,319 @@
+"""Two editors of one archive, stopped at every lock, in every order: no edit is lost in silence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from itertools import combinations_with_replacement, permutations
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import onnx
+import pytest
+from edits import (
+    changed,
+    copying_clone,
+    documented,
+    no_clone,
+    path_fixture,  # noqa: F401
+    referring,
+    weights,
+)
+from models import raw_tensor, runnable_model
+
+import onnxarchive
+import onnxarchive.ir
+from onnxarchive import rewriting
+from onnxarchive.edit import change_model, replace_model, replace_tensor
+
+if sys.platform == "win32":
+    pytest.skip("editors are stopped at flock", allow_module_level=True)
+
+from schedules import Run, all_runs, stop
+
+
+class State(NamedTuple):
+    """What edits leave in an archive."""
+
+    doc_string: str
+    metadata: frozenset[str]
+    tensors: tuple[bytes, ...]
+
+
+def state_of(path: Path) -> State:
+    assert onnxarchive.check(path, full=True) == []
+    assert os.listdir(path.parent) == [path.name]
+    model = onnxarchive.load(path)
+    return State(
+        model.doc_string,
+        frozenset(pair.key for pair in model.metadata_props),
+        tuple(tensor.raw_data for tensor in model.graph.initializer),
+    )
+
+
+class Editor(NamedTuple):
+    """An edit by somebody, and what it makes of what it finds."""
+
+    edit: Callable[[Path, str, onnx.ModelProto], object]
+    apply: Callable[[State, str], State]
+
+
+def marked(state: State, name: str) -> State:
+    return state._replace(metadata=state.metadata | {name})
+
+
+def assign(path: Path, name: str, model: onnx.ModelProto) -> None:
+    with onnxarchive.open(path, mode="r+") as archive:
+        archive.metadata[name] = "1"
+
+
+def edit_in_a_block(path: Path, name: str, model: onnx.ModelProto) -> None:
+    with onnxarchive.open(path, mode="r+") as archive, archive.edit() as edited:
+        stop()
+        edited.metadata_props.add(key=name, value="1")
+
+
+def change(path: Path, name: str, model: onnx.ModelProto) -> None:
+    def mark(found: onnx.ModelProto) -> onnx.ModelProto:
+        stop()
+        found.metadata_props.add(key=name, value="1")
+        return found
+
+    change_model(path, mark)
+
+
+def transform(path: Path, name: str, model: onnx.ModelProto) -> None:
+    def mark(found: onnx.ModelProto) -> onnx.ModelProto:
+        stop()
+        found.metadata_props.add(key=name, value="1")
+        return found
+
+    onnxarchive.transform(path, path, mark)
+
+
+def replace(path: Path, name: str, model: onnx.ModelProto) -> None:
+    replace_model(path, changed(model, documented(name)))
+
+
+INDEX = {"A": 0, "B": 1}
+ARRAYS = {name: np.full(300, index + 1, np.float32) for name, index in INDEX.items()}
+
+
+def replace_own_tensor(path: Path, name: str, model: onnx.ModelProto) -> None:
+    replace_tensor(path, f"w{INDEX[name]}", ARRAYS[name])
+
+
+def with_own_tensor(state: State, name: str) -> State:
+    tensors = list(state.tensors)
+    tensors[INDEX[name]] = ARRAYS[name].tobytes()
+    return state._replace(tensors=tuple(tensors))
+
+
+def own_model(name: str) -> onnx.ModelProto:
+    model = changed(weights(2), documented(f"saved by {name}"))
+    for index, tensor in enumerate(model.graph.initializer):
+        tensor.CopyFrom(raw_tensor(tensor.name, dims=(300,), seed=ord(name) + index))
+    return model
+
+
+def save(path: Path, name: str, model: onnx.ModelProto) -> None:
+    onnxarchive.save(own_model(name), path)
+
+
+def saved_state(state: State, name: str) -> State:
+    tensors = tuple(tensor.raw_data for tensor in own_model(name).graph.initializer)
+    return State(f"saved by {name}", frozenset(), tensors)
+
+
+EDITORS: dict[str, Editor] = {
+    "assignment": Editor(assign, marked),
+    "edit": Editor(edit_in_a_block, marked),
+    "change_model": Editor(change, marked),
+    "transform": Editor(transform, marked),
+    "replace_model": Editor(replace, lambda state, name: State(name, frozenset(), state.tensors)),
+    "replace_tensor": Editor(replace_own_tensor, with_own_tensor),
+    "save": Editor(save, saved_state),
+}
+
+
+def serial_states(start: State, run: Run, editors: dict[str, Editor]) -> Iterable[State]:
+    """What the archive may be: all edits that were said to be done, one after the other.
+
+    One that had ended before another began comes before it.
+    """
+    done = [name for name, outcome in run.outcomes.items() if outcome.error is None]
+    for order in permutations(done):
+        ends = [run.outcomes[name].end for name in order]
+        begins = [run.outcomes[name].begin for name in order]
+        if any(
+            ends[later] < begins[i] for i in range(len(order)) for later in range(i, len(order))
+        ):
+            continue
+        state = start
+        for name in order:
+            state = editors[name].apply(state, name)
+        yield state
+
+
+@pytest.mark.parametrize("clone", [no_clone, copying_clone])
+@pytest.mark.parametrize(("one", "other"), [*combinations_with_replacement(EDITORS, 2)], ids=str)
+def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
+    path: Path,
+    one: str,
+    other: str,
+    clone: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, Any], None],
+) -> None:
+    monkeypatch.setattr(rewriting, "clone", clone)
+    onnxarchive.save(weights(2), path)
+    content, start, model = path.read_bytes(), state_of(path), referring(path)
+    editors = {"A": EDITORS[one], "B": EDITORS[other]}
+
+    def prepare() -> dict[str, Callable[[], object]]:
+        path.unlink()
+        path.write_bytes(content)
+        return {
+            name: lambda name=name, editor=editor: editor.edit(path, name, model)  # type: ignore[misc]
+            for name, editor in editors.items()
+        }
+
+    count = both = 0
+    for run in all_runs(path, prepare):
+        count += 1
+        errors = [outcome.error for outcome in run.outcomes.values() if outcome.error is not None]
+        for error in errors:
+            assert isinstance(error, onnxarchive.ArchiveError), run
+            assert "others have changed it since; open it anew" in str(error), run
+        assert len(errors) < 2, run
+        both += not errors
+        assert state_of(path) in list(serial_states(start, run, editors)), run
+    record_property("schedules of two editors", count)
+    assert count > 20
+    assert both > 20
+
+
+# What reads an archive, and replaces it later
+
+
+def set_doc_string(path: Path) -> None:
+    with onnxarchive.open(path, mode="r+") as archive:
+        archive.doc_string = "by another"
+
+
+def save_again(path: Path) -> None:
+    model = changed(runnable_model(), documented("by another"))
+    onnxarchive.save(model, path)
+
+
+def transform_onto_itself(path: Path, meanwhile: Callable[[Path], None]) -> None:
+    def function(model: onnx.ModelProto) -> onnx.ModelProto:
+        meanwhile(path)
+        model.producer_version = "mine"
+        return model
+
+    onnxarchive.transform(path, path, function)
+
+
+def infer_shapes_onto_itself(path: Path, meanwhile: Callable[[Path], None]) -> None:
+    infer = onnx.shape_inference.infer_shapes
+
+    def infer_and_wait(*arguments: Any, **options: Any) -> onnx.ModelProto:
+        meanwhile(path)
+        return infer(*arguments, **options)
+
+    with patch.object(onnx.shape_inference, "infer_shapes", infer_and_wait):
+        onnxarchive.infer_shapes(path, path)
+
+
+def save_an_ir_model_where_it_comes_from(path: Path, meanwhile: Callable[[Path], None]) -> None:
+    pytest.importorskip("onnx_ir")
+    model = onnxarchive.ir.load(path)
+    meanwhile(path)
+    model.producer_version = "mine"
+    onnxarchive.save(model, path)
+
+
+REPLACING = [
+    transform_onto_itself,
+    infer_shapes_onto_itself,
+    save_an_ir_model_where_it_comes_from,
+]
+
+
+@pytest.mark.parametrize("edit", [set_doc_string, save_again])
+@pytest.mark.parametrize("clone", [no_clone, copying_clone])
+@pytest.mark.parametrize("replace", REPLACING)
+@pytest.mark.parametrize("way", ["the same path", "a symbolic link"])
+def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edited_meanwhile(
+    path: Path,
+    tmp_path: Path,
+    replace: Callable[[Path, Callable[[Path], None]], None],
+    edit: Callable[[Path], None],
+    clone: Callable[..., bool],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rewriting, "clone", clone)
+    onnxarchive.save(runnable_model(), path)
+    given = path
+    if way == "a symbolic link":
+        given = tmp_path / "link"
+        given.symlink_to(path)
+    replace(given, lambda _: None)  # which nobody disturbs
+    edited: list[bytes] = []
+
+    def meanwhile(_: Path) -> None:
+        edit(path)
+        edited.append(path.read_bytes())
+
+    with pytest.raises(onnxarchive.ArchiveError, match="others have changed it since") as caught:
+        replace(given, meanwhile)
+    assert caught.value.path == str(given)
+    assert [path.read_bytes()] == edited
+    assert os.listdir(path.parent) == [path.name]
+    assert referring(path).doc_string == "by another"
+
+
+@pytest.mark.parametrize("replace", REPLACING)
+def test_what_replaces_an_archive_that_is_gone_meanwhile_says_so(
+    path: Path, replace: Callable[[Path, Callable[[Path], None]], None]
+) -> None:
+    onnxarchive.save(runnable_model(), path)
+    with pytest.raises(FileNotFoundError) as caught:
+        replace(path, Path.unlink)
+    assert caught.value.filename == str(path)
+    assert os.listdir(path.parent) == []
+
+
+def test_an_ir_model_is_saved_over_its_archive_again_and_again(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnx_ir")
+    onnxarchive.save(runnable_model(), path)
+    model = onnxarchive.ir.load(path)
+    for text in "abc":
+        model.doc_string = text
+        onnxarchive.save(model, path)
+        onnxarchive.save(model.clone(deep_copy=True), path)
+        onnxarchive.save(model, tmp_path / "another")  # which nobody is kept from
+        set_doc_string(tmp_path / "another")
+        assert referring(path).doc_string == text
+    set_doc_string(path)
+    for copy in (model, model.clone(), model.clone(deep_copy=True)):
+        with pytest.raises(onnxarchive.ArchiveError, match="others have changed it since"):
+            onnxarchive.save(copy, path)
+    assert referring(path).doc_string == "by another"
+
+
+def test_an_ir_model_with_other_weights_is_not_saved_over_an_edit_either(path: Path) -> None:
+    ir = pytest.importorskip("onnx_ir")
+    onnxarchive.save(runnable_model(), path)
+    model = onnxarchive.ir.load(path)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        value.const_value = ir.tensor(value.const_value.numpy() * 2, name=value.name)
+    set_doc_string(path)
+    with pytest.raises(onnxarchive.ArchiveError, match="others have changed it since"):
+        onnxarchive.save(model, path)

@@ -1,0 +1,489 @@
+"""A new model for an archive: what is written, what stays where it lay, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edits import (
+    Change,
+    added,
+    changed,
+    copying_clone,
+    documented,
+    entries_of,
+    entry,
+    no_clone,
+    no_clones_fixture,  # noqa: F401
+    other_bytes,
+    path_fixture,  # noqa: F401
+    referring,
+    removed,
+    renamed,
+    require,
+    require_kept,
+    reversed_tensors,
+    saved,
+    way_fixture,  # noqa: F401
+    weights,
+    written,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from models import (
+    attribute,
+    every_tensor,
+    external,
+    full_model,
+    model_of,
+    model_protos,
+    node,
+    raw_tensor,
+    runnable_model,
+    sparse_tensor,
+    string_tensor,
+    tensor_protos,
+)
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import rewriting
+from onnxarchive.edit import replace_model
+
+# What is written is what `save` would write, if the entries lie as it would put them
+
+LOCAL_CHANGES: dict[str, Change] = {
+    "doc_string": documented("x" * 5000),
+    "metadata": lambda model: onnx.helper.set_model_props(model, {"a": "b", "ü": ""}),
+    "a node": lambda model: model.graph.node.add(op_type="Neg", input=["a"], output=["b"]),
+    "no nodes": lambda model: model.graph.ClearField("node"),
+    "a small tensor": lambda model: model.graph.initializer.append(raw_tensor("small")),
+    "a string tensor": lambda model: model.graph.initializer.append(string_tensor("s")),
+    "an empty tensor": lambda model: model.graph.initializer.append(raw_tensor("e", dims=(0,))),
+    "nothing": lambda model: None,
+    "opset": lambda model: model.opset_import.add(domain="test", version=3),
+}
+
+
+@pytest.mark.parametrize("change", LOCAL_CHANGES.values(), ids=LOCAL_CHANGES.keys())
+def test_a_new_model_is_written_as_save_writes_it(
+    path: Path, way: dict[str, Any], change: Change
+) -> None:
+    model = weights(3, raw_tensor("inside"), string_tensor("strings"))
+    assets = {"labels": b"cat\ndog", "a/b": bytes(5000)}
+    onnxarchive.save(model, path, assets=assets)
+    replace_model(path, changed(referring(path), change), **way)
+    require(path, saved(changed(model, change), assets=assets))
+    # And so it is where the model that is given holds all of its tensors itself.
+    replace_model(path, model, **way)
+    require(path, saved(model, assets=assets))
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize("nbytes", [1024, 5000, 70_000])
+def test_new_tensors_behind_the_others_are_added(
+    path: Path, way: dict[str, Any], nbytes: int, alignment: int
+) -> None:
+    model = weights(3)
+    onnxarchive.save(model, path, alignment=alignment)
+    before = path.read_bytes()
+    start = entry(path, "__MODEL_PROTO").header_offset
+    more = [added("w3", nbytes), added("W3", 2 * nbytes, seed=5)]
+    replace_model(path, changed(referring(path), *more), **way)
+    require(path, saved(changed(model, *more), alignment=alignment))
+    assert path.read_bytes()[:start] == before[:start]
+    assert list(onnxarchive.open(path).tensors) == ["w0", "w1", "w2", "w3", "W3"]
+
+
+# Otherwise every entry stays, and new tensors follow all of them
+
+KEEPING: dict[str, tuple[Change, list[str]]] = {
+    "another name": (renamed(1, "other"), []),
+    "another name of the last": (renamed(2, "other"), []),
+    "another order": (reversed_tensors, []),
+    "names exchanged": (
+        lambda model: [change(model) for change in (renamed(0, "w1"), renamed(1, "w0"))],
+        [],
+    ),
+    "one before the others": (
+        lambda model: model.graph.initializer.insert(0, raw_tensor("new", dims=(300,))),
+        ["new"],
+    ),
+    "one behind the others, before the asset": (added("new"), ["new"]),
+    "one of a name that is a key": (
+        lambda model: [change(model) for change in (renamed(1, "other"), added("w1"))],
+        ["w1_2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize(("change", "follow"), KEEPING.values(), ids=KEEPING.keys())
+def test_a_model_with_every_tensor_of_the_archive_moves_no_entry(
+    path: Path, way: dict[str, Any], change: Change, follow: list[str], alignment: int
+) -> None:
+    model = weights(3)
+    rest: dict[str, Any] = {"assets": {"labels": b"cat"}, "alignment": alignment}
+    onnxarchive.save(model, path, **rest)
+    before = path.read_bytes()
+    new = changed(referring(path), change)
+    replace_model(path, new, **way)
+    assert require_kept(path, before, changed(model, change)) == follow
+    # The keys of before are those of the tensors that had them.
+    locations = {
+        tensor.name: tensor.external_data[0].value
+        for tensor in every_tensor(new)
+        if tensor.external_data
+    }
+    stored = {
+        tensor.name: tensor.external_data[0].value for tensor in every_tensor(referring(path))
+    }
+    assert stored == locations | dict(zip(stored.keys() - locations.keys(), follow, strict=True))
+    after = path.read_bytes()
+    replace_model(path, referring(path), **way)
+    assert path.read_bytes() == after
+    replace_model(path, referring(path), compact=True, **way)
+    require(path, saved(changed(model, change), **rest))
+
+
+LACKING: dict[str, tuple[Change, str]] = {
+    "the first is gone": (removed(0), "'w0'"),
+    "the last is gone": (removed(4), "'w4'"),
+    "all are gone": (
+        lambda model: model.graph.ClearField("initializer"),
+        "'w0', 'w1', 'w2' and 2 more",
+    ),
+    "other bytes": (other_bytes, "'w1'"),
+    "another size": (
+        lambda model: model.graph.initializer[1].CopyFrom(raw_tensor("w1", dims=(301,), seed=1)),
+        "'w1'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "listed"), LACKING.values(), ids=LACKING.keys())
+def test_a_model_that_lacks_a_tensor_of_the_archive_is_refused_unless_compact(
+    path: Path, way: dict[str, Any], change: Change, listed: str
+) -> None:
+    model = weights(5)
+    onnxarchive.save(model, path, assets={"labels": b"cat"})
+    before = path.read_bytes()
+    new = changed(referring(path), change)
+    with pytest.raises(ValueError, match="compact=True") as caught:
+        replace_model(path, new, **way)
+    assert str(caught.value) == (
+        f"{path}: expected the new model to have every tensor of the archive, found none with the "
+        f"bytes of {listed}; compact=True (--compact) writes the whole archive anew"
+    )
+    require(path, before)
+    replace_model(path, new, compact=True, **way)
+    require(path, saved(changed(model, change), assets={"labels": b"cat"}))
+
+
+@st.composite
+def structural_changes(draw: st.DrawFn) -> list[Change]:
+    """Changes of a model of any kind, most of which leave its tensors as they are."""
+
+    def at(index: int, tensors: Any) -> int:
+        return index % len(tensors)
+
+    def remove(model: onnx.ModelProto) -> None:
+        if model.graph.initializer:
+            del model.graph.initializer[at(index, model.graph.initializer)]
+
+    def rename(model: onnx.ModelProto) -> None:
+        if model.graph.initializer:
+            model.graph.initializer[at(index, model.graph.initializer)].name = "renamed"
+
+    def empty(model: onnx.ModelProto) -> None:
+        model.graph.ClearField("node")
+
+    index = draw(st.integers(0, 2))
+    tensor = draw(tensor_protos())
+    choices: list[Change] = [
+        documented(draw(st.text(max_size=5))),
+        lambda model: model.graph.initializer.append(tensor),
+        lambda model: model.graph.initializer.insert(0, tensor),
+        lambda model: model.graph.node.append(node(attribute("t", t=tensor))),
+        lambda model: onnx.helper.set_model_props(model, {"key": "value"}),
+        remove,
+        rename,
+        reversed_tensors,
+        empty,
+        lambda model: model.ClearField("functions"),
+        lambda model: model.ClearField("training_info"),
+    ]
+    return draw(st.lists(st.sampled_from(choices), max_size=2))
+
+
+def options_of_save() -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {"size_threshold": st.sampled_from([0, 1, 30, 1024]), "convert_attribute": st.booleans()}
+    )
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=model_protos(),
+    changes=structural_changes(),
+    before_options=options_of_save(),
+    new_options=st.none() | options_of_save(),
+    alignment=st.sampled_from([64, 4096]),
+    assets=st.dictionaries(st.sampled_from(["a", "b/c", "ü"]), st.binary(max_size=9), max_size=2),
+    is_referring=st.booleans(),
+    kind=st.sampled_from(["in its place", "on a clone", "with copy"]),
+)
+def test_any_change_of_any_model_keeps_every_entry_or_is_refused_and_compact_gives_what_save_makes(
+    tmp_path: Path,
+    model: onnx.ModelProto,
+    changes: list[Change],
+    before_options: dict[str, Any],
+    new_options: dict[str, Any] | None,
+    alignment: int,
+    assets: dict[str, bytes],
+    is_referring: bool,
+    kind: str,
+) -> None:
+    folder = tmp_path / "archive"
+    folder.mkdir(exist_ok=True)
+    path, other = folder / "model.onnxa", tmp_path / "expected"
+    rest: dict[str, Any] = {"alignment": alignment, "assets": assets}
+    onnxarchive.save(model, path, **before_options, **rest)
+    before = path.read_bytes()
+    complete = onnxarchive.load(path) if is_referring else model
+    new = changed(referring(path) if is_referring else model, *changes)
+    if new_options is None and changed(model, *changes) != model:
+        new_options = before_options  # which cannot be told for tensors that are new
+    stated = new_options or {}
+    expected = saved(changed(complete, *changes), **(new_options or before_options), **rest)
+    other.write_bytes(expected)
+    expected_model = referring(other)
+    old_entries, new_entries = entries_of(before), entries_of(expected)
+
+    old = {(name, data) for name, data in old_entries if not name.startswith("assets/")}
+    referred = {location_of(tensor) for tensor in every_tensor(new)}
+    are_stored = old <= set(new_entries)
+    lies_as_saved = new_entries[: len(old_entries)] == old_entries and all(
+        location_of(tensor) in (None, location_of(stored))
+        for tensor, stored in zip(every_tensor(new), every_tensor(expected_model), strict=True)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rewriting, "clone", copying_clone if kind == "on a clone" else no_clone)
+        try:
+            replace_model(path, new, copy=kind == "with copy", **stated)
+        except ValueError as error:
+            assert "compact=True" in str(error)
+            require(path, before)
+            assert not lies_as_saved
+            # By name alone the tensors would all be there: one that refers to another is none.
+            assert not are_stored or is_referring
+            assert not (is_referring and not stated)
+        else:
+            if lies_as_saved:
+                require(path, expected)
+            follow = require_kept(path, before, onnxarchive.load(other))
+            assert len(follow) >= len(new_entries) - len(old_entries)
+            stored_names = {name for name, data in new_entries if (name, data) in old}
+            assert {name for name, _ in old} <= referred | stored_names
+        replace_model(path, new, compact=True, copy=kind == "with copy", **stated)
+    require(path, expected)
+
+
+def location_of(tensor: TensorProto) -> str | None:
+    """The key of a tensor that is external, or None."""
+    return next((pair.value for pair in tensor.external_data if pair.key == "location"), None)
+
+
+# Which tensors are stored outside the model
+
+
+@pytest.mark.parametrize("convert_attribute", [False, True])
+@pytest.mark.parametrize("size_threshold", [0, 1024, 4096])
+def test_a_model_with_tensors_in_every_place_keeps_them_where_they_are(
+    path: Path, size_threshold: int, convert_attribute: bool
+) -> None:
+    options: dict[str, Any] = {
+        "size_threshold": size_threshold,
+        "convert_attribute": convert_attribute,
+    }
+    model = full_model()
+    onnxarchive.save(model, path, **options)
+    replace_model(path, changed(referring(path), documented("new")))
+    require(path, saved(changed(model, documented("new")), **options))
+    # Without saying how the archive was made, a model that holds all its tensors is the same.
+    replace_model(path, model)
+    require(path, saved(model, **options))
+
+
+def test_another_threshold_moves_tensors_into_the_model_and_out_again(path: Path) -> None:
+    model = weights(3)
+    onnxarchive.save(model, path)
+    with pytest.raises(ValueError, match="with the bytes of 'w0', 'w1', 'w2'; compact=True"):
+        replace_model(path, referring(path), size_threshold=1201)
+    replace_model(path, referring(path), size_threshold=1201, compact=True)
+    require(path, saved(model, size_threshold=1201))
+    assert list(referring(path).graph.initializer) == list(model.graph.initializer)
+    replace_model(path, referring(path))  # which leaves them where they are
+    require(path, saved(model, size_threshold=1201))
+    replace_model(path, referring(path), size_threshold=1200)  # and these are new
+    require(path, saved(model))
+
+
+def test_tensors_of_attributes_go_out_of_the_model_if_that_is_asked_for(path: Path) -> None:
+    model = weights(1)
+    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,), seed=9))))
+    model.graph.sparse_initializer.append(sparse_tensor("s", 1, 300))
+    onnxarchive.save(model, path)
+    before = path.read_bytes()
+    replace_model(path, referring(path))
+    require(path, before)
+    replace_model(path, referring(path), convert_attribute=True)  # behind what is there
+    assert require_kept(path, before, model) == ["s", "s_indices", "t"]
+    replace_model(path, referring(path), convert_attribute=True, compact=True)
+    require(path, saved(model, convert_attribute=True))
+    replace_model(path, referring(path))
+    require(path, saved(model, convert_attribute=True))
+    with pytest.raises(ValueError, match="compact=True"):
+        replace_model(path, referring(path), convert_attribute=False)
+    replace_model(path, referring(path), convert_attribute=False, compact=True)
+    require(path, saved(model))
+
+
+def test_the_threshold_of_new_tensors_is_that_of_the_archive(path: Path) -> None:
+    large, small = raw_tensor("large", dims=(1024,)), raw_tensor("small", dims=(1000,))
+    onnxarchive.save(model_of(large, small), path, size_threshold=4096)
+    replace_model(path, model_of(large, small, raw_tensor("new", dims=(999,))))
+    require(
+        path, saved(model_of(large, small, raw_tensor("new", dims=(999,))), size_threshold=4096)
+    )
+    onnxarchive.save(model_of(raw_tensor("w")), path, size_threshold=0)
+    replace_model(path, model_of(raw_tensor("w"), raw_tensor("new")))
+    require(path, saved(model_of(raw_tensor("w"), raw_tensor("new")), size_threshold=0))
+    onnxarchive.save(model_of(raw_tensor("w")), path)
+    replace_model(path, model_of(raw_tensor("w"), raw_tensor("new", dims=(256,))))
+    require(path, saved(model_of(raw_tensor("w"), raw_tensor("new", dims=(256,)))))
+
+
+def test_small_tensors_that_are_new_stay_in_the_model(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    small = raw_tensor("small", TensorProto.UINT8, (1023,))
+    replace_model(path, weights(2, small))
+    require(path, saved(weights(2, small)))
+
+
+def test_a_model_without_any_tensors_is_replaced(path: Path, way: dict[str, Any]) -> None:
+    onnxarchive.save(model_of(), path)
+    for text in ("longer" * 1000, "short", ""):
+        replace_model(path, changed(model_of(), documented(text)), **way)
+        require(path, saved(changed(model_of(), documented(text))))
+    replace_model(path, weights(2), **way)
+    require(path, saved(weights(2)))
+    replace_model(path, model_of(), compact=True, **way)
+    require(path, saved(model_of()))
+
+
+def test_empty_tensors_are_kept_and_told_apart(path: Path) -> None:
+    model = model_of(*(raw_tensor(name, dims=(0,)) for name in "abc"))
+    onnxarchive.save(model, path, size_threshold=0)
+    replace_model(path, changed(referring(path), documented("new")))
+    require(path, saved(changed(model, documented("new")), size_threshold=0))
+    with pytest.raises(ValueError, match="with the bytes of 'b'; compact"):
+        replace_model(path, changed(referring(path), removed(1)))
+    replace_model(path, changed(referring(path), reversed_tensors))
+    assert [name for name, _ in entries_of(path.read_bytes())] == ["a", "b", "c"]
+    replace_model(path, referring(path), compact=True)
+    require(path, saved(changed(model, documented("new"), reversed_tensors), size_threshold=0))
+
+
+def test_one_entry_for_two_tensors_becomes_two(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    twice = changed(
+        referring(path),
+        lambda model: model.graph.initializer.add().CopyFrom(model.graph.initializer[0]),
+        renamed(1, "again"),
+    )
+    replace_model(path, twice)
+    again = raw_tensor("again", dims=(300,), seed=0)
+    require(path, saved(weights(1, again)))
+
+
+@pytest.mark.usefixtures("no_clones")
+def test_the_same_change_again_changes_no_byte(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    replace_model(path, changed(referring(path), documented("new")))
+    before, inode = path.read_bytes(), path.stat().st_ino
+    replace_model(path, referring(path))
+    require(path, before)
+    assert path.stat().st_ino == inode
+
+
+def test_a_changed_model_runs(path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnxarchive.save(runnable_model(), path)
+    given = np.ones((2, 1024), np.float32)
+    (before,) = onnxarchive.session(path).run(None, {"x": given})
+    new = referring(path)
+    new.graph.node.add(op_type="Neg", input=["y"], output=["z"])
+    new.graph.output[0].name = "z"
+    replace_model(path, new)
+    (after,) = onnxarchive.session(path).run(["z"], {"x": given})
+    np.testing.assert_array_equal(after, -before)
+
+
+# Archives in another order than that of `save`
+
+
+@pytest.mark.parametrize("asset", [False, True])
+def test_an_archive_written_tensor_by_tensor_keeps_its_order(
+    path: Path, way: dict[str, Any], asset: bool
+) -> None:
+    written(path, "w2", "w0", "w1", asset=asset)
+    before = path.read_bytes()
+    new = changed(referring(path), documented("new"), added("w3"))
+    replace_model(path, new, **way)
+    expected = changed(weights(3), documented("new"), added("w3"))
+    assert require_kept(path, before, expected) == ["w3"]
+    data = path.read_bytes()
+    # Nothing else is in it: no gaps, no dead bytes.
+    with onnxarchive.open(path) as archive:
+        end = max(item.data_offset + item.nbytes for item in archive.entries.values())
+    assert data[end : end + 4] == b"PK\x01\x02"
+    replace_model(path, referring(path), **way)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("change", [removed(1), documented("new")], ids=["gone", "all there"])
+def test_compacting_an_archive_written_tensor_by_tensor_gives_the_order_of_save(
+    path: Path, way: dict[str, Any], change: Callable[[onnx.ModelProto], Any]
+) -> None:
+    model = written(path, "w2", "w0", "w1")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="with the bytes of 'w1'; compact"):
+        replace_model(path, changed(referring(path), removed(1)), **way)
+    require(path, before)
+    replace_model(path, changed(referring(path), change), compact=True, **way)
+    require(path, saved(changed(model, change)))
+
+
+def test_keys_that_are_not_those_of_save_stay(path: Path) -> None:
+    arrays = {
+        f"w{i}": onnx.numpy_helper.to_array(raw_tensor(f"w{i}", dims=(300,), seed=i))
+        for i in range(2)
+    }
+    model = model_of(*(external(raw_tensor(name, dims=(300,)), f"of_{name}") for name in arrays))
+    model.graph.node.append(node(attribute("t", t=external(raw_tensor("", dims=(300,)), "of_t"))))
+    with onnxarchive.Writer(path) as writer:
+        for name in ("of_w1", "of_t", "of_w0"):
+            writer.add(name, arrays.get(name[3:], arrays["w0"]))
+        writer.finish(model)
+    keys = [name for name, _ in entries_of(path.read_bytes())]
+    assert keys == ["of_w1", "of_t", "of_w0"]
+    before, complete = path.read_bytes(), onnxarchive.load(path)
+    # The name of the new tensor would give a key that is taken, and not by a tensor of its name.
+    replace_model(path, changed(referring(path), documented("new"), added("of_w1")))
+    expected = changed(complete, documented("new"), added("of_w1"))
+    assert require_kept(path, before, expected) == ["of_w1_2"]

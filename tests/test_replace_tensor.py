@@ -1,0 +1,188 @@
+"""Other elements for a tensor of an archive."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edits import (
+    MODEL,
+    copying_clone,
+    entries_of,
+    no_clone,
+    path_fixture,  # noqa: F401
+    referring,
+    require,
+    saved,
+    weights,
+    with_array,
+    written,
+)
+from models import (
+    attribute,
+    every_tensor,
+    external,
+    full_model,
+    model_of,
+    node,
+    raw_tensor,
+)
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import rewriting
+from onnxarchive.edit import replace_tensor
+from onnxarchive.errors import TensorNotFoundError
+from onnxarchive.zipformat.writer import ZipWriter
+
+
+@pytest.fixture(params=["in a new file", "on a clone", "with copy"])
+def tensor_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    clone = copying_clone if request.param == "on a clone" else no_clone
+    monkeypatch.setattr(rewriting, "clone", clone)
+    return {"copy": request.param == "with copy"}
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_tensor_gets_other_elements(
+    path: Path, tensor_way: dict[str, Any], index: int, alignment: int
+) -> None:
+    model = weights(3)
+    onnxarchive.save(model, path, alignment=alignment, assets={"labels": b"cat"})
+    inode = path.stat().st_ino
+    array = np.arange(300, dtype=np.float32)
+    with onnxarchive.open(path) as archive:
+        view = archive.tensors[f"w{index}"]
+        replace_tensor(path, f"w{index}", array, **tensor_way)
+        assert view.tobytes() == model.graph.initializer[index].raw_data
+    expected = with_array(model, index, array)
+    require(path, saved(expected, alignment=alignment, assets={"labels": b"cat"}))
+    assert path.stat().st_ino != inode
+
+
+def test_a_checksum_of_the_elements_of_before_is_dropped(
+    path: Path, tensor_way: dict[str, Any]
+) -> None:
+    stated = weights(2)
+    for tensor in stated.graph.initializer:
+        tensor.CopyFrom(
+            external(tensor, tensor.name, checksum=hashlib.sha1(tensor.raw_data).hexdigest())
+        )
+    with path.open("wb") as file:
+        writer = ZipWriter(file)
+        for tensor in weights(2).graph.initializer:
+            writer.add(tensor.name, tensor.raw_data)
+        writer.add(MODEL, stated.SerializeToString())
+        writer.finish()
+    onnxarchive.open(path).verify()
+    replace_tensor(path, "w0", np.ones(300, np.float32), **tensor_way)
+    assert onnxarchive.check(path, full=True) == []
+    kept = [len(tensor.external_data) for tensor in referring(path).graph.initializer]
+    assert kept == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        TensorProto.BOOL,
+        TensorProto.INT64,
+        TensorProto.BFLOAT16,
+        TensorProto.FLOAT8E4M3FN,
+        TensorProto.INT4,
+        TensorProto.UINT2,
+        TensorProto.FLOAT4E2M1,
+        TensorProto.COMPLEX64,
+    ],
+    ids=TensorProto.DataType.Name,
+)
+@pytest.mark.parametrize("size_threshold", [0, 10**6])
+def test_tensors_of_every_kind_are_replaced(
+    path: Path, tensor_way: dict[str, Any], number: int, size_threshold: int
+) -> None:
+    before, after = (raw_tensor("w", number, (3, 7), seed) for seed in (1, 2))
+    onnxarchive.save(model_of(before, raw_tensor("v")), path, size_threshold=size_threshold)
+    replace_tensor(path, "w", onnx.numpy_helper.to_array(after), **tensor_way)
+    require(path, saved(model_of(after, raw_tensor("v")), size_threshold=size_threshold))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((), np.float32),
+        np.zeros((0, 3), np.float32),
+        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        np.arange(12, dtype=np.float32)[::2],
+        np.arange(6, dtype=">f4"),
+    ],
+    ids=["scalar", "empty", "columns first", "strided", "big-endian"],
+)
+@pytest.mark.parametrize("size_threshold", [0, 10**6])
+def test_arrays_of_every_layout_are_taken(
+    path: Path, array: np.ndarray[Any, Any], size_threshold: int
+) -> None:
+    model = model_of(raw_tensor("w", dims=array.shape), raw_tensor("v"))
+    onnxarchive.save(model, path, size_threshold=size_threshold)
+    replace_tensor(path, "w", array)
+    little = array.astype("<f4", order="C")
+    require(path, saved(with_array(model, 0, little), size_threshold=size_threshold))
+
+
+def test_tensors_of_subgraphs_and_of_archives_in_another_order_are_replaced(
+    path: Path, tensor_way: dict[str, Any]
+) -> None:
+    model = full_model()
+    onnxarchive.save(model, path, convert_attribute=True)
+    array = np.arange(300, dtype=np.float32)
+    replace_tensor(path, "main.b.initializer2", array, **tensor_way)
+    (tensor,) = (t for t in every_tensor(model) if t.name == "main.b.initializer2")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    require(path, saved(model, convert_attribute=True))
+    model = written(path, "w2", "w0", "w1", asset=True)
+    order = [name for name, _ in entries_of(path.read_bytes())]
+    replace_tensor(path, "w0", array, **tensor_way)
+    assert [name for name, _ in entries_of(path.read_bytes())] == order
+    assert onnxarchive.check(path, full=True) == []
+    assert onnxarchive.load(path) == with_array(model, 0, array)
+
+
+@pytest.mark.parametrize("size_threshold", [0, 10**6])
+@pytest.mark.parametrize(
+    ("array", "found"),
+    [
+        (np.zeros(301, np.float32), "FLOAT of shape [301]"),
+        (np.zeros((300, 1), np.float32), "FLOAT of shape [300, 1]"),
+        (np.zeros(300, np.float64), "DOUBLE of shape [300]"),
+        (np.zeros(300, np.int32), "INT32 of shape [300]"),
+        ([1.0] * 300, "DOUBLE of shape [300]"),
+    ],
+)
+def test_another_shape_or_type_is_refused(
+    path: Path, array: Any, found: str, size_threshold: int
+) -> None:
+    onnxarchive.save(weights(1), path, size_threshold=size_threshold)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="expected FLOAT of shape") as caught:
+        replace_tensor(path, "w0", array)
+    assert str(caught.value) == (
+        f"{path}: tensor 'w0' (graph.initializer[0]): expected FLOAT of shape [300], found {found}"
+    )
+    require(path, before)
+
+
+def test_a_name_that_no_tensor_or_that_several_have_is_refused(path: Path) -> None:
+    model = weights(1)
+    for name in "ab":
+        graph = onnx.GraphProto(name=name, initializer=[raw_tensor("twice", dims=(300,))])
+        model.graph.node.append(node(attribute("g", g=graph)))
+    onnxarchive.save(model, path)
+    before = path.read_bytes()
+    for name in ("missing", "", MODEL, "twice"):
+        with pytest.raises(TensorNotFoundError) as caught:
+            replace_tensor(path, name, np.zeros(300, np.float32))
+        assert str(path) in str(caught.value)
+    require(path, before)
