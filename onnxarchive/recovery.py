@@ -174,7 +174,7 @@ def _first_archive(file: MappedFile) -> tuple[int, int] | None:
     offset = directory_size = 0
     for count in range(1, layout.MAX_ENTRIES + 1):
         placement = _placement(file, offset)
-        if placement is None:
+        if placement is None or placement.end > file.size:
             return None
         directory_size += placement.directory_record().packed_size
         if placement.name == MODEL_PROTO.encode():

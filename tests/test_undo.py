@@ -26,6 +26,7 @@ from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.files import MappedFile, PositionalWriter
 from onnxarchive.recovery import recover
 from onnxarchive.undo import FileBefore, UnfinishedEdit
+from onnxarchive.zipformat.layout import Placement
 
 OLD = b"0123456789"
 # The log of an edit of the last three of these bytes.
@@ -559,6 +560,17 @@ def test_a_log_of_an_archive_with_other_weights_is_not_rolled_back(
     ):
         recover(path)
     require_left(path)
+
+
+@pytest.mark.parametrize("nbytes", [300, 1 << 62, (1 << 64) - 100])
+def test_a_file_that_ends_within_its_first_entry_is_no_interrupted_edit(
+    path: Path, nbytes: int
+) -> None:
+    path.write_bytes(Placement(b"w", nbytes, 0, 0).local_header().pack() + bytes(100))
+    require_refused(path, is_unfinished=False)
+    require_left(path)
+    with pytest.raises(ArchiveError):
+        onnxarchive.convert(path, path.with_name("converted.onnxa"))
 
 
 def test_a_whole_archive_is_never_changed_whatever_its_model_holds(

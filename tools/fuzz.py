@@ -22,6 +22,7 @@ import io
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.errors import ArchiveError, Report
+from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
 from onnxarchive.model import wire
 from onnxarchive.rules import rules
 from onnxarchive.zipformat import directory
@@ -336,10 +337,15 @@ def is_archive(path: Path) -> bool:
 
     A full check must find a rule broken exactly where opening, reading and verifying the archive
     does, and the data of tensors must break the rules that are looked at here anew, or none. What
-    is accepted is read in the same way by Python's zipfile.
+    is accepted is read in the same way by Python's zipfile. What the check takes for an interrupted
+    edit, opening does, too, and rolling it back leaves an archive or changes nothing.
     """
     broken: set[str] | None = None
-    found = [finding.rule for finding in onnxarchive.check(path, full=True)]
+    try:
+        found = [finding.rule for finding in onnxarchive.check(path, full=True)]
+    except UnfinishedEditError:
+        _require_unfinished(path)
+        return False
     require(set(found) <= set(rules()), f"{found} are not all rules")
     try:
         with onnxarchive.open(path) as archive:
@@ -369,6 +375,19 @@ def is_archive(path: Path) -> bool:
         for name, content in data.items():
             require(by_zipfile.read(name) == content, f"zipfile reads another {name}")
     return True
+
+
+def _require_unfinished(path: Path) -> None:
+    with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path):
+        require(False, "opened with an unfinished edit")
+    before = path.read_bytes()
+    try:
+        onnxarchive.recover(path)
+    except ArchiveError:
+        require(path.read_bytes() == before, "changed by a recovery that failed")
+        return
+    broken = onnxarchive.check(path)
+    require(not broken, f"recovered with {broken}")
 
 
 def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
@@ -422,7 +441,17 @@ def archives() -> list[bytes]:
             file = io.BytesIO()
             onnxarchive.save(model, file, size_threshold=0, convert_attribute=True, assets=assets)
             found.append(file.getvalue())
-    return found
+    logged = _with_undo_log(found[-1])
+    never_written = found[-1] + bytes(len(logged) - len(found[-1]))
+    return [*found, logged, never_written]
+
+
+def _with_undo_log(archive: bytes) -> bytes:
+    offset = archive.rindex(b"PK\3\4")  # of the model's local header
+    end = np.bitwise_not(np.frombuffer(archive[offset:], np.uint8)).tobytes()
+    hashed = hashlib.sha256(end).digest()
+    signed = struct.pack("<16sQQ32s", b"onnxa undo log 1", offset, len(archive), hashed)
+    return archive + end + signed + hashlib.sha256(signed).digest()
 
 
 def serialized_models() -> list[bytes]:
