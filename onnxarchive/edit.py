@@ -239,7 +239,8 @@ class EditableArchive(Archive):
         self._process = os.getpid()
         self._editor = threading.RLock()  # of the thread that edits
         self._writing = threading.RLock()  # while the file is another than the state shows
-        self._draft = threading.local()  # its `model` is that of this thread's block of `edit`
+        # Of this thread: whether it `is_editing`, and the `model` of its block of `edit`.
+        self._draft = threading.local()
         with (
             naming(path),
             files.opened(
@@ -430,7 +431,14 @@ class EditableArchive(Archive):
             self._write(partial(write_tensor, current, name, array, copy, progress))
 
     def close(self) -> None:
-        """Closes the file, after the edit that another thread is making. Views live on."""
+        """Closes the file, after the edit that another thread is making. Views live on.
+
+        Raises:
+            LockedError: This thread is making an edit, such as in a block of `edit`.
+        """
+        if os.getpid() == self._process:
+            with naming(self.path):
+                self._require_no_edit_by_this_thread()
         with self._unless_forked(self._editor):
             super().close()
 
@@ -446,17 +454,22 @@ class EditableArchive(Archive):
             else:
                 model.ClearField(field)
 
+    def _require_no_edit_by_this_thread(self) -> None:
+        """No lock keeps it out: all of them are this thread's or this open file's."""
+        if getattr(self._draft, "is_editing", False):
+            raise LockedError("expected no edit by this thread, found one; finish the edit first")
+
     @contextlib.contextmanager
     def _locked(self, timeout: float | None, *, copy: bool) -> Iterator[Archive]:
         """The archive as it is in its file, which nobody else opens or edits meanwhile."""
         require_process(self._process)
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with naming(self.path):
-            if self._drafted is not None:  # the lock is that of the same open file
-                raise LockedError("expected no block of edit(), found one; finish the edit first")
+            self._require_no_edit_by_this_thread()
             if not self._editor.acquire(timeout=seconds):
                 raise LockedError("expected to edit the archive, found another thread editing it")
             try:
+                self._draft.is_editing = True
                 file = self.file  # the one that the last edit has left
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:
@@ -468,6 +481,7 @@ class EditableArchive(Archive):
                         raise self._edited()
                     yield Archive(file, self.max_model_nbytes)
             finally:
+                self._draft.is_editing = False
                 self._editor.release()
 
     def _write(self, write: Callable[[], MappedFile]) -> None:

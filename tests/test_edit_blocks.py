@@ -26,6 +26,7 @@ from edits import (
     require,
     saved,
     way_fixture,  # noqa: F401
+    with_array,
     weights,
 )
 from models import model_of, raw_tensor, runnable_model
@@ -230,21 +231,15 @@ def with_block(block: Any) -> None:
         pass
 
 
-def test_an_archive_that_is_closed_in_a_block_is_left_as_it_is(
-    path: Path, archive: EditableArchive
-) -> None:
-    before = path.read_bytes()
-
-    def close() -> None:
-        with archive.edit() as model:
-            model.doc_string = "new"
+def test_an_archive_cannot_be_closed_in_a_block(path: Path, archive: EditableArchive) -> None:
+    with archive.edit() as model:
+        model.doc_string = "new"
+        with pytest.raises(LockedError, match="finish the edit first"):
             archive.close()
-
-    with pytest.raises(ValueError, match="the file is closed"):
-        close()
+    require(path, saved_with_asset(changed(weights(2), documented("new"))))
+    archive.close()
     with pytest.raises(ValueError, match="the file is closed"), archive.edit():
         pytest.fail("the block begins")
-    require(path, before)
     replace_model(path, new_model(), timeout=0)
 
 
@@ -312,6 +307,38 @@ def test_a_thread_does_not_wait_for_its_own_block(path: Path, archive: EditableA
     require(path, saved_with_asset(changed(weights(2), documented("new"))))
     archive.replace_tensor("w0", ones, timeout=0)
     onnxarchive.open(path, timeout=0).close()
+
+
+@pytest.mark.parametrize("written", ["model", "tensor"])
+def test_an_edit_is_left_alone_by_what_is_called_with_its_progress(
+    path: Path, archive: EditableArchive, way: dict[str, Any], written: str
+) -> None:
+    ones = np.ones(300, np.float32)
+    refused = []
+
+    def progress(done: int, total: int) -> None:
+        calls: list[Callable[[], object]] = [
+            archive.close,
+            lambda: archive.replace_model(new_model()),
+            lambda: archive.replace_tensor("w1", 2 * ones),
+            lambda: archive.metadata.update(author="Ada"),
+            lambda: with_block(archive.edit()),
+        ]
+        for call in calls:
+            with pytest.raises(LockedError, match="finish the edit first") as caught:
+                call()
+            refused.append(caught.value.path)
+
+    expected = changed(weights(2), documented("new"))
+    if written == "model":
+        archive.replace_model(expected, progress=progress, **way)
+    else:
+        archive.doc_string = "new"
+        archive.replace_tensor("w0", ones, progress=progress, **way)
+        expected = with_array(expected, 0, ones)
+    assert set(refused) == {str(path)}
+    require(path, saved_with_asset(expected))
+    assert archive.doc_string == "new"
 
 
 def test_another_thread_sees_the_state_before_and_waits_to_edit(
