@@ -26,8 +26,8 @@ from edits import (
     require,
     saved,
     way_fixture,  # noqa: F401
-    with_array,
     weights,
+    with_array,
 )
 from models import model_of, raw_tensor, runnable_model
 
