@@ -11,153 +11,110 @@ it is a directory of ONNX external data that every ONNX tool reads.
         weight = archive.tensors["layer.0/weight"]
 
 The names in `__all__` are imported when they are first used. What is in a submodule alone needs
-an import of that: `import onnxarchive.ir`, `import onnxarchive.runtime.torch`.
+an import of that: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
+
+The rooms of the package, lowest first, each of which imports only from those before it:
+
+    buffers      bytes that lie somewhere, their CRC-32, columns of numbers
+    zipformat    the records of a zip, and what an archive makes of them
+    model        ONNX messages: walking, keys, references, the wire format
+    storage      files of this machine: maps, locks, replacing, undoing
+    sources      models as other tools leave them: .onnx, directories, zips
+    archive      archives: reading, checking, writing, editing, recovering
+    conversion   between archives and other files, and comparing archives
+    interop      a module for each library: ONNX Runtime, onnx_ir, PyTorch, ...
+    cli          the command line
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+import sys as _sys
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-import onnx  # noqa: F401  here already, since one module deeper it takes a fifth longer to import
+import onnx as _onnx  # noqa: F401  here already: one module deeper its import takes a fifth longer
 
-if TYPE_CHECKING:
-    from onnxarchive.archive import Archive, load, open
-    from onnxarchive.batch import convert_many
-    from onnxarchive.convert import Conversion, convert, export, extract
-    from onnxarchive.diff import Change, Difference, diff
-    from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
-    from onnxarchive.errors import (
-        ArchiveError,
-        ArchiveFormatError,
-        AttributesWarning,
-        ChecksumError,
-        LockedError,
-        TensorNotFoundError,
-        UnfinishedEditError,
-        UnsupportedFeatureError,
+if _TYPE_CHECKING:
+    from typing import Any as _Any
+
+    from onnxarchive.archive.editing import (
+        EditableArchive as EditableArchive,
+        change_model as change_model,
+        replace_model as replace_model,
+        replace_tensor as replace_tensor,
     )
-    from onnxarchive.recovery import Recovery, recover
-    from onnxarchive.rules import Finding, check
-    from onnxarchive.runtime.checker import check_model
-    from onnxarchive.runtime.link import Misfit, check_link, link
-    from onnxarchive.runtime.onnxruntime import options, session
-    from onnxarchive.runtime.shape_inference import infer_shapes
-    from onnxarchive.runtime.transform import transform
-    from onnxarchive.save import Writer, save
-    from onnxarchive.zipformat.directory import Entry
-
-__all__ = [
-    "Archive",
-    "ArchiveError",
-    "ArchiveFormatError",
-    "AttributesWarning",
-    "Change",
-    "ChecksumError",
-    "Conversion",
-    "Difference",
-    "EditableArchive",
-    "Entry",
-    "Finding",
-    "LockedError",
-    "Misfit",
-    "Recovery",
-    "TensorNotFoundError",
-    "UnfinishedEditError",
-    "UnsupportedFeatureError",
-    "Writer",
-    "change_model",
-    "check",
-    "check_link",
-    "check_model",
-    "convert",
-    "convert_many",
-    "diff",
-    "export",
-    "extract",
-    "infer_shapes",
-    "link",
-    "load",
-    "open",
-    "options",
-    "recover",
-    "replace_model",
-    "replace_tensor",
-    "save",
-    "session",
-    "transform",
-]
+    from onnxarchive.archive.reading import Archive as Archive, load as load, open as open
+    from onnxarchive.archive.recovery import Recovery as Recovery, recover as recover
+    from onnxarchive.archive.rules import Finding as Finding, check as check
+    from onnxarchive.archive.writing import Writer as Writer, save as save
+    from onnxarchive.conversion.batch import convert_many as convert_many
+    from onnxarchive.conversion.converting import (
+        Conversion as Conversion,
+        convert as convert,
+        export as export,
+        extract as extract,
+    )
+    from onnxarchive.conversion.differences import (
+        Change as Change,
+        Difference as Difference,
+        diff as diff,
+    )
+    from onnxarchive.errors import (
+        ArchiveError as ArchiveError,
+        ArchiveFormatError as ArchiveFormatError,
+        AttributesWarning as AttributesWarning,
+        ChecksumError as ChecksumError,
+        LockedError as LockedError,
+        TensorNotFoundError as TensorNotFoundError,
+        UnfinishedEditError as UnfinishedEditError,
+        UnsupportedFeatureError as UnsupportedFeatureError,
+    )
+    from onnxarchive.interop.checker import check_model as check_model
+    from onnxarchive.interop.links import Misfit as Misfit, check_link as check_link, link as link
+    from onnxarchive.interop.onnxruntime import options as options, session as session
+    from onnxarchive.interop.shape_inference import infer_shapes as infer_shapes
+    from onnxarchive.interop.transforming import transform as transform
+    from onnxarchive.zipformat.directory import Entry as Entry
 
 __version__ = "0.1.0"
 
-# Where each name comes from when it is used, as the imports above tell type checkers.
-_SUBMODULES: Final = {
-    "Archive": "archive",
-    "ArchiveError": "errors",
-    "ArchiveFormatError": "errors",
-    "AttributesWarning": "errors",
-    "Change": "diff",
-    "ChecksumError": "errors",
-    "Conversion": "convert",
-    "Difference": "diff",
-    "EditableArchive": "edit",
-    "Entry": "zipformat.directory",
-    "Finding": "rules",
-    "LockedError": "errors",
-    "Misfit": "runtime.link",
-    "Recovery": "recovery",
-    "TensorNotFoundError": "errors",
-    "UnfinishedEditError": "errors",
-    "UnsupportedFeatureError": "errors",
-    "Writer": "save",
-    "change_model": "edit",
-    "check": "rules",
-    "check_link": "runtime.link",
-    "check_model": "runtime.checker",
-    "convert": "convert",
-    "convert_many": "batch",
-    "diff": "diff",
-    "export": "convert",
-    "extract": "convert",
-    "infer_shapes": "runtime.shape_inference",
-    "link": "runtime.link",
-    "load": "archive",
-    "open": "archive",
-    "options": "runtime.onnxruntime",
-    "recover": "recovery",
-    "replace_model": "edit",
-    "replace_tensor": "edit",
-    "save": "save",
-    "session": "runtime.onnxruntime",
-    "transform": "runtime.transform",
+# The public names by their modules, which are imported when one of their names is first used.
+_NAMES = {
+    "archive.editing": "EditableArchive change_model replace_model replace_tensor",
+    "archive.reading": "Archive load open",
+    "archive.recovery": "Recovery recover",
+    "archive.rules": "Finding check",
+    "archive.writing": "Writer save",
+    "conversion.batch": "convert_many",
+    "conversion.converting": "Conversion convert export extract",
+    "conversion.differences": "Change Difference diff",
+    "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
+    "LockedError TensorNotFoundError UnfinishedEditError UnsupportedFeatureError",
+    "interop.checker": "check_model",
+    "interop.links": "Misfit check_link link",
+    "interop.onnxruntime": "options session",
+    "interop.shape_inference": "infer_shapes",
+    "interop.transforming": "transform",
+    "zipformat.directory": "Entry",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)
 
 
-class _Package(ModuleType):
-    """This package, as a module that imports its public names when they are first used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _SUBMODULES:
-            raise AttributeError(
-                f"module {__name__!r} has no attribute {name!r}", name=name, obj=self
-            )
-        value = getattr(import_module(f"{__name__}.{_SUBMODULES[name]}"), name)
-        setattr(self, name, value)
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing a submodule sets the package's attribute of its name. `onnxarchive.convert` is
-        # a function at all times, though there is a submodule of that name, too.
-        if not (name in _SUBMODULES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+def __getattr__(name: str) -> "_Any":
+    if name not in _MODULES:
+        package = _sys.modules[__name__]
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=package)
+    value = globals()[name] = getattr(_import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    here = (name for name in globals() if name.startswith("__") or not name.startswith("_"))
+    return sorted({*__all__, *here})
+
 
 # Not before, for it may import submodules.
-from onnxarchive.runtime.onnx_registry import register as _register_with_onnx  # noqa: E402
+from onnxarchive.interop.onnx_registry import register as _register_with_onnx  # noqa: E402
 
 _register_with_onnx()

@@ -15,7 +15,7 @@ def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
     """Loads an archive as an onnx_ir model whose large tensors are views of the file.
 
     It takes time and memory as `onnxarchive.open` does; no weight is read. Tensors stored outside
-    the model become `onnxarchive.runtime.onnx_ir.ArchiveTensor`. They and the model's graph keep
+    the model become `onnxarchive.interop.onnx_ir.ArchiveTensor`. They and the model's graph keep
     the file open and mapped for as long as one of them lives, also when another file takes its
     path. So a model may be changed and saved, by `onnxarchive.save`, over the archive it was loaded
     from, unless others have edited that since.
@@ -30,6 +30,6 @@ def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
         ImportError: onnx_ir is not installed.
         OSError: The file cannot be opened or read.
     """
-    from onnxarchive.runtime import onnx_ir as integration
+    from onnxarchive.interop import onnx_ir as integration
 
     return integration.load(path)

@@ -17,8 +17,9 @@ from models import model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import files, rewriting
-from onnxarchive.edit import change_model, replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
+from onnxarchive.storage import files
 
 MODEL = "__MODEL_PROTO"
 NAME = "ein Möbel 重み.onnxa"

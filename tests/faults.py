@@ -35,11 +35,12 @@ from interruptions import interrupt
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive import filesystem, rewriting
-from onnxarchive.edit import replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import replace_model, replace_tensor
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.files import MappedFile, write_at
-from onnxarchive.recovery import recover
+from onnxarchive.storage import filesystem
+from onnxarchive.storage.files import MappedFile, write_at
 
 NAME = "model.onnxa"
 WEIGHTS = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from onnxarchive import rewriting
+from onnxarchive.archive import rewriting
 
 TRAILER_SIZE = 96  # of an undo log, in bytes
 # What was done when the edit stopped; what was written was not always written from its beginning.

@@ -23,7 +23,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.files import MappedFile
+    from onnxarchive.storage.files import MappedFile
     from onnxarchive.zipformat.directory import Entry
 
 # Every type of fixed width, by onnx's own name.
@@ -340,7 +340,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def copying_clone(source: MappedFile, target: int) -> bool:
-    """Takes the place of `onnxarchive.rewriting.clone` as on a file system that shares blocks."""
+    """Takes the place of `rewriting.clone` as on a file system that shares blocks."""
     os.pwrite(target, source.read(0, source.size), 0)
     return True
 

@@ -20,8 +20,8 @@ from models import model_of, normalised, run_model, runnable_model
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.runtime.shape_inference import infer_shapes
-from onnxarchive.runtime.transform import transform
+from onnxarchive.interop.shape_inference import infer_shapes
+from onnxarchive.interop.transforming import transform
 
 ASSETS = {
     "tokenizer.json": b'{"model": "bpe"}',

@@ -26,10 +26,10 @@ import pytest
 from models import copying_clone, model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive import rewriting
+from onnxarchive.archive import rewriting
 from onnxarchive.cli import main
 from onnxarchive.errors import AttributesWarning
-from onnxarchive.replacement import new_directory
+from onnxarchive.storage.replacement import new_directory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="attributes as Linux has them")
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's owners and permissions")

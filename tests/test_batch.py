@@ -25,9 +25,10 @@ import pytest
 from models import model_of, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive import Conversion, batch, convert_many
-from onnxarchive.batch import find_models
-from onnxarchive.threads import require_jobs
+from onnxarchive import Conversion, convert_many
+from onnxarchive.conversion import batch
+from onnxarchive.conversion.batch import find_models
+from onnxarchive.storage.threads import require_jobs
 
 MakeExecutor: TypeAlias = Callable[[], Any]
 

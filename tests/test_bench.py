@@ -29,7 +29,7 @@ from onnx import numpy_helper
 from processes import started
 
 import onnxarchive
-from onnxarchive import files
+from onnxarchive.storage import files
 
 TOOL = Path(bench.__file__)
 SCALE = 0.001

@@ -21,9 +21,10 @@ from models import external, model_of, open_below
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import ArchiveError, ArchiveFormatError, beneath
-from onnxarchive.beneath import OutsideError, Root
-from onnxarchive.sources import open_source
+from onnxarchive import ArchiveError, ArchiveFormatError
+from onnxarchive.conversion.sources import open_source
+from onnxarchive.storage import beneath
+from onnxarchive.storage.beneath import OutsideError, Root
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and pipes are POSIX's")
 

@@ -22,8 +22,9 @@ from onnx import TensorProto
 from steps import steps
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, filesystem
-from onnxarchive.save import plan_archive
+from onnxarchive import ArchiveFormatError
+from onnxarchive.archive.writing import plan_archive
+from onnxarchive.storage import filesystem
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 from onnxarchive.zipformat.writer import Data
 

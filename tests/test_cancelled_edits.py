@@ -21,9 +21,9 @@ from edits import (
 from models import model_of
 
 import onnxarchive
-from onnxarchive import rewriting
-from onnxarchive.edit import change_model, replace_model, replace_tensor
-from onnxarchive.recovery import Recovery, recover
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
+from onnxarchive.archive.recovery import Recovery, recover
 
 BROKEN_OFF: dict[str, Callable[..., None]] = {
     "replace_model": lambda path, progress: replace_model(

@@ -4,10 +4,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from onnxarchive import columns
+from onnxarchive.buffers import columns
 
 
 def numbers(*of: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -23,7 +23,7 @@ from processes import is_running, started, wait_until
 
 import onnxarchive
 from onnxarchive import Archive, ArchiveError
-from onnxarchive.rules import rules
+from onnxarchive.archive.rules import rules
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "conformance"

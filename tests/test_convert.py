@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import (
     MEASURE_MEMORY,
     NUMBERS,
@@ -40,13 +39,8 @@ from models import (
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import (
-    ArchiveError,
-    ArchiveFormatError,
-    ChecksumError,
-    UnsupportedFeatureError,
-    filesystem,
-)
+from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive.storage import filesystem
 
 MIB = 1 << 20
 

@@ -21,10 +21,11 @@ if not hasattr(os, "fork"):
 import faults
 
 import onnxarchive
-from onnxarchive import edit, files, filesystem, locking, replacement, rewriting, undo
+from onnxarchive.archive import editing, rewriting
+from onnxarchive.storage import files, filesystem, locking, replacement, undo
 
 # Where files are written, locked and closed.
-MODULES = (edit, files, filesystem, locking, replacement, rewriting, undo)
+MODULES = (editing, files, filesystem, locking, replacement, rewriting, undo)
 
 
 @pytest.mark.parametrize("name", faults.EDITS)

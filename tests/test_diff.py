@@ -12,8 +12,7 @@ import onnx
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from models import (
     MEASURE_MEMORY,
     attribute,
@@ -36,7 +35,7 @@ from models import (
 from onnx import AttributeProto, TensorProto, helper
 
 import onnxarchive
-from onnxarchive.diff import Change, Difference, diff
+from onnxarchive.conversion.differences import Change, Difference, diff
 from onnxarchive.model import schema
 
 MIB = 1 << 20
@@ -1073,7 +1072,7 @@ def test_a_changed_weight_of_equal_size_is_found_without_reading_weights(tmp_pat
         onnxarchive.save(model_of(*weights), path)
     code = """
 import sys
-from onnxarchive.diff import diff
+from onnxarchive.conversion.differences import diff
 def read():
     with open("/proc/self/io") as file:
         return int(file.readline().split()[1])
@@ -1102,7 +1101,7 @@ def test_full_takes_a_few_mib_whatever_the_size_of_a_tensor(tmp_path: Path) -> N
         onnxarchive.save(model_of(raw_tensor("w", TensorProto.UINT8, (40 * MIB,))), it)
     code = f"""
 {MEASURE_MEMORY}
-from onnxarchive.diff import diff
+from onnxarchive.conversion.differences import diff
 diff(sys.argv[1], sys.argv[2])
 print(growth(lambda: diff(sys.argv[1], sys.argv[2], full=True, progress=sample)))
 """

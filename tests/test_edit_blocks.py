@@ -32,9 +32,10 @@ from edits import (
 from models import model_of, raw_tensor, runnable_model
 
 import onnxarchive
-from onnxarchive import files, rewriting
-from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError, LockedError
+from onnxarchive.storage import files
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is made")
 

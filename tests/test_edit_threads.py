@@ -30,9 +30,10 @@ from edits import (
 from models import open_below
 
 import onnxarchive
-from onnxarchive import files, rewriting
-from onnxarchive.edit import EditableArchive, change_model, replace_model
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import EditableArchive, change_model, replace_model
 from onnxarchive.errors import ArchiveError, LockedError
+from onnxarchive.storage import files
 
 COUNT = 4  # weights
 WAIT = 60  # seconds, after which a test gives up

@@ -26,9 +26,10 @@ from edits import (
 from models import model_of, open_below, raw_tensor, run_model, runnable_model
 
 import onnxarchive
-from onnxarchive import files, rewriting
-from onnxarchive.edit import EditableArchive, change_model
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import EditableArchive, change_model
 from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.storage import files
 
 
 def test_assigning_a_model_changes_the_archive_at_once(path: Path, no_clones: None) -> None:

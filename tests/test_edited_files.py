@@ -33,9 +33,9 @@ from edits import (
 from models import model_of
 
 import onnxarchive
-from onnxarchive.edit import change_model, replace_model, replace_tensor
+from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
+from onnxarchive.archive.recovery import Recovery, recover
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.recovery import Recovery, recover
 
 CALLS: dict[str, Callable[[Path], object]] = {
     "replace_model": lambda path: replace_model(path, weights(1)),

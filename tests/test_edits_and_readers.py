@@ -33,10 +33,10 @@ from edits import (
 from models import flip_byte, model_of, open_below, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive import rewriting
-from onnxarchive.edit import EditableArchive, change_model, replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError
-from onnxarchive.recovery import recover
 from onnxarchive.zipformat.records import LocalHeader
 
 # Weights are not read
@@ -234,7 +234,7 @@ def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(
 import sys
 import numpy as np
 import onnxarchive
-from onnxarchive import rewriting
+from onnxarchive.archive import rewriting
 
 rewriting.clone = lambda source, target: False
 path = sys.argv[1]

@@ -14,7 +14,7 @@ import pytest
 from models import model_of, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive import locking
+from onnxarchive.storage import locking
 
 fcntl = pytest.importorskip("fcntl", reason="locks of POSIX")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from onnxarchive.archive.rules import rules
 from onnxarchive.errors import (
     CHECKSUM_RULES,
     MENDED_RULES,
@@ -15,7 +16,6 @@ from onnxarchive.errors import (
     naming,
     shown,
 )
-from onnxarchive.rules import rules
 
 
 def test_a_report_raises_with_rule_entry_and_message() -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import open_below
 
-from onnxarchive import files, locking
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.files import (
+from onnxarchive.storage import files, locking
+from onnxarchive.storage.files import (
     MappedFile,
     MemoryFile,
     PositionalWriter,
@@ -29,7 +28,7 @@ from onnxarchive.files import (
     sync_directory,
     write_at,
 )
-from onnxarchive.replacement import replacing
+from onnxarchive.storage.replacement import replacing
 
 CONTENT = bytes(range(256)) * 64
 

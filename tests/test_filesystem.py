@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from onnxarchive import filesystem
-from onnxarchive.files import MappedFile, write_at
-from onnxarchive.filesystem import clone, reserve
+from onnxarchive.storage import filesystem
+from onnxarchive.storage.files import MappedFile, write_at
+from onnxarchive.storage.filesystem import clone, reserve
 
 CONTENT = bytes(range(256)) * 64
 

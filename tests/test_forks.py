@@ -26,7 +26,7 @@ from models import copying_clone, model_of, raw_tensor, run_python
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import rewriting
+from onnxarchive.archive import rewriting
 from onnxarchive.cli import running
 from onnxarchive.errors import ArchiveError
 

@@ -25,7 +25,7 @@ from models import external, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.edit import replace_model
+from onnxarchive.archive.editing import replace_model
 from onnxarchive.errors import ArchiveFormatError
 
 

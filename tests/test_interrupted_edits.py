@@ -21,9 +21,9 @@ from interruptions import Interrupted, interrupt
 from models import model_of, raw_tensor
 
 import onnxarchive
-from onnxarchive.edit import replace_model
+from onnxarchive.archive.editing import replace_model
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError
-from onnxarchive.recovery import recover
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="tools of POSIX")
 

@@ -13,9 +13,9 @@ import pytest
 from models import break_local_header
 
 import onnxarchive
+from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.files import MappedFile
-from onnxarchive.local_headers import LocalHeaders
+from onnxarchive.storage.files import MappedFile
 
 COUNT = 600
 

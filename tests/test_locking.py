@@ -25,12 +25,12 @@ import pytest
 from models import model_of, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive import locking
-from onnxarchive.edit import replace_model
+from onnxarchive.archive.editing import replace_model
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import LockedError
-from onnxarchive.files import MappedFile
-from onnxarchive.recovery import recover
-from onnxarchive.replacement import Replacement, remove_abandoned
+from onnxarchive.storage import locking
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.replacement import Replacement, remove_abandoned
 
 if sys.platform != "win32":
     import fcntl
@@ -43,7 +43,7 @@ _Result = TypeVar("_Result")
 # Takes a lock, says so, and lets go of it when it is told to.
 HOLDER = """
     import os, sys
-    from onnxarchive import locking
+    from onnxarchive.storage import locking
 
     kind, path = sys.argv[1:]
     descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
@@ -375,7 +375,7 @@ def test_a_writer_that_waited_changes_the_file_that_has_the_name_by_then(archive
 WRITER = """
     import sys
     import onnx
-    from onnxarchive.edit import change_model
+    from onnxarchive.archive.editing import change_model
 
     path, count, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     for number in range(count):

@@ -26,8 +26,8 @@ from models import raw_tensor, runnable_model
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive import rewriting
-from onnxarchive.edit import change_model, replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 
 if sys.platform == "win32":
     pytest.skip("editors are stopped at flock", allow_module_level=True)

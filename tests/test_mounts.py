@@ -28,8 +28,8 @@ from models import run_python
 from mounts import mounted
 
 import onnxarchive
-from onnxarchive import rewriting
-from onnxarchive.edit import replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import replace_model, replace_tensor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bind mounts are Linux's")
 

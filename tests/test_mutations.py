@@ -28,14 +28,13 @@ import onnx
 import onnxa_reader
 import pytest
 from fault_seeds import Pieces
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import BIT_WIDTHS, element_count, external, model_of, random_raw
 from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError
-from onnxarchive.rules import rules
+from onnxarchive.archive.rules import rules
 from onnxarchive.zipformat import layout, records, writer
 from onnxarchive.zipformat.layout import Placement
 

@@ -9,7 +9,7 @@ import pytest
 from models import run_python, runnable_model
 
 import onnxarchive
-from onnxarchive.optional import needing
+from onnxarchive.interop.optional import needing
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHT = "layer.0/weight"
@@ -29,19 +29,19 @@ sys.meta_path.insert(0, Refusing())
 CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session(path)"),
     ("onnxruntime", "onnxarchive", "onnxarchive.options(path)"),
-    ("onnxruntime", "onnxarchive.runtime.run", "onnxarchive.runtime.run.run(path)"),
+    ("onnxruntime", "onnxarchive.interop.running", "onnxarchive.interop.running.run(path)"),
     ("onnx_ir", "onnxarchive.ir", "onnxarchive.ir.load(path)"),
-    ("onnx_ir", "onnxarchive", "import onnxarchive.runtime.onnx_ir"),
-    ("netron", "onnxarchive.runtime.netron", "onnxarchive.runtime.netron.serve(path)"),
+    ("onnx_ir", "onnxarchive", "import onnxarchive.interop.onnx_ir"),
+    ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.serve(path)"),
     (
         "torch",
-        "onnxarchive.runtime.torch",
-        f"onnxarchive.runtime.torch.tensor(onnxarchive.open(path), {WEIGHT!r})",
+        "onnxarchive.interop.torch",
+        f"onnxarchive.interop.torch.tensor(onnxarchive.open(path), {WEIGHT!r})",
     ),
     (
         "torch",
-        "onnxarchive.runtime.torch",
-        f"onnxarchive.runtime.torch.from_numpy(onnxarchive.open(path).tensors[{WEIGHT!r}])",
+        "onnxarchive.interop.torch",
+        f"onnxarchive.interop.torch.from_numpy(onnxarchive.open(path).tensors[{WEIGHT!r}])",
     ),
 ]
 INSTALL = {
@@ -83,8 +83,8 @@ except ImportError as error:
 @pytest.mark.parametrize("library", INSTALL)
 def test_everything_else_works_without_it(library: str, path: Path) -> None:
     code = f"""{REFUSE}
-import onnxarchive, onnxarchive.ir, onnxarchive.runtime.torch, onnxarchive.runtime.netron
-import onnxarchive.runtime.run, onnxarchive.cli
+import onnxarchive, onnxarchive.ir, onnxarchive.interop.torch, onnxarchive.interop.netron
+import onnxarchive.interop.running, onnxarchive.cli
 model = onnxarchive.load(path)
 onnxarchive.save(model, path)
 onnxarchive.export(path, path + ".onnx")

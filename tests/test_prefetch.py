@@ -11,7 +11,7 @@ import pytest
 from models import open_below
 
 import onnxarchive
-from onnxarchive import files
+from onnxarchive.storage import files
 
 NBYTES = 16 << 20
 HOW: tuple[files.Prefetch | None, ...] = (None, "willneed", "populate")

@@ -23,12 +23,13 @@ from mounts import attempt, mounted
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import rewriting, undo
-from onnxarchive.edit import replace_model, replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import replace_model, replace_tensor
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError
-from onnxarchive.files import MappedFile
-from onnxarchive.filesystem import clone
-from onnxarchive.recovery import recover
+from onnxarchive.storage import undo
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.filesystem import clone
 
 MIB = 1 << 20
 WEIGHTS = 16  # of 4 MiB each

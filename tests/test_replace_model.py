@@ -32,8 +32,7 @@ from edits import (
     weights,
     written,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import (
     attribute,
     every_tensor,
@@ -51,8 +50,8 @@ from models import (
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import rewriting
-from onnxarchive.edit import replace_model
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import replace_model
 
 # What is written is what `save` would write, if the entries lie as it would put them
 

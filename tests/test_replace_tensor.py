@@ -34,8 +34,8 @@ from models import (
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import rewriting
-from onnxarchive.edit import replace_tensor
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import replace_tensor
 from onnxarchive.errors import TensorNotFoundError
 from onnxarchive.zipformat.writer import ZipWriter
 

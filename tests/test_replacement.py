@@ -19,11 +19,11 @@ import pytest
 from models import model_of, open_below, raw_tensor
 
 import onnxarchive
-from onnxarchive import locking
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, LockedError
-from onnxarchive.files import MappedFile
-from onnxarchive.recovery import recover
-from onnxarchive.replacement import Replacement, new_directory, remove_abandoned, replacing
+from onnxarchive.storage import locking
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.replacement import Replacement, new_directory, remove_abandoned, replacing
 
 posix = pytest.mark.skipif(os.name != "posix", reason="POSIX's kinds of files and permissions")
 
@@ -543,8 +543,8 @@ def test_a_directory_that_may_be_written_and_not_listed_is_not_synced() -> None:
         done = run(
             """
             import os, sys
-            from onnxarchive.files import sync_directory
-            from onnxarchive.replacement import replacing
+            from onnxarchive.storage.files import sync_directory
+            from onnxarchive.storage.replacement import replacing
 
             if os.geteuid() == 0:
                 os.seteuid(65534)
@@ -563,7 +563,7 @@ def test_a_directory_that_may_be_written_and_not_listed_is_not_synced() -> None:
 
 LIMITED = """
     import errno, resource, signal, sys
-    from onnxarchive.replacement import Replacement, new_directory, replacing
+    from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -638,7 +638,7 @@ def test_a_full_disk_leaves_no_directory(tmp_path: Path) -> None:
 def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     program = """
     import signal, sys
-    from onnxarchive.replacement import Replacement
+    from onnxarchive.storage.replacement import Replacement
 
     replacement = Replacement(sys.argv[1])
     replacement.file.write(b"new")
@@ -654,7 +654,7 @@ def test_a_process_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
 def test_a_child_that_ends_leaves_the_replacement_of_its_parent(tmp_path: Path) -> None:
     program = """
     import os, sys
-    from onnxarchive.replacement import Replacement
+    from onnxarchive.storage.replacement import Replacement
 
     replacement = Replacement(sys.argv[1])
     replacement.file.write(b"new")

@@ -11,14 +11,13 @@ from typing import Any
 
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import external, flip_byte, full_model, model_of, open_below, raw_tensor, typed
 from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding
-from onnxarchive.rules import rules
+from onnxarchive.archive.rules import rules
 from onnxarchive.zipformat import layout, writer
 from onnxarchive.zipformat.writer import ZipWriter
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from models import (
     MEASURE_MEMORY,
     NUMBERS,
@@ -38,7 +37,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
-from onnxarchive.save import open_assets, plan_archive
+from onnxarchive.archive.writing import open_assets, plan_archive
 
 MIB = 1 << 20
 

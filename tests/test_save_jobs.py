@@ -24,8 +24,8 @@ from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.files import MappedFile
-from onnxarchive.save import FileData
+from onnxarchive.archive.writing import FileData
+from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 
@@ -246,7 +246,7 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
         inflating.add(threading.get_ident())
         return inflate(view, entry)
 
-    with patch("onnxarchive.sources.places.inflate", noted):
+    with patch("onnxarchive.conversion.places.inflate", noted):
         assert _converted(source, jobs=jobs) == _saved(model, jobs=1)
     assert len(inflating) <= jobs
     assert (inflating != {threading.get_ident()}) == (jobs > 1)

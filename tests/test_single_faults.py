@@ -18,7 +18,7 @@ from fault_seeds import Pieces
 
 import onnxarchive
 from onnxarchive import ArchiveError
-from onnxarchive.rules import rules
+from onnxarchive.archive.rules import rules
 
 ARCHIVES: dict[str, Callable[[], Pieces]] = {
     "plain": fault_seeds.plain,

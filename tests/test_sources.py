@@ -29,8 +29,8 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
-from onnxarchive.files import MappedFile
-from onnxarchive.save import FileData
+from onnxarchive.archive.writing import FileData
+from onnxarchive.storage.files import MappedFile
 
 
 def _write(path: Path, model: onnx.ModelProto) -> Path:

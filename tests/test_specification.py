@@ -19,9 +19,9 @@ import onnx
 import pytest
 
 import onnxarchive
+from onnxarchive.archive.rules import rules
+from onnxarchive.archive.writing import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model import dtypes, keys, proto, schema, tensors
-from onnxarchive.rules import rules
-from onnxarchive.save import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import directory, layout, records
 from onnxarchive.zipformat.records import (
     DirectoryRecord,

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from models import flip_byte, model_of
 from onnx import numpy_helper
 
 import onnxarchive
-from onnxarchive import threads
+from onnxarchive.storage import threads
 
 LARGE = 1 << 20
 

@@ -13,19 +13,18 @@ from pathlib import Path
 
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from interruptions import TRAILER_SIZE, Interrupted, interrupt
 from models import model_of, raw_tensor
 from zip_readers import READERS, Reader, ReaderError
 
 import onnxarchive
-from onnxarchive import undo
-from onnxarchive.edit import replace_model
+from onnxarchive.archive.editing import replace_model
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
-from onnxarchive.files import MappedFile, PositionalWriter
-from onnxarchive.recovery import recover
-from onnxarchive.undo import FileBefore, UnfinishedEdit
+from onnxarchive.storage import undo
+from onnxarchive.storage.files import MappedFile, PositionalWriter
+from onnxarchive.storage.undo import FileBefore, UnfinishedEdit
 from onnxarchive.zipformat.layout import Placement
 
 OLD = b"0123456789"

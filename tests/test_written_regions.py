@@ -23,9 +23,9 @@ from models import model_of, raw_tensor
 from onnx import TensorProto, helper
 
 import onnxarchive
-from onnxarchive import undo
-from onnxarchive.files import MappedFile
-from onnxarchive.filesystem import clone
+from onnxarchive.storage import undo
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.filesystem import clone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is Linux's")
 
@@ -43,7 +43,7 @@ CHANGES = """
     import sys
     import numpy as np, onnx, onnxarchive
     from onnx import numpy_helper
-    from onnxarchive.edit import change_model, replace_model, replace_tensor
+    from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 
     def larger(path):
         replace_model(path, model(path, "x" * 100_000))

@@ -20,12 +20,7 @@ from models import external, model_of, raw_tensor, run_python
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import (
-    ArchiveError,
-    ArchiveFormatError,
-    ChecksumError,
-    UnsupportedFeatureError,
-)
+from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
 
 # Zips the content of a directory to a path.
 Zip: TypeAlias = Callable[[Path, Path], None]

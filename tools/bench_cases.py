@@ -272,7 +272,7 @@ def save_archive(place: Place, *, is_synced: bool = False) -> Step:
 
 def _sync_nothing(is_synced: bool = False) -> None:
     """Leaves out what waits for the disk, since others do not wait for it."""
-    from onnxarchive import files
+    from onnxarchive.storage import files
 
     if not is_synced:
         files.sync = lambda descriptor: None
@@ -452,7 +452,7 @@ def replace_model(place: Place) -> Step:
     import onnx
 
     import onnxarchive
-    from onnxarchive.edit import replace_model
+    from onnxarchive.archive.editing import replace_model
 
     model = onnx.ModelProto()
     with onnxarchive.open(place.archive) as archive:

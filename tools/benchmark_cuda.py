@@ -46,7 +46,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.cli.table import table
-from onnxarchive.runtime import torch as archived
+from onnxarchive.interop import torch as archived
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20

@@ -41,9 +41,9 @@ from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto
 
 import onnxarchive
+from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
 from onnxarchive.model import wire
-from onnxarchive.rules import rules
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Entry
 

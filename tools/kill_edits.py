@@ -43,12 +43,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 import onnxarchive
-from onnxarchive import undo
-from onnxarchive.archive import Archive
-from onnxarchive.edit import replace_model, replace_tensor
+from onnxarchive.archive.editing import replace_model, replace_tensor
+from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, LockedError, UnfinishedEditError
-from onnxarchive.files import MappedFile
-from onnxarchive.recovery import recover
+from onnxarchive.storage import undo
+from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import EndRecord
 
 NAME: Final = "model.onnxa"

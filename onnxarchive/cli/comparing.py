@@ -9,7 +9,7 @@ from typing import Any, Final
 from onnxarchive.cli.frame import DONE, FOUND, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable
-from onnxarchive.diff import Change, Difference, diff
+from onnxarchive.conversion.differences import Change, Difference, diff
 
 _MAX_LINES: Final = 50  # of a section
 _MAX_PARTS: Final = 8  # of a line

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any
 
-from onnxarchive.batch import convert_many
 from onnxarchive.cli.frame import DONE, FOUND, TERMINAL_SIGNALS, require_free, say
 from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, size, table
-from onnxarchive.convert import Conversion, convert
-from onnxarchive.replacement import remove_temporaries
-from onnxarchive.threads import require_jobs
+from onnxarchive.conversion.batch import convert_many
+from onnxarchive.conversion.converting import Conversion, convert
+from onnxarchive.storage.replacement import remove_temporaries
+from onnxarchive.storage.threads import require_jobs
 
 _STANDARD_STREAM = "-"
 

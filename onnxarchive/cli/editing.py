@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import onnx
 
+from onnxarchive.archive.editing import change_model, replace_model
+from onnxarchive.archive.recovery import recover
 from onnxarchive.cli.frame import DONE, say
 from onnxarchive.cli.parser import WORDS
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
-from onnxarchive.edit import change_model, replace_model
 from onnxarchive.errors import shown
 from onnxarchive.model import proto, renaming
-from onnxarchive.recovery import recover
 
 
 def replace_model_command(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import onnxarchive
-from onnxarchive.archive import Archive
+from onnxarchive.archive.reading import Archive
 from onnxarchive.cli.frame import DONE, FOUND, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
@@ -152,8 +152,8 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 def check_command(arguments: argparse.Namespace) -> int:
     """Runs `check`."""
-    from onnxarchive.rules import rules
-    from onnxarchive.runtime.link import linked_archive
+    from onnxarchive.archive.rules import rules
+    from onnxarchive.interop.links import linked_archive
 
     archive, link = arguments.archive, arguments.link
     if archive is None and link is None:

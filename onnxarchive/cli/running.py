@@ -18,12 +18,12 @@ import numpy as np
 from onnxarchive.cli.frame import DONE, FOUND, require_free, say
 from onnxarchive.cli.progress import count_bar
 from onnxarchive.cli.table import count, printable, shape, table
-from onnxarchive.files import MappedFile, require_no_input
+from onnxarchive.conversion.sources import open_source
+from onnxarchive.interop.comparing import Comparison, Difference, compare, require_tolerances
+from onnxarchive.interop.running import Memory, Outcome, Value, run
 from onnxarchive.model.keys import Keys
-from onnxarchive.replacement import Replacement, replacing
-from onnxarchive.runtime.compare import Comparison, Difference, compare, require_tolerances
-from onnxarchive.runtime.run import Memory, Outcome, Value, run
-from onnxarchive.sources import open_source
+from onnxarchive.storage.files import MappedFile, require_no_input
+from onnxarchive.storage.replacement import Replacement, replacing
 
 if TYPE_CHECKING:
     import onnx
@@ -295,7 +295,7 @@ def _save(path: str, name: str, array: NDArray[Any], force: bool) -> None:
         if np.any(texts != array):
             raise ValueError(
                 f"output {name!r}: expected strings that a .npy file can hold, found one that ends "
-                "with a null character; take them from onnxarchive.runtime.run.run"
+                "with a null character; take them from onnxarchive.interop.running.run"
             )
         array = texts
     is_claimed, process = False, os.getpid()

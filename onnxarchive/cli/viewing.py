@@ -13,7 +13,7 @@ from pathlib import Path
 from onnxarchive.cli.frame import DONE, say
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError
-from onnxarchive.runtime import netron
+from onnxarchive.interop import netron
 
 
 def view_command(arguments: argparse.Namespace) -> int:

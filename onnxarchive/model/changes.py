@@ -7,8 +7,7 @@ types, shapes and locations are. So who compares models first sets locations tha
 from __future__ import annotations
 
 import struct
-from collections import Counter as Multiset
-from collections import defaultdict
+from collections import Counter as Multiset, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias

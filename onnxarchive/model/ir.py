@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-    from onnxarchive.files import MappedFile
+    from onnxarchive.storage.files import MappedFile
 
 # No file has a name with a NUL character.
 _PLACEHOLDER = "\0onnxarchive/ir/"

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from onnxarchive import columns
+from onnxarchive.buffers import columns
 from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError, shown
 from onnxarchive.model import dtypes, references, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive import columns
+from onnxarchive.buffers import columns
 from onnxarchive.model import dtypes
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from onnxarchive import columns
+from onnxarchive.buffers import columns
 from onnxarchive.model import dtypes
 from onnxarchive.model.dtypes import DataType
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 
-from onnxarchive import columns
+from onnxarchive.buffers import columns
 from onnxarchive.errors import Report, shown
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement

@@ -21,8 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from processes import started, wait_until
 
 import onnxarchive
-from onnxarchive.cli import main
-from onnxarchive.cli import progress as progress_module
+from onnxarchive.cli import main, progress as progress_module
 
 Captured = pytest.CaptureFixture[str]
 

@@ -397,7 +397,7 @@ def cut_off(archive: Path) -> None:
     """Has a process killed while it changes an archive in its place."""
     code = """
 import os, signal, sys
-from onnxarchive import edit, rewriting
+from onnxarchive.archive import editing, rewriting
 
 def kill(done, total):
     os.kill(os.getpid(), signal.SIGKILL)

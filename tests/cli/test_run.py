@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.cli import main, running
-from onnxarchive.runtime.run import run as run_model
+from onnxarchive.interop.running import run as run_model
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 

@@ -24,7 +24,7 @@ from processes import started, wait_until
 
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.runtime import netron
+from onnxarchive.interop import netron
 
 Captured = pytest.CaptureFixture[str]
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither such modes nor signals")

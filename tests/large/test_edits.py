@@ -23,9 +23,9 @@ from onnx import TensorProto
 from sparse_files import GIB
 
 import onnxarchive
-from onnxarchive.edit import replace_model
-from onnxarchive.files import MappedFile, PositionalWriter
+from onnxarchive.archive.editing import replace_model
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import ZipWriter, crc32
 
@@ -219,7 +219,7 @@ def test_a_model_takes_an_archive_over_4_gib_and_back(tmp_path: Path, below: int
 MEASURED = """
     import json, os, sys
     import onnx, onnxarchive
-    from onnxarchive.edit import replace_model
+    from onnxarchive.archive.editing import replace_model
 
     path, model_path = sys.argv[1:]
 

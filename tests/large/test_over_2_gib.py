@@ -64,9 +64,9 @@ def _growth(call: str, *paths: Path) -> int:
 {MEASURE_MEMORY}
 import time
 import onnx, onnxarchive
-from onnxarchive.runtime.checker import check_model
-from onnxarchive.runtime.shape_inference import infer_shapes
-from onnxarchive.runtime.transform import transform
+from onnxarchive.interop.checker import check_model
+from onnxarchive.interop.shape_inference import infer_shapes
+from onnxarchive.interop.transforming import transform
 begin = time.perf_counter()
 taken = growth(lambda: {call})
 print(f"{{time.perf_counter() - begin:.2f}} {{taken}}")

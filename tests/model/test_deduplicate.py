@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from models import (
     MEASURE_MEMORY,
     attribute,
@@ -28,11 +27,11 @@ from steps import steps
 from zlib_ng import zlib_ng
 
 import onnxarchive
+from onnxarchive.archive.writing import plan_archive, write_archive
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import tensors
 from onnxarchive.model.deduplicate import Deduplicated, deduplicate
 from onnxarchive.model.tensors import Path, Site
-from onnxarchive.save import plan_archive, write_archive
 from onnxarchive.zipformat.writer import Stored
 
 FLOAT = TensorProto.FLOAT

@@ -7,8 +7,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from models import BIT_WIDTHS, NUMBERS, element_count, random_raw, raw_tensor, typed
 from onnx import TensorProto, helper, numpy_helper
 

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from steps import steps
 
 from onnxarchive.errors import ArchiveFormatError, Report

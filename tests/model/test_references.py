@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from models import attribute, external, model_of, model_protos, node, raw_tensor, string_tensor
 from onnx import TensorProto
 

@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.unknown_fields import UnknownFieldSet
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from models import (
     attribute,
     every_tensor,
@@ -26,11 +25,11 @@ from models import (
 )
 from onnx import TensorProto
 
+from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import tensors
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.tensors import ExternalData, Site
-from onnxarchive.rules import rules
 
 
 class Collected(Report):

@@ -15,8 +15,7 @@ import onnx
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from models import full_model
 from onnx import (
     AttributeProto,

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive.interop.checker import check_model
 from onnxarchive.model import proto
-from onnxarchive.runtime.checker import check_model
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from models import MEASURE_MEMORY, NUMBERS, model_of, random_raw, raw_tensor, ru
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.runtime import torch as archived
+from onnxarchive.interop import torch as archived
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
@@ -265,7 +265,7 @@ def test_a_module_on_the_device_loads_its_state_from_an_archive(
 
 COPY = f"""{MEASURE_MEMORY}
 import json, warnings, onnxarchive
-from onnxarchive.runtime import torch as archived
+from onnxarchive.interop import torch as archived
 device = sys.argv[2]
 copied = []
 with warnings.catch_warnings():

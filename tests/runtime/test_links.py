@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import (
     break_local_header,
@@ -32,8 +31,8 @@ from models import (
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
+from onnxarchive.interop.links import linked_archive, linked_model, may_give_shape
 from onnxarchive.model import proto, tensors
-from onnxarchive.runtime.link import linked_archive, linked_model, may_give_shape
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"

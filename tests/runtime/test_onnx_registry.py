@@ -29,8 +29,8 @@ from onnx import TensorProto, numpy_helper, serialization
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.runtime import onnx_registry
-from onnxarchive.runtime.link import linked_model
+from onnxarchive.interop import onnx_registry
+from onnxarchive.interop.links import linked_model
 
 MIB = 1 << 20
 

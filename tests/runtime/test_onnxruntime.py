@@ -18,11 +18,11 @@ from models import break_local_header, flip_byte, model_of, raw_tensor, run_pyth
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.archive import Archive
-from onnxarchive.files import MemoryFile
+from onnxarchive.archive.reading import Archive
+from onnxarchive.interop.links import linked_model
+from onnxarchive.interop.onnxruntime import _copy
 from onnxarchive.model import proto
-from onnxarchive.runtime.link import linked_model
-from onnxarchive.runtime.onnxruntime import _copy
+from onnxarchive.storage.files import MemoryFile
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -666,7 +666,7 @@ def test_no_lower_floor_imports_the_runtimes() -> None:
                 names += [f"{node.module}.{it.name}" for it in node.names]
             elif isinstance(node, ast.Import):
                 names += [it.name for it in node.names]
-        assert not [it for it in names if it.startswith(("onnxarchive.runtime", "onnxruntime"))]
+        assert not [it for it in names if it.startswith(("onnxarchive.interop", "onnxruntime"))]
 
 
 def test_a_session_keeps_only_maps_and_lets_go_of_them(path: Path) -> None:

@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.runtime.transform import Weights, transform
+from onnxarchive.interop.transforming import Weights, transform
 
 MIB = 1 << 20
 ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
@@ -235,7 +235,7 @@ def test_300_mb_are_optimized_in_little_memory(tmp_path: Path, module: str) -> N
     code = f"""
 {MEASURE_MEMORY}
 import onnx, onnxarchive, {module}
-from onnxarchive.runtime.transform import transform
+from onnxarchive.interop.transforming import transform
 print(growth(lambda: transform(sys.argv[1], sys.argv[2], {module}.{OPTIMIZERS[module]})))
 """
     printed = run_python(
@@ -734,7 +734,7 @@ def test_an_unknown_way_is_refused(clumsy: Path) -> None:
 
 def test_the_library_imports_no_optimizer() -> None:
     code = """
-import sys, onnxarchive, onnxarchive.runtime.transform
+import sys, onnxarchive, onnxarchive.interop.transforming
 print([name for name in ("onnxsim", "onnxslim", "onnxoptimizer") if name in sys.modules])
 """
     assert run_python(code) == "[]\n"

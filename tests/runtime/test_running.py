@@ -14,10 +14,10 @@ from models import flip_byte, run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.runtime import run as run_module
-from onnxarchive.runtime.compare import Difference, _difference, compare
-from onnxarchive.runtime.inputs import Port, random
-from onnxarchive.runtime.run import Outcome, RunError, Value, run
+from onnxarchive.interop import running as run_module
+from onnxarchive.interop.comparing import Difference, _difference, compare
+from onnxarchive.interop.inputs import Port, random
+from onnxarchive.interop.running import Outcome, RunError, Value, run
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -372,7 +372,7 @@ def test_memory_is_told_in_parts(tmp_path: Path) -> None:
     onnxarchive.save(model, tmp_path / "m.onnxa")
     code = """
 import sys
-from onnxarchive.runtime.run import run
+from onnxarchive.interop.running import run
 memory = run(sys.argv[1], repeat=2).memory
 print(memory.anonymous, memory.mapped, memory.resident)
 """
@@ -387,7 +387,7 @@ print(memory.anonymous, memory.mapped, memory.resident)
 def test_memory_of_session_and_runs_is_counted_and_of_inputs_not() -> None:
     code = """
 import numpy as np
-from onnxarchive.runtime.run import _Watch
+from onnxarchive.interop.running import _Watch
 watch = _Watch()
 with watch:
     session = np.ones(64 << 20, np.uint8)
@@ -484,7 +484,7 @@ def test_without_onnxruntime_it_says_what_to_install(path: Path, tmp_path: Path)
     code = """
 import sys
 sys.modules["onnxruntime"] = None
-from onnxarchive.runtime.run import run
+from onnxarchive.interop.running import run
 for path in sys.argv[1:]:
     try:
         run(path)
@@ -656,7 +656,7 @@ def test_parts_of_complex_numbers_are_compared_each() -> None:
 def test_differences_are_those_of_all_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxarchive.runtime.compare._PIECE", 3)
+    monkeypatch.setattr("onnxarchive.interop.comparing._PIECE", 3)
     one = np.zeros(10, F)
     two = np.ones(10, F)
     two[[4, 9]] = [0, 5]

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive import ChecksumError
+from onnxarchive.interop.shape_inference import infer_shapes
+from onnxarchive.interop.transforming import transform
 from onnxarchive.model import tensors
-from onnxarchive.runtime.shape_inference import infer_shapes
-from onnxarchive.runtime.transform import transform
 
 ASSETS = {"labels.txt": b"cat\ndog\n"}
 

@@ -33,7 +33,7 @@ from onnxarchive import ArchiveFormatError, TensorNotFoundError, UnsupportedFeat
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from onnxarchive.runtime import torch as archived  # noqa: E402
+from onnxarchive.interop import torch as archived  # noqa: E402
 
 # The types that hold the very bytes of `raw_data`.
 SAME = {
@@ -304,7 +304,7 @@ def test_a_tensor_of_an_attribute_is_reached_by_its_key(tmp_path: Path) -> None:
 def test_nothing_is_warned_of_and_no_filter_is_touched(path: Path) -> None:
     code = """
 import sys, warnings, onnxarchive
-from onnxarchive.runtime import torch as archived
+from onnxarchive.interop import torch as archived
 import torch
 warnings.resetwarnings()
 warnings.simplefilter("error")
@@ -345,7 +345,7 @@ def test_writing_into_a_tensor_over_the_file_ends_the_process_as_the_documentati
     before = path.read_bytes()
     code = """
 import sys, onnxarchive
-from onnxarchive.runtime import torch as archived
+from onnxarchive.interop import torch as archived
 with onnxarchive.open(sys.argv[1]) as archive:
     archived.tensor(archive, "FLOAT", copy=True).zero_()
     print("copied", flush=True)
@@ -374,12 +374,12 @@ def test_dlpack_gives_the_same_memory(archive: onnxarchive.Archive) -> None:
 @needs_smaps
 def test_a_slice_of_a_large_tensor_reads_its_pages_alone(tmp_path: Path) -> None:
     program = """
-from onnxarchive.runtime import torch as archived
+from onnxarchive.interop import torch as archived
 tensor = archived.tensor(archive, "w")
 """
     require_slice_to_read_its_pages_alone(tmp_path, ml_dtypes.bfloat16, program)
 
 
 def test_importing_the_module_does_not_import_pytorch() -> None:
-    code = "import sys, onnxarchive.runtime.torch; print('torch' in sys.modules)"
+    code = "import sys, onnxarchive.interop.torch; print('torch' in sys.modules)"
     assert run_python(code) == "False\n"

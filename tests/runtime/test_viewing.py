@@ -28,7 +28,7 @@ from models import (
 
 import onnxarchive
 from onnxarchive.errors import ArchiveError
-from onnxarchive.runtime import netron
+from onnxarchive.interop import netron
 
 HAS_NETRON = importlib.util.find_spec("netron") is not None
 NO_NETRON = "netron, which pip installs, is the page that is served"
@@ -218,7 +218,7 @@ def test_a_large_weight_is_given_without_holding_it_in_memory(tmp_path: Path) ->
     code = f"""
 {MEASURE_MEMORY}
 import urllib.request
-from onnxarchive.runtime import netron
+from onnxarchive.interop import netron
 total = 0
 def ask():
     global total

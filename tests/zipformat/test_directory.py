@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from zip_image import (
     CRC32,
     Change,
@@ -29,8 +28,8 @@ from zip_image import (
     together,
 )
 
+from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.rules import rules
 from onnxarchive.zipformat import directory, layout, records
 from onnxarchive.zipformat.directory import Bounds, Directory, Entry
 from onnxarchive.zipformat.layout import Placement

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import foreign, records

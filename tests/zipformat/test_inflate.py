@@ -14,8 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from onnxarchive.errors import (
     ArchiveError,

@@ -7,8 +7,7 @@ import struct
 from typing import Protocol, TypeAlias
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import (

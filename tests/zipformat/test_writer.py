@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import directory, layout, writer

@@ -1,0 +1,204 @@
+"""Archives whose edit was interrupted: told from other files, and rolled back.
+
+An edit leaves its undo log at the end of the archive (see `undo`), so the file alone says what to
+do. It is rolled back only if that gives an archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxarchive.archive.contents import read_contents
+from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    Report,
+    UnfinishedEditError,
+    naming,
+)
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.storage import files, undo
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.replacement import remove_abandoned
+from onnxarchive.storage.undo import FileBefore, UnfinishedEdit
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
+
+_USUAL_HEADER_SIZE = 512  # bytes; with name and extra fields it may be 128 KiB
+
+__all__ = ["Recovery", "opened", "recover", "require_finished", "roll_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `recover` did.
+
+    Attributes:
+        is_rolled_back: Whether an interrupted edit was rolled back.
+        removed: Paths of temporary files that killed processes had left, and that are removed.
+    """
+
+    is_rolled_back: bool
+    removed: tuple[str, ...]
+
+
+def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Recovery:
+    """Rolls back an interrupted edit of an archive, and removes what killed processes left.
+
+    A file that is a whole archive is never changed. Opening an archive for editing rolls back, too.
+
+    Args:
+        path: The archive, which need not exist: a first `save` may have been killed.
+        timeout: Seconds to wait for the archive's lock; None waits without limit.
+
+    Raises:
+        LockedError: The archive stayed locked.
+        ArchiveError: The file is no archive, and rolling back would not make it one. It is left as
+            it is.
+        OSError: The archive cannot be read or written, or there is neither an archive nor anything
+            that a killed process left.
+    """
+    removed = tuple(remove_abandoned(path, _is_leftover))
+    if removed and not os.path.exists(path):
+        return Recovery(False, removed)
+    with (
+        naming(path),
+        files.opened(
+            path, rule="FILE-1", is_exclusive=True, is_writable=True, timeout=timeout
+        ) as file,
+        file,
+    ):
+        is_rolled_back = roll_back(file)
+        if not is_rolled_back:
+            _require_whole(file)
+        return Recovery(is_rolled_back, removed)
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
+) -> Iterator[MappedFile]:
+    """Opens an archive's file and keeps editors out while the block runs.
+
+    Args:
+        path: The archive.
+        rule: As `MappedFile` takes it.
+        timeout: Seconds to wait for the lock; None waits without limit.
+
+    Raises:
+        UnfinishedEditError: An edit was interrupted, and the block found no archive.
+        LockedError: The archive stayed locked.
+        ArchiveFormatError: It is not a regular file.
+        OSError: It cannot be opened.
+    """
+    with naming(path), files.opened(path, rule=rule, timeout=timeout) as file:
+        try:
+            yield file
+        except ArchiveFormatError:
+            require_finished(file)
+            raise
+
+
+def require_finished(file: MappedFile) -> None:
+    """Refuses a file whose edit was interrupted; the caller holds a lock.
+
+    Raises:
+        UnfinishedEditError: It ends with an undo log.
+    """
+    if _find(file) is not None:
+        error = UnfinishedEditError(
+            "expected a complete archive, found one whose last edit was interrupted; 'onnxarchive "
+            "recover' rolls it back, and so does opening it for editing"
+        )
+        error.path = file.path
+        raise error
+
+
+def roll_back(file: MappedFile) -> bool:
+    """Rolls back an interrupted edit.
+
+    Args:
+        file: The archive, open for writing and locked.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        ArchiveError: The file without the edit would not be an archive. It is left as it is.
+        OSError: It cannot be read or written.
+    """
+    edit = _find(file)
+    if edit is None:
+        return False
+    file.require_writable()
+    try:
+        _require_whole(FileBefore(file, edit))
+    except ArchiveFormatError as error:
+        raise ArchiveError(
+            f"expected an archive before the undo log of an interrupted edit, found that it would "
+            f"not be whole ({error.message}); the file is left as it is, restore it from a copy"
+        ) from error
+    undo.roll_back(file, edit)
+    return True
+
+
+def _require_whole(file: MappedFile) -> None:
+    """Reads all of an archive but the data of tensors and assets."""
+    contents = read_contents(file, Report())
+    headers = LocalHeaders(file, contents.directory)
+    for number in range(len(contents.directory.entries)):
+        headers.compare(number, Report())
+
+
+def _find(file: MappedFile) -> UnfinishedEdit | None:
+    """The interrupted edit of an archive; None if the file ends with anything but an undo log."""
+    edit = undo.find(file)
+    if edit is not None or EndRecord.unpack(
+        file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
+    ):
+        return edit
+    before = _first_archive(file)
+    return None if before is None else undo.find_torn(file, *before)
+
+
+def _first_archive(file: MappedFile) -> tuple[int, int] | None:
+    """Where the model's entry begins and the archive ends, in bytes, by local headers alone.
+
+    Whatever else a file holds follows that archive. None if the file does not begin with one.
+    """
+    offset = directory_size = 0
+    for count in range(1, layout.MAX_ENTRIES + 1):
+        placement = _placement(file, offset)
+        if placement is None or placement.end > file.size:
+            return None
+        directory_size += placement.directory_record().packed_size
+        if placement.name == MODEL_PROTO.encode():
+            end = layout.end_of_archive(count, directory_size, placement.end)
+            return offset, placement.end + directory_size + len(end)
+        offset = placement.end
+    return None
+
+
+def _placement(file: MappedFile, offset: int) -> Placement | None:
+    """The entry of an archive whose local header begins at `offset`, or None."""
+    for size in (_USUAL_HEADER_SIZE, LocalHeader.MAX_SIZE):
+        local = LocalHeader.unpack(file.read(offset, size))
+        if local is not None:
+            return layout.placement(local, offset)
+    return None
+
+
+def _is_leftover(file: MappedFile) -> bool:
+    """Whether a file begins as an archive does, as far as that reached the disk."""
+    begun = file.read(0, LocalHeader.MAX_SIZE)
+    local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
+    if local is None:
+        return not any(piece.strip(b"\0") for piece in file.pieces(0, file.size))
+    is_cut = len(begun) < LocalHeader.SIZE + len(local.name) + len(local.extra)
+    is_stored = local.method == METHOD_STORED
+    return is_stored and (is_cut or layout.placement(local, 0) is not None)

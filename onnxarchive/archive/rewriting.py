@@ -1,0 +1,418 @@
+"""Writes the end of an archive anew: new tensors, model, directory and end records.
+
+Every entry but the model stays where it is. The new end goes into a clone where the file system can
+share blocks, else into the file itself with an undo log. What would remove an entry writes a new
+file, in the order of `save`, and only on request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import onnx
+
+from onnxarchive.archive.contents import check_model_nbytes
+from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.referring import (
+    EntryData,
+    entry_data,
+    has_outside_attributes,
+    kept_assets,
+    referred,
+    resolver,
+)
+from onnxarchive.archive.writing import (
+    DEFAULT_SIZE_THRESHOLD,
+    FileData,
+    Item,
+    Pieces,
+    Plan,
+    Resolve,
+    plan_archive,
+    plan_items,
+    stream,
+    write_file,
+)
+from onnxarchive.conversion.sources import open_source
+from onnxarchive.errors import ChecksumError, Report, shown
+from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model.keys import MODEL_PROTO, Keys
+from onnxarchive.model.tensors import Path, Site
+from onnxarchive.storage import undo
+from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
+from onnxarchive.storage.filesystem import clone
+from onnxarchive.storage.replacement import Replacement
+from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.zipformat.writer import Data, Progress, Stored, ZipWriter
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["Model", "Options", "write_model", "write_tensor"]
+
+_MAX_SHOWN_ENTRIES = 3  # in a message
+
+# A new model: one whose tensors may refer to the archive, or the path of a .onnx.
+Model: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is to be replaced, as `onnxarchive.replace_model` takes it."""
+
+    compact: bool = False
+    copy: bool = False
+    size_threshold: int | None = None
+    convert_attribute: bool | None = None
+    progress: Progress | None = None
+
+
+def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
+    """Gives an archive another model; see `onnxarchive.replace_model`.
+
+    Args:
+        archive: The archive, whose file is locked, and open for writing unless `options` ask for a
+            copy.
+        model: The model.
+        options: How to replace it.
+
+    Returns:
+        The file that has the archive's path now, open and still locked.
+    """
+    threshold, convert_attribute = _placing(archive, options)
+    with contextlib.ExitStack() as resources:
+        if isinstance(model, onnx.ModelProto):
+            given = _Given(model, resolver(archive, threshold, convert_attribute))
+            for site in tensors.walk(model):
+                if site.tensor.data_location == tensors.EXTERNAL:
+                    referred(site, archive)  # whatever else is the matter with the model
+        elif isinstance(model, str | os.PathLike):
+            require_no_input(archive.path, [os.fspath(model)])  # which is locked
+            source = resources.enter_context(open_source(model, archive=archive))
+            given = _Given(source.model, _by_entry(source.resolve, archive))
+        else:
+            raise TypeError(
+                f"expected an onnx.ModelProto or the path of a .onnx, found {type(model)}"
+            )
+        plan = plan_archive(
+            given.model,
+            resolve=given.resolve,
+            size_threshold=threshold,
+            convert_attribute=convert_attribute,
+            assets=kept_assets(archive),
+            temporary=_directory_of(archive),
+        )
+        keeps_all = _keeps_all(plan, archive)
+        if not (keeps_all or options.compact):
+            plan = _plan_in_place(archive, given, plan, threshold, convert_attribute)
+            keeps_all = True
+        # Who opened the archive has to be able to read what is written.
+        check_model_nbytes(plan.model.nbytes, archive.max_model_nbytes, Report())
+        if keeps_all:
+            return _write_end(archive, plan, options)
+        return _write_anew(archive, plan, options.progress)
+
+
+def write_tensor(
+    archive: Archive, name: str, array: ArrayLike, copy: bool, progress: Progress | None
+) -> MappedFile:
+    """Gives an initializer other elements; see `onnxarchive.replace_tensor`.
+
+    Returns:
+        As `write_model` does.
+    """
+    site = archive.tensors.site(name)
+    elements = np.asarray(array)
+    found = dtypes.of_array(elements)
+    expected = dtypes.BY_NUMBER.get(site.tensor.data_type)
+    if found != expected or elements.shape != tuple(site.tensor.dims):
+        raise ValueError(
+            f"{archive.path}: {site}: expected {dtypes.name_of(site.tensor.data_type)} of shape "
+            f"{list(site.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
+        )
+    data = dtypes.as_raw_data(elements)
+    key = tensors.location(site.tensor)
+    if key is not None:
+        return _replace_entry(archive, key, site, data, progress)
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    tensor = tensors.at(model, site.path)
+    for field in tensors.DATA_FIELDS:
+        tensor.ClearField(field)
+    tensors.set_raw_data(tensor, bytes(data))
+    return write_model(archive, model, Options(copy=copy, progress=progress))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A new model, and what gives the bytes of its external tensors."""
+
+    model: onnx.ModelProto
+    resolve: Resolve
+
+
+def _by_entry(resolve: Resolve, archive: Archive) -> Resolve:
+    """`resolve`, but what lies in the archive, as a link's does, is an entry of known CRC-32."""
+    name_of = {
+        (entry.data_offset, entry.nbytes): name
+        for name, entry in archive.entries.items()
+        if name != MODEL_PROTO
+    }
+
+    def resolve_by_entry(site: Site) -> Data:
+        data = resolve(site)
+        if isinstance(data, FileData) and data.identity == archive.file.identity:
+            name = name_of.get((data.offset, data.nbytes))
+            if name is not None:
+                return entry_data(archive, name)
+        return data
+
+    return resolve_by_entry
+
+
+def _directory_of(archive: Archive) -> str:
+    return os.path.dirname(os.path.realpath(archive.path))
+
+
+def _placing(archive: Archive, options: Options) -> tuple[int, bool]:
+    """The size threshold and `convert_attribute` by which the archive's tensors lie where they do.
+
+    What `options` say takes their place. Where no threshold fits all tensors, the one that is given
+    leaves those of the model where they are.
+    """
+    outside_attributes = has_outside_attributes(archive)
+    convert_attribute = options.convert_attribute
+    if convert_attribute is None:
+        convert_attribute = outside_attributes
+    threshold = options.size_threshold
+    if threshold is None:
+        threshold = DEFAULT_SIZE_THRESHOLD
+        inside, outside = -1, threshold
+        for site in tensors.walk(archive.model):
+            if not (site.is_initializer or outside_attributes):
+                continue
+            key = tensors.location(site.tensor)
+            if key is not None:
+                outside = min(outside, archive.entries[key].nbytes)
+            else:
+                data_type = tensors.stored_type(site.tensor)
+                if data_type is not None:
+                    inside = max(inside, data_type.nbytes(site.tensor.dims))
+        threshold = max(inside + 1, outside)
+    return threshold, convert_attribute
+
+
+def _keeps_all(plan: Plan, archive: Archive) -> bool:
+    """Whether a plan begins with every entry of the archive but the model, each in its place."""
+    names = list(archive.entries)[:-1]
+    return [item.name for item in plan.items[: len(names)]] == names and all(
+        _is_entry(item, archive) for item in plan.items[: len(names)]
+    )
+
+
+def _is_entry(item: Item, archive: Archive) -> bool:
+    """Whether an item has the bytes of the archive's entry of its name."""
+    entry = archive.entries[item.name]
+    if entry.nbytes != item.nbytes:
+        return False
+    data = item.data()
+    if isinstance(data, EntryData):
+        return data.name == item.name
+    crc32 = 0
+    for piece in data:
+        crc32 = writer.crc32(piece, crc32)
+    if crc32 != entry.crc32:
+        return False
+    offset = entry.data_offset
+    for piece in data:
+        if archive.file.read(offset, len(piece)) != piece:
+            return False
+        offset += len(piece)
+    return True
+
+
+def _plan_in_place(
+    archive: Archive, given: _Given, plan: Plan, threshold: int, convert_attribute: bool
+) -> Plan:
+    """A plan that keeps every entry of the archive, and lets new tensors follow them.
+
+    Args:
+        archive: The archive.
+        given: The new model.
+        plan: The archive that `save` would make of it.
+        threshold: As in `plan_items`.
+        convert_attribute: As in `plan_items`.
+
+    Raises:
+        ValueError: The model has no tensor for an entry.
+    """
+    stored = _stored(archive, plan)
+    gone = archive.sites.keys() - stored.values()
+    if gone:
+        names = [name for name in archive.entries if name in gone]
+        listed = ", ".join(map(shown, names[:_MAX_SHOWN_ENTRIES]))
+        more = f" and {len(names) - _MAX_SHOWN_ENTRIES} more" * (len(names) > _MAX_SHOWN_ENTRIES)
+        raise ValueError(
+            f"{archive.path}: expected the new model to have every tensor of the archive, found "
+            f"none with the bytes of {listed}{more}; compact=True (--compact) writes the whole "
+            "archive anew"
+        )
+    items, copy, held = plan_items(
+        given.model,
+        resolve=given.resolve,
+        size_threshold=threshold,
+        convert_attribute=convert_attribute,
+        stored=stored,
+        assigned=Keys(archive.sites),
+        temporary=_directory_of(archive),
+    )
+    kept = _kept(archive)
+    writer.require_entries(len(kept) + len(items) + 1)
+    return Plan((*kept, *items), Pieces(proto.serialize_filled(copy, held)))
+
+
+def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
+    """The key of each planned tensor that is an entry of the archive: one tensor for each key."""
+    stored: dict[Path, str] = {}
+    taken: set[str] = set()
+    for item in plan.items:
+        if item.site is None:
+            continue
+        data = item.data()
+        key = data.name if isinstance(data, EntryData) else item.name
+        is_entry = isinstance(data, EntryData) or (
+            key in archive.sites and _is_entry(item, archive)
+        )
+        if is_entry and key not in taken:
+            taken.add(key)
+            stored[item.site.path] = key
+    return stored
+
+
+def _kept(archive: Archive) -> list[Item]:
+    """Every entry of an archive but the model, as it is."""
+    return [
+        Item(name, entry.nbytes, partial(entry_data, archive, name))
+        for name, entry in archive.entries.items()
+        if name != MODEL_PROTO
+    ]
+
+
+def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> MappedFile:
+    archive.file.require_locking_process()
+    return write_file(
+        plan,
+        archive.path,
+        alignment=archive.alignment,
+        progress=progress,
+        follow_links=False,
+        is_locked=True,
+    )
+
+
+def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
+    """Writes what follows the archive's entries but for its model, which all stay."""
+    offset = archive.entries[MODEL_PROTO].header_offset
+    alignment = archive.alignment
+    kept = (len(archive.entries) - 1, archive.records[:-1].pack())
+    new = Plan(plan.items[kept[0] :], plan.model)
+
+    def write(target: PositionalWriter) -> None:
+        zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset)
+        stream(new, zip_writer, options.progress)
+
+    changed = _changed_clone(archive, offset, write)
+    if changed is not None:
+        return changed
+    if options.copy:
+        return _write_anew(archive, plan, options.progress)
+    undo.change_end(archive.file, offset, new.size(alignment, offset, kept), write)
+    return archive.file.reopened()
+
+
+def _replace_entry(
+    archive: Archive, key: str, site: Site, data: memoryview, progress: Progress | None
+) -> MappedFile:
+    """Writes a clone or a new archive in which a tensor's entry has other bytes."""
+    archive.read(key)  # its local header is compared with the directory
+    crc32 = writer.crc32(data)
+    model_proto = archive.read(MODEL_PROTO)
+    if tensors.checksum(site.tensor) is not None:  # of the bytes that are replaced
+        without = tensors.with_locations(archive.model, {site.path: key})
+        model_proto = memoryview(proto.serialize(without))
+    model = Plan((), Pieces((model_proto,)))
+    entry, number = archive.entries[key], archive.entries.index_of[key]
+    offset = archive.entries[MODEL_PROTO].header_offset
+    records = archive.records
+    changed_record = replace(records[number], crc32=crc32).pack()
+    packed = records[:number].pack() + changed_record + records[number + 1 : -1].pack()
+    header = archive.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    unpacked = LocalHeader.unpack(header, 0)
+    assert unpacked is not None
+
+    def write(target: PositionalWriter) -> None:
+        target.write(replace(unpacked, crc32=crc32).pack())
+        written_crc32 = 0
+        for piece in writer.pieces(data):
+            written_crc32 = writer.crc32(piece, written_crc32)
+            target.write(piece)
+        if written_crc32 != crc32:
+            raise ChecksumError(
+                f"{archive.path}: entry {shown(key)}: expected an array that nobody changes while "
+                f"it is written, with CRC-32 {crc32:#010x}, found {written_crc32:#010x}"
+            )
+        target.offset = offset
+        kept = (len(archive.entries) - 1, packed)
+        stream(
+            model,
+            ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset),
+            progress,
+        )
+
+    changed = _changed_clone(archive, entry.header_offset, write)
+    if changed is not None:
+        return changed
+    given = partial(Stored, data, crc32)
+    items = [replace(item, data=given) if item.name == key else item for item in _kept(archive)]
+    return _write_anew(archive, replace(model, items=tuple(items)), progress)
+
+
+def _changed_clone(
+    archive: Archive, offset: int, write: Callable[[PositionalWriter], None]
+) -> MappedFile | None:
+    """Changes a clone that then takes the archive's name; None if there can be none.
+
+    Args:
+        archive: The archive.
+        offset: Where `write` begins, in bytes from the start of the file.
+        write: Writes up to the new end of the file.
+    """
+    archive.file.require_locking_process()
+    try:
+        replacement = Replacement(archive.path, follow_links=False, is_locked=True)
+    except OSError:  # of this directory, which the other ways name if they need it
+        return None
+    try:
+        if not clone(archive.file, replacement.fileno()):
+            replacement.discard()
+            return None
+        replacement.file.offset = offset
+        write(replacement.file)
+        os.ftruncate(replacement.fileno(), replacement.file.offset)
+    except BaseException as error:
+        replacement.discard(error)
+        raise
+    try:
+        return replacement.commit_open()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return None  # a mount point, whose file can be changed in its place

@@ -1,0 +1,161 @@
+"""The specification's rules over an archive: every broken one, not only the first."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from onnxarchive.archive import recovery
+from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_data, read_contents
+from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.storage import files
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.zipformat.writer import Counter, Progress
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+MAX_FINDINGS = 1000  # of one rule
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of the specification.
+
+    Attributes:
+        id: Its id, such as `"ZIP-6"`.
+        severity: `"error"`: a reader refuses the archive; `"warning"`: it does not.
+        seen: What a reader needs to decide: `"open"`, `"header"` or `"data"`.
+        text: What the rule demands, in a sentence.
+        mended: Whether a zip that breaks it may be one of another tool, of which `convert` makes an
+            archive.
+    """
+
+    id: str
+    severity: str
+    seen: str
+    text: str
+    mended: bool = False
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """Every rule of the specification by id, as `spec/rules.toml` has them."""
+    directory = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(directory, "rules.toml")  # where an installed package has it
+    if not os.path.exists(path):
+        path = os.path.join(os.path.dirname(directory), "spec", "rules.toml")
+    with open(path, "rb") as file:
+        table = tomllib.load(file)
+    return MappingProxyType({id: Rule(id, **fields) for id, fields in table.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken rule.
+
+    Attributes:
+        rule: Its id in `spec/rules.toml`.
+        entry: Name of the entry concerned, or None.
+        message: What was expected and what was found.
+    """
+
+    rule: str
+    entry: str | None
+    message: str
+
+    @property
+    def severity(self) -> str:
+        """`"error"` or `"warning"`, as the rule has it."""
+        return rules()[self.rule].severity
+
+    def __str__(self) -> str:
+        subject = "" if self.entry is None else f"entry {shown(self.entry)}: "
+        return f"{self.rule}: {subject}{self.message}"
+
+
+class _Findings(Report):
+    """Keeps broken rules instead of raising them, of each rule a limited number."""
+
+    def __init__(self) -> None:
+        self._kept: list[Finding] = []
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        finding = Finding(rule, entry, message)
+        # The model's CRC-32 is compared before it is parsed, and with those of the other entries.
+        if (rule, entry) == ("ZIP-15", MODEL_PROTO) and finding in self._kept:
+            return
+        self._counts[rule] += 1
+        if self._counts[rule] <= MAX_FINDINGS:
+            self._kept.append(finding)
+
+    @property
+    def list(self) -> list[Finding]:
+        """What was found, and for each rule that was broken more often, how often."""
+        more = (
+            Finding(
+                rule,
+                None,
+                f"expected at most {MAX_FINDINGS} findings of one rule, found "
+                f"{count - MAX_FINDINGS} more",
+            )
+            for rule, count in self._counts.items()
+            if count > MAX_FINDINGS
+        )
+        return [*self._kept, *more]
+
+
+def check(
+    path: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    progress: Progress | None = None,
+    max_model_nbytes: int = MAX_MODEL_NBYTES,
+) -> list[Finding]:
+    """Holds an archive against every rule of the specification.
+
+    Args:
+        path: The archive.
+        full: Whether to read the bytes of every entry, for the rules that need them: CRC-32,
+            SHA-1 checksums, unused bits and booleans.
+        progress: Called with the bytes done and the bytes in all, under `full`.
+        max_model_nbytes: Size in bytes above which a model is a finding and is not read.
+
+    Returns:
+        Every broken rule, in the order in which a reader comes upon them; nothing for a sound
+        archive. Of each rule there are at most 1,000 findings (`MAX_FINDINGS`); where it is broken
+        more often, one more at the end says how many are left out. Names and values of the file
+        are cut to about 100 characters in messages.
+
+    Raises:
+        UnfinishedEditError: An edit of the archive was interrupted.
+        OSError: The file cannot be opened or read.
+    """
+    findings = _Findings()
+    try:
+        MappedFile(path, rule="FILE-1").close()
+    except ArchiveFormatError as error:
+        return [Finding("FILE-1", None, error.message)]
+    with naming(path), files.opened(path) as file, file:
+        recovery.require_finished(file)
+        contents = read_contents(file, findings, max_model_nbytes)
+        entries = contents.directory.entries
+        headers = LocalHeaders(file, contents.directory)
+        for number in range(len(entries)):
+            headers.compare(number, findings)
+        if full:
+            counter = Counter(progress, sum(entries.sizes))
+            for entry in entries:
+                check_data(file, entry, contents.sites.get(entry.name), findings, counter)
+    return findings.list

@@ -1,0 +1,254 @@
+"""Many conversions at once, here or on whatever machines an executor reaches."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, as_completed
+from typing import Any
+
+from onnxarchive.archive.writing import (
+    DEFAULT_SIZE_THRESHOLD,
+    Asset,
+    open_assets,
+    require_size_threshold,
+)
+from onnxarchive.conversion.converting import Conversion, convert_silently
+from onnxarchive.conversion.sources import is_model_file
+from onnxarchive.errors import ArchiveError, describe
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.storage import attributes
+from onnxarchive.storage.files import is_below
+from onnxarchive.storage.threads import require_jobs
+from onnxarchive.zipformat import layout
+
+ARCHIVE_SUFFIX = ".onnxa"
+_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # one is a model or a failure, whatever is in it
+_SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
+
+
+def find_models(
+    source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, str]]:
+    """The models of a tree, each with its place in the tree, in the order of their paths.
+
+    A directory that holds `__MODEL_PROTO` is one model. In other directories every file is one
+    whose content is a model or a zip with one, and every file that is named `*.onnx` or `*.onnxa`,
+    whatever it turns out to be. Names that begin with a dot are passed over. A `source` that is a
+    file is a model whatever its name, and its place is its name.
+
+    Args:
+        source: A file or the root of a tree.
+        on_error: Takes what keeps a folder of the tree from being read; None raises it.
+
+    Yields:
+        The model's path, and its path below `source`.
+
+    Raises:
+        OSError: `source` cannot be read.
+    """
+    root = os.fspath(source)
+    if not os.path.isdir(root):
+        os.stat(root)  # raises for a file that is missing
+        yield root, os.path.basename(root)
+        return
+    for directory, folders, names in os.walk(root, onerror=on_error or _raise):
+        relative = os.path.relpath(directory, root)
+        if MODEL_PROTO in names:
+            name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
+            yield directory, name
+            folders.clear()
+            continue
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if not name.startswith(".") and _is_candidate(path):
+                yield path, os.path.normpath(os.path.join(relative, name))
+
+
+def _is_candidate(path: str) -> bool:
+    if path.lower().endswith(_MODEL_SUFFIXES):
+        return True
+    try:
+        return is_model_file(path)
+    except OSError:
+        return False
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def convert_many(
+    sources: Iterable[str | os.PathLike[str]],
+    out_dir: str | os.PathLike[str],
+    executor: Executor | None = None,
+    *,
+    replace: bool = True,
+    on_done: Callable[[Conversion, int, int], None] | None = None,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    alignment: int = layout.MIN_ALIGNMENT,
+    convert_attribute: bool = False,
+    assets: Mapping[str, Asset] | None = None,
+    dedupe: bool = False,
+    verify_checksum: bool = False,
+    dry_run: bool = False,
+    jobs: int | None = None,
+) -> list[Conversion]:
+    """Converts many models to archives; one that fails does not stop the others.
+
+    Args:
+        sources: Files and trees, as `find_models` takes them. A model that is met again is passed
+            over, and so are archives in `out_dir` that a tree holds, too.
+        out_dir: Where the archives go, each at its model's place in its tree, with the suffix
+            `.onnxa`. It and the folders below it are made.
+        executor: Runs the conversions; any `concurrent.futures.Executor`, also one that reaches
+            other machines, which then must see the same files under the same paths. None runs them
+            one after another.
+        replace: Whether to replace archives that exist; otherwise such a conversion fails.
+        on_done: Called after each conversion with its outcome, the number of those that are done
+            and the number of all.
+        size_threshold: As in `convert`, as all that follow.
+        alignment: As in `convert`.
+        convert_attribute: As in `convert`.
+        assets: As in `convert`.
+        dedupe: As in `convert`.
+        verify_checksum: As in `convert`.
+        dry_run: As in `convert`.
+        jobs: How many threads each conversion uses; None for one for each core, or for one alone
+            where there is an executor, whose workers are as many as they are.
+
+    Returns:
+        What came of each model, in the order in which they were found; a failure has an `error`.
+        A source that cannot be read, and a tree without models, are failures as well.
+
+    Raises:
+        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed.
+        OSError: `out_dir` cannot be made, or an asset not opened.
+    """
+    layout.require_alignment(alignment)
+    require_size_threshold(size_threshold)
+    open_assets(assets)  # what is wrong with them is not the fault of each model
+    out = os.path.realpath(out_dir)
+    options = {
+        "size_threshold": size_threshold,
+        "alignment": alignment,
+        "convert_attribute": convert_attribute,
+        "assets": _absolute(assets),
+        "dedupe": dedupe,
+        "verify_checksum": verify_checksum,
+        "dry_run": dry_run,
+        "progress": None,
+        "jobs": 1 if jobs is None and executor is not None else require_jobs(jobs),
+    }
+    work = list(_work(sources, out))
+    if not dry_run:
+        os.makedirs(out, exist_ok=True)
+    outcomes: dict[int, Conversion] = {}
+
+    def note(index: int, conversion: Conversion) -> None:
+        outcomes[index] = conversion
+        if on_done is not None:
+            on_done(conversion, len(outcomes), len(work))
+
+    todo: dict[int, tuple[str, str]] = {}
+    taken: dict[str, str] = {}
+    for index, (source, target, error) in enumerate(work):
+        other = taken.setdefault(os.path.normcase(target), source)
+        if error is None and other != source:
+            error = f"expected its own target, found {other}'s"
+        if error is None:
+            todo[index] = source, target
+        else:
+            note(index, Conversion(source, target, error))
+    if executor is None:
+        for index, (source, target) in todo.items():
+            note(index, _convert_one(source, target, replace, options))
+    else:
+        for index, conversion in _submitted(executor, todo, replace, options):
+            note(index, conversion)
+    return [outcomes[index] for index in range(len(work))]
+
+
+def _submitted(
+    executor: Executor,
+    todo: Mapping[int, tuple[str, str]],
+    replace: bool,
+    options: dict[str, Any],
+) -> Iterator[tuple[int, Conversion]]:
+    """Runs conversions on an executor, and gives each with its index when it is done."""
+    futures: dict[Future[Conversion], int] = {}
+    for index, (source, target) in todo.items():
+        try:
+            futures[executor.submit(_convert_one, source, target, replace, options)] = index
+        except RuntimeError as error:  # its workers have died, or it was shut down
+            yield index, Conversion(source, target, f"the executor takes no more work: {error}")
+    for future in as_completed(futures):
+        index = futures[future]
+        try:
+            yield index, future.result()
+        except Exception as error:  # of the executor: a conversion gives its own back
+            yield index, Conversion(*todo[index], f"the worker failed: {error!r}")
+
+
+def _work(
+    sources: Iterable[str | os.PathLike[str]], out: str
+) -> Iterator[tuple[str, str, str | None]]:
+    """Each model with its target, both absolute, and why it cannot be converted or None."""
+    met: set[str] = set()
+    for source in sources:
+        is_tree = os.path.isdir(source)
+        errors: list[OSError] = []
+        found = False
+        try:
+            for path, place in find_models(source, errors.append):
+                absolute = os.path.abspath(path)
+                is_archive = is_tree and path.endswith(ARCHIVE_SUFFIX)
+                if is_archive and is_below(os.path.realpath(path), out):
+                    continue  # what came of an earlier run
+                found = True
+                if absolute not in met:
+                    met.add(absolute)
+                    yield absolute, os.path.join(out, _with_suffix(place)), None
+        except OSError as error:
+            errors.append(error)
+        if not found and not errors:
+            message = "expected a model in this tree, found none"
+            errors.append(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
+        for fault in errors:
+            path = os.path.abspath(fault.filename or source)
+            yield path, os.path.join(out, _with_suffix(os.path.basename(path))), describe(fault)
+
+
+def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
+    """Assets that can be sent elsewhere: files by absolute paths, bytes as bytes."""
+    return {
+        name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else bytes(asset)
+        for name, asset in (assets or {}).items()
+    }
+
+
+def _with_suffix(place: str) -> str:
+    stem, suffix = os.path.splitext(place)
+    return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX
+
+
+def _convert_one(source: str, target: str, replace: bool, options: dict[str, Any]) -> Conversion:
+    try:
+        if not replace and os.path.lexists(target):
+            raise FileExistsError(
+                errno.EEXIST, "exists; --force or replace=True replaces it", target
+            )
+        if not options["dry_run"]:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        with attributes.collected() as lost:  # the worker may be on another machine
+            conversion = convert_silently(source, target, **options)
+        return dataclasses.replace(conversion, warnings=(*conversion.warnings, *lost))
+    except (ArchiveError, ValueError) as error:
+        return Conversion(source, target, str(error))
+    except OSError as error:
+        return Conversion(source, target, describe(error))
+    except Exception as error:  # whatever it is, the others go on
+        return Conversion(source, target, f"{type(error).__name__}: {error}")

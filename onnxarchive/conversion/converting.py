@@ -1,0 +1,369 @@
+"""Models in, whatever they came in, and out again: `convert`, `export`, `extract`.
+
+All three stream: weights go from file to file and are never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+
+import onnx
+
+from onnxarchive.archive.reading import Archive, complete_model, open, read_verified
+from onnxarchive.archive.writing import (
+    DEFAULT_SIZE_THRESHOLD,
+    Asset,
+    Item,
+    asset_files,
+    given_data,
+    open_assets,
+    plan_archive,
+    write_archive,
+)
+from onnxarchive.conversion.sources import open_source
+from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.model import proto, tensors, wire
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.storage.files import PositionalWriter, make_file, require_no_input, require_process
+from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.replacement import Replacement, new_directory, replacing
+from onnxarchive.storage.threads import require_jobs
+from onnxarchive.zipformat import layout, writer
+from onnxarchive.zipformat.writer import Counter, Progress, SupportsWrite
+
+# ONNX's external data document: offsets should be multiples of the page size.
+_PAGE_SIZE = 4096
+# The most bytes that one byte of deflate gives. The disk is not asked for room for more than that,
+# whatever sizes a source declares.
+_MAX_EXPANSION = 1032
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What came of one conversion.
+
+    Attributes:
+        source: The model that was to be converted.
+        target: The archive; `"-"` where it was written to an open file.
+        error: Why there is no archive, or None.
+        nbytes: Size of the archive in bytes; None where there is none.
+        tensors: How many tensors are stored outside the model.
+        assets: How many assets it has.
+        saved_nbytes: Bytes that merging identical initializers saved.
+        warnings: What was left out, or could not be kept, a sentence each.
+    """
+
+    source: str
+    target: str
+    error: str | None = None
+    nbytes: int | None = None
+    tensors: int = 0
+    assets: int = 0
+    saved_nbytes: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+def convert(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str] | SupportsWrite,
+    *,
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
+    alignment: int = layout.MIN_ALIGNMENT,
+    convert_attribute: bool = False,
+    assets: Mapping[str, Asset] | None = None,
+    dedupe: bool = False,
+    verify_checksum: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    jobs: int | None = None,
+) -> Conversion:
+    """Converts a model to an archive.
+
+    What the source is, is told by its content. Its files are streamed, large tensors from a map, so
+    that weights are never in memory as a whole, and the source is not changed. Files of a zip, or
+    directly in a directory, that no tensor names are left out with a warning, but for those below
+    `assets/`, which are kept. A link is read as any `.onnx` with external data: that its archive
+    has not been changed since, `onnxarchive.check_link` tells.
+
+    Of a directory, and of the external data of a `.onnx`, only files in that directory and below
+    are read, even if somebody changes names there at the same time. Symbolic links that lead out of
+    it are refused. Hard links to files elsewhere cannot be detected.
+
+    Args:
+        source: A `.onnx`, whose external data is looked for in its directory and below; a
+            directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`) and its
+            data files, those of torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
+            exports among them; or an archive, which is written anew. A compressed model, and
+            tensors that are parts of a compressed data file, are inflated to an unnamed temporary
+            file in the target's directory.
+        path: The archive, as in `save`.
+        size_threshold: As in `save`.
+        alignment: As in `save`.
+        convert_attribute: As in `save`.
+        assets: As in `save`; they take the place of the source's assets of the same path.
+        dedupe: Whether identical initializers of a graph become one initializer.
+        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors name.
+        dry_run: Whether to write nothing, and only tell what would be.
+        progress: As in `save`.
+        jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
+            the error. One of them writes; the others read, inflate, and verify or sum up to `jobs`
+            tensors that come next, as far as they have 96 MiB in all. The one that writes does the
+            rest: tensors of less than 128 KiB or more than 96 MiB, and of the entries of archives
+            and zips, whose CRC-32 is verified then, those of more than 32 MiB.
+
+    Returns:
+        What was, or would be, written.
+
+    Raises:
+        ArchiveFormatError: The source is not a model, its external data is missing, too short or
+            outside its directory, or the model would break a rule.
+        ChecksumError: The source is damaged.
+        UnsupportedFeatureError: A zip is encrypted or compressed in a way that is not known.
+        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed, or
+            `path` is one of the source's files.
+        OSError: A file cannot be read, or the archive not written.
+    """
+    conversion = convert_silently(
+        source,
+        path,
+        size_threshold=size_threshold,
+        alignment=alignment,
+        convert_attribute=convert_attribute,
+        assets=assets,
+        dedupe=dedupe,
+        verify_checksum=verify_checksum,
+        dry_run=dry_run,
+        progress=progress,
+        jobs=jobs,
+    )
+    for warning in conversion.warnings:
+        warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
+    return conversion
+
+
+def convert_silently(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str] | SupportsWrite,
+    *,
+    size_threshold: int,
+    alignment: int,
+    convert_attribute: bool,
+    assets: Mapping[str, Asset] | None,
+    dedupe: bool,
+    verify_checksum: bool,
+    dry_run: bool,
+    progress: Progress | None,
+    jobs: int | None,
+) -> Conversion:
+    """As `convert`, but warnings are given back alone, since to warn is not safe in threads."""
+    jobs = require_jobs(jobs)
+    layout.require_alignment(alignment)  # before anything is read
+    given = open_assets(assets)
+    target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    temporary = None
+    if target is not None and not dry_run:
+        temporary = os.path.dirname(os.path.realpath(target))
+    with open_source(source, verify_checksum=verify_checksum, temporary=temporary) as opened:
+        if target is not None:
+            require_no_input(target, [*opened.files, *asset_files(assets)])
+        names = {item.name for item in given}
+        kept = [
+            Item(ASSET_PREFIX + name, data.nbytes, partial(given_data, data))
+            for name, data in opened.assets.items()
+            if ASSET_PREFIX + name not in names
+        ]
+        plan = plan_archive(
+            opened.model,
+            resolve=opened.resolve,
+            size_threshold=size_threshold,
+            convert_attribute=convert_attribute,
+            assets=sorted([*kept, *given], key=attrgetter("name")),
+            dedupe=dedupe,
+            temporary=temporary,
+        )
+        if not dry_run:
+            held = sum(map(os.path.getsize, opened.files)) + sum(item.nbytes for item in given)
+            write_archive(
+                plan,
+                path,
+                alignment=alignment,
+                progress=progress,
+                jobs=jobs,
+                reserved=_MAX_EXPANSION * held,
+            )
+        return Conversion(
+            source=os.fspath(source),
+            target="-" if target is None else target,
+            nbytes=plan.size(alignment),
+            tensors=sum(item.site is not None for item in plan.items),
+            assets=sum(item.site is None for item in plan.items),
+            saved_nbytes=plan.saved_nbytes,
+            warnings=opened.warnings,
+        )
+
+
+def export(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    external_data: str | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Writes the model of an archive as a `.onnx`.
+
+    The archive's tensors are written from its map; what stays in its model is in memory.
+
+    Args:
+        path: The archive.
+        destination: The `.onnx`.
+        external_data: Name of a file beside it that takes the large tensors, each at a multiple
+            of 4096 bytes; None puts them into the `.onnx`, which must stay under 2 GiB. When both
+            files exist already, they are replaced one after the other.
+        progress: Called with the bytes done and the bytes in all, after every few MiB; for a
+            single file they are counted twice, when verified and when written.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ChecksumError: Bytes of a tensor have changed.
+        UnsupportedFeatureError: The model does not fit a single `.onnx`.
+        ValueError: `external_data` is not the plain name of another file, or what is written would
+            replace the archive.
+        OSError: A file cannot be written.
+    """
+    require_no_input(destination, [os.fspath(path)])
+    if external_data is not None:
+        beside = _beside(destination, external_data)
+        require_no_input(beside, [os.fspath(path)])
+        if os.path.realpath(beside) == os.path.realpath(destination):
+            raise ValueError(
+                f"expected another file than {beside} for external_data, found it to be where "
+                f"{os.fspath(destination)} leads"
+            )
+    with open(path) as archive, naming(path):
+        if external_data is None:
+            _export_single(archive, destination, progress)
+        else:
+            _export_external(archive, destination, external_data, progress)
+
+
+def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
+    directory, name = os.path.split(os.fspath(destination))
+    is_plain = os.path.basename(external_data) == external_data and "\\" not in external_data
+    if not is_plain or external_data in ("", ".", "..", name):
+        raise ValueError(
+            f"expected the name of another file beside {name!r} for external_data, found "
+            f"{external_data!r}"
+        )
+    return os.path.join(directory, external_data)
+
+
+def _export_single(
+    archive: Archive, destination: str | os.PathLike[str], progress: Progress | None
+) -> None:
+    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive.sites))
+    if total >= proto.SIZE_LIMIT:
+        raise UnsupportedFeatureError(
+            f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
+            f"found {total}; export with external_data='NAME.data'"
+        )
+    filled: set[str] = set()
+
+    def fill_in(key: str) -> memoryview:
+        filled.add(key)
+        return archive.read(key)
+
+    pieces = wire.fill(archive.read(MODEL_PROTO), fill_in)
+    if filled != set(archive.sites):
+        # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
+        pieces = [proto.serialize(complete_model(archive))]
+    # Tensors are gone through twice: for their CRC-32, and to be written.
+    verified = sum(archive.entries[key].nbytes for key in archive.sites)
+    counter = Counter(progress, verified + sum(map(len, pieces)))
+    for key in archive.sites:
+        counter.add(read_verified(archive, key).nbytes)
+    with replacing(destination) as replacement:
+        reserve(replacement.fileno(), 0, sum(map(len, pieces)))
+        for piece in pieces:
+            for part in counter(writer.pieces(piece)):
+                replacement.file.write(part)
+
+
+def _export_external(
+    archive: Archive,
+    destination: str | os.PathLike[str],
+    external_data: str,
+    progress: Progress | None,
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    sites = list(tensors.walk(model))
+    outside: list[tuple[str, int]] = []
+    offset = 0
+    for site in sites:
+        key = tensors.location(site.tensor)
+        if key is None:
+            continue
+        nbytes = archive.entries[key].nbytes
+        # Tools that read external data do not look everywhere, and stumble over empty tensors.
+        if not nbytes or not site.is_loaded_by_onnx:
+            tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
+            continue
+        offset += -offset % _PAGE_SIZE
+        tensors.set_location(site.tensor, external_data, offset=offset, length=nbytes)
+        outside.append((key, offset))
+        offset += nbytes
+    serialized = proto.serialize(model)
+    data_replacement = Replacement(_beside(destination, external_data))
+    try:
+        reserve(data_replacement.fileno(), 0, offset)
+        counter = Counter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
+        for key, start in outside:
+            data_replacement.file.offset = start
+            for piece in counter(writer.pieces(read_verified(archive, key))):
+                data_replacement.file.write(piece)
+        with replacing(destination) as replacement:
+            replacement.file.write(serialized)
+            # The data first, so that a new model never stands beside old data for long.
+            data_replacement.commit()
+    except BaseException as error:
+        data_replacement.discard(error)
+        raise
+
+
+def extract(
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Unzips an archive to a directory, whose `__MODEL_PROTO` every ONNX tool opens.
+
+    The directory appears when it is complete.
+
+    Args:
+        path: The archive.
+        directory: The directory to make; it may exist if it is empty.
+        progress: Called with the bytes done and the bytes in all, after every few MiB.
+
+    Raises:
+        ArchiveFormatError: The archive breaks a rule.
+        ChecksumError: Bytes of an entry have changed.
+        OSError: The directory cannot be made, or is not empty.
+    """
+    with open(path) as archive, naming(path), new_directory(directory) as made:
+        total = sum(entry.nbytes for entry in archive.entries.values())
+        counter = Counter(progress, total)
+        process = os.getpid()
+        for name in archive.entries:
+            require_process(process)  # whose directory it is
+            target = os.path.join(made, *name.split("/"))
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with make_file(target) as file:
+                target_writer = PositionalWriter(file)
+                for piece in counter(writer.pieces(read_verified(archive, name))):
+                    target_writer.write(piece)

@@ -1,0 +1,309 @@
+"""Where the data files of a model lie: in its directory, or in the zip that it came in.
+
+A place finds a file by the location that a tensor names, refuses a location that leads out of it,
+and gives ranges of the file's bytes. What is compressed is inflated as it is gone through; only the
+tensors that are parts of a compressed file are inflated to a temporary file first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ntpath
+import os
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
+from typing import Protocol
+
+from onnxarchive.archive.writing import FileData
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.storage.beneath import OutsideError, Root
+from onnxarchive.storage.files import spool
+from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.foreign import MAX_NAME_SIZE, ForeignEntry
+from onnxarchive.zipformat.inflate import inflate
+from onnxarchive.zipformat.records import METHOD_STORED
+from onnxarchive.zipformat.writer import Data, Stored
+
+_ASSETS = "assets"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class DataFile(Protocol):
+    """A file that holds the bytes of tensors, or a model."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+    def part(self, offset: int, nbytes: int) -> Data:
+        """Some of its bytes, which lie inside the file."""
+
+    @property
+    def view(self) -> memoryview:
+        """All of its bytes."""
+
+
+class Place(Protocol):
+    """Where data files lie."""
+
+    @property
+    def names(self) -> list[str]:
+        """The locations of its files, in order."""
+
+    def find(self, location: str) -> DataFile | None:
+        """The file of a location, or None where there is none.
+
+        Raises:
+            ArchiveFormatError: The location leads out of the place.
+        """
+
+
+def plain(location: str) -> str:
+    """A location in the one way to write it.
+
+    Raises:
+        ArchiveFormatError: It is too long, absolute, climbs by `..`, or is no plain path at all.
+    """
+    components = location.split("/")
+    faults = {
+        f"a path of at most {MAX_NAME_SIZE} characters": len(location) > MAX_NAME_SIZE,
+        "a path with no empty component, relative": "" in components,
+        "a path without '..'": os.pardir in components,
+        "a path with slashes and no backslash": "\\" in location,
+        "a path without control characters": _CONTROL.search(location) is not None,
+        "a path without a drive": bool(ntpath.splitdrive(location)[0]),
+    }
+    for expected, is_broken in faults.items():
+        if is_broken:
+            raise ArchiveFormatError(f"expected {expected}, found {shown(location)}")
+    return "/".join(component for component in components if component != os.curdir)
+
+
+def sha1(data: Data) -> str:
+    """SHA-1 of bytes in hexadecimal digits, as the external data's `checksum` has it."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    for piece in data:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class DirectoryPlace:
+    """A directory and what is below it.
+
+    Attributes:
+        paths: The paths of the files that were found so far.
+    """
+
+    def __init__(self, root: Root) -> None:
+        """Looks for files beneath `root`."""
+        self._root = root
+        self._files: dict[str, DataFile | None] = {}
+        self.paths: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """As `Place.names`: the files in the directory itself, and those below `assets`."""
+        found, folders = [], []
+        for entry in self._root.scan(""):
+            if entry.is_file():
+                found.append(entry.name)
+            elif entry.name == _ASSETS and entry.is_dir():
+                folders.append(_ASSETS)
+        while folders:
+            folder = folders.pop()
+            for entry in self._root.scan(folder):
+                name = f"{folder}/{entry.name}"
+                if not entry.is_dir():
+                    found.append(name)
+                elif not entry.is_symlink():
+                    folders.append(name)
+        return sorted(found)
+
+    def find(self, location: str) -> DataFile | None:
+        """As `Place.find`; symbolic links are followed as long as they stay in the directory."""
+        if location not in self._files:
+            self._files[location] = self._open(location)
+        return self._files[location]
+
+    def _open(self, location: str) -> DataFile | None:
+        path = plain(location)
+        try:
+            found = FileData.of(path, self._root)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OutsideError:
+            raise
+        except ArchiveFormatError as error:
+            raise ArchiveFormatError(f"{error.message} at {location!r}") from None
+        except OSError as error:
+            raise ArchiveFormatError(
+                f"expected to read {location!r}, found: {error.strerror}"
+            ) from None
+        self.paths.append(os.path.join(self._root.path, path))
+        return found
+
+
+class ZipPlace:
+    """Entries of a zip."""
+
+    def __init__(
+        self,
+        view: memoryview,
+        entries: Iterable[ForeignEntry],
+        temporary: str | None,
+    ) -> None:
+        """Looks for files among `entries` of the zip mapped as `view`.
+
+        What has to be inflated as a whole is so to a file in the directory `temporary`, or in that
+        of the system where it is None.
+        """
+        self._files = {entry.name: _ZippedFile(view, entry, temporary) for entry in entries}
+
+    @property
+    def names(self) -> list[str]:
+        """As `Place.names`."""
+        return sorted(self._files)
+
+    def find(self, location: str) -> DataFile | None:
+        """As `Place.find`."""
+        return self._files.get(plain(location))
+
+
+class _ZippedFile:
+    """An entry of a zip as a file."""
+
+    def __init__(self, view: memoryview, entry: ForeignEntry, temporary: str | None) -> None:
+        self._view = view
+        self._entry = entry
+        self._temporary = temporary
+        self._whole: memoryview | None = None
+        self._parts: list[tuple[int, int]] = []
+        self._kept: _Kept | None = None
+        self._lock = Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self._entry.nbytes
+
+    def part(self, offset: int, nbytes: int) -> Data:
+        """As `DataFile.part`; parts that have to be inflated are so when one is looked at."""
+        if (offset, nbytes) == (0, self.nbytes):
+            return _Inflated(self._view, self._entry)
+        if self._entry.method == METHOD_STORED or self._whole is not None:
+            return Stored(self.view[offset : offset + nbytes])
+        with self._lock:
+            self._parts.append((offset, offset + nbytes))
+            self._kept = None
+        return _Part(self, offset, nbytes)
+
+    @property
+    def view(self) -> memoryview:
+        """As `DataFile.view`; of a temporary file where the entry is compressed."""
+        if self._whole is None:
+            if self._entry.method == METHOD_STORED:
+                for _ in inflate(self._view, self._entry):
+                    pass  # until its end, where the CRC-32 is compared
+                start = self._entry.data_offset
+                self._whole = self._view[start : start + self.nbytes]
+            else:
+                self._whole = spool(inflate(self._view, self._entry), self._temporary)
+        return self._whole
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes of a part."""
+        with self._lock:
+            if self._kept is None:
+                inflated = inflate(self._view, self._entry)
+                self._kept = _Kept.spooled(inflated, self._parts, self._temporary)
+            return self._kept.read(offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Copies of some ranges of a file.
+
+    Attributes:
+        begins: Where each range begins in the file, in order.
+        offsets: Where it begins in `view`.
+        view: The bytes of the ranges.
+    """
+
+    begins: list[int]
+    offsets: list[int]
+    view: memoryview
+
+    @classmethod
+    def spooled(
+        cls, pieces: Iterable[memoryview], named: Iterable[tuple[int, int]], directory: str | None
+    ) -> _Kept:
+        """Copies ranges of a file to a temporary file, in one pass over the whole of it.
+
+        Args:
+            pieces: The file.
+            named: Begin and end of each range, in any order; they may overlap.
+            directory: As `spool` takes it.
+        """
+        ranges: list[tuple[int, int]] = []
+        for begin, end in sorted(named):
+            if ranges and begin <= ranges[-1][1]:
+                begin, before = ranges.pop()
+                end = max(before, end)
+            ranges.append((begin, end))
+        sizes = (end - begin for begin, end in ranges)
+        offsets = [0, *accumulate(sizes)]
+        view = spool(_within(ranges, pieces), directory)
+        return cls([begin for begin, _ in ranges], offsets, view)
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """Some bytes of the file, which lie in one of the ranges."""
+        index = bisect_right(self.begins, offset) - 1
+        start = self.offsets[index] + offset - self.begins[index]
+        return self.view[start : start + nbytes]
+
+
+def _within(
+    ranges: Iterable[tuple[int, int]], pieces: Iterable[memoryview]
+) -> Iterator[memoryview]:
+    """The bytes of a file that lie in some ranges, which are in order and do not touch."""
+    coming = deque(ranges)
+    offset = 0
+    for piece in pieces:
+        stop = offset + len(piece)
+        while coming and coming[0][0] < stop:
+            begin, end = coming[0]
+            yield piece[max(begin - offset, 0) : end - offset]
+            if end > stop:
+                break
+            coming.popleft()
+        offset = stop
+
+
+class _Part:
+    """Some bytes of a compressed entry, which is inflated when they are first gone through."""
+
+    def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
+        self._file = file
+        self._offset = offset
+        self.nbytes = nbytes
+        self.crc32 = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return writer.pieces(self._file.read(self._offset, self.nbytes))
+
+
+class _Inflated:
+    """All bytes of a zip entry, inflated as they are gone through."""
+
+    def __init__(self, view: memoryview, entry: ForeignEntry) -> None:
+        self._view = view
+        self._entry = entry
+        self.nbytes = entry.nbytes
+        self.crc32 = entry.crc32
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return inflate(self._view, self._entry)

@@ -1,0 +1,84 @@
+"""`onnx.checker` on archives of any size; no weight is read.
+
+onnx checks a model of 2 GiB or more by its path alone, and demands that the files of its external
+data exist, in its directory or below, are regular and have one name. It does not read them. So it
+is given the model as a link has it, in a temporary directory, beside an empty stand-in of the
+archive: whether the archive's own directory can be written to does not matter, and nothing is left
+there.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from typing import Final
+
+import onnx
+
+from onnxarchive.archive import reading as archives
+from onnxarchive.errors import naming
+from onnxarchive.interop.links import linked_model, may_give_shape
+from onnxarchive.model import proto
+from onnxarchive.model.tensors import Site
+
+__all__ = ["check_model", "is_unread"]
+
+_MODEL: Final = "model.onnx"
+_STAND_IN: Final = "archive.onnxa"
+
+
+def check_model(
+    path: str | os.PathLike[str],
+    full_check: bool = False,
+    skip_opset_compatibility_check: bool = False,
+    check_custom_domain: bool = False,
+) -> None:
+    """Checks the model of an archive as `onnx.checker.check_model` does.
+
+    It tells whether the model is one of ONNX; `onnxarchive.check` tells whether the file is an
+    archive. No weight is read but small ones, which the checker looks at.
+
+    Args:
+        path: The archive.
+        full_check: Whether shapes are inferred, too, and have to fit.
+        skip_opset_compatibility_check: As in onnx.
+        check_custom_domain: As in onnx.
+
+    Raises:
+        onnx.checker.ValidationError: The model is not a valid one.
+        onnx.shape_inference.InferenceError: With `full_check`, shapes or types do not fit.
+        ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ChecksumError: Bytes of a small tensor have changed.
+        UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
+        OSError: The file cannot be read, or there is no place for temporary files.
+    """
+    with archives.open(path) as archive, naming(path):
+        serialized = proto.serialize(linked_model(archive, _STAND_IN, is_unread))
+    with tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory:
+        model = os.path.join(directory, _MODEL)
+        with open(model, "xb") as file:
+            file.write(serialized)
+        with open(os.path.join(directory, _STAND_IN), "xb") as file, suppress(OSError):
+            # A hole as large as the archive, where there can be one: onnx asks for no size so far.
+            file.truncate(os.path.getsize(path))
+        onnx.checker.check_model(
+            model,
+            full_check=full_check,
+            skip_opset_compatibility_check=skip_opset_compatibility_check,
+            check_custom_domain=check_custom_domain,
+        )
+
+
+def is_unread(site: Site, nbytes: int) -> bool:
+    """Whether neither checker nor shape inference of onnx reads a tensor's data.
+
+    They read what may give a shape (`onnxarchive.interop.links.may_give_shape`), wherever it
+    stands, and the indices of sparse tensors.
+
+    Args:
+        site: The tensor.
+        nbytes: Its size in bytes.
+    """
+    is_sparse = any(field.startswith("sparse_") for field, _ in site.path)
+    return not is_sparse and not may_give_shape(site.tensor, nbytes)

@@ -1,0 +1,233 @@
+"""Tensors of archives as PyTorch's, over the same memory where PyTorch has the type.
+
+::
+
+    from onnxarchive.interop import torch as archived
+
+    with onnxarchive.open("model.onnxa") as archive:
+        weight = archived.tensor(archive, "layer.0/weight")
+        module.load_state_dict(archived.tensors(archive))
+
+What PyTorch has no type for becomes what it has:
+
+=================================  =============================================================
+ONNX                               PyTorch
+=================================  =============================================================
+INT4, INT2                         `int8`, the numbers unpacked, a copy
+UINT4, UINT2                       `uint8`, the numbers unpacked, a copy
+FLOAT4E2M1                         `float4_e2m1fn_x2`, two to an element, so that the last
+                                   dimension is half as long; it must be even
+FLOAT6E2M3, FLOAT6E3M2, STRING     an error that says what to do
+=================================  =============================================================
+
+PyTorch knows no read-only tensors. A tensor made without `copy=True` lies in a read-only map of
+the file: **writing into it ends the process** with SIGSEGV. What reads it (`load_state_dict`,
+`to`, every operation that is not in place) is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxarchive.archive.reading import Archive
+from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.interop.optional import needing
+from onnxarchive.model import dtypes
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+__all__ = ["Tensors", "from_numpy", "tensor", "tensors"]
+
+_FLOAT4 = "FLOAT4E2M1"
+# The names of PyTorch's types by those of ONNX's.
+_TYPES = {
+    "FLOAT": "float32",
+    "UINT8": "uint8",
+    "INT8": "int8",
+    "UINT16": "uint16",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "FLOAT16": "float16",
+    "DOUBLE": "float64",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "COMPLEX64": "complex64",
+    "COMPLEX128": "complex128",
+    "BFLOAT16": "bfloat16",
+    "FLOAT8E4M3FN": "float8_e4m3fn",
+    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
+    "FLOAT8E5M2": "float8_e5m2",
+    "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
+    "FLOAT8E8M0": "float8_e8m0fnu",
+    "INT4": "int8",
+    "UINT4": "uint8",
+    "INT2": "int8",
+    "UINT2": "uint8",
+    _FLOAT4: "float4_e2m1fn_x2",
+}
+# Types that numpy and PyTorch both have, by size: as these the bytes of other types pass.
+_BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
+
+
+def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
+    """An initializer of an archive as a PyTorch tensor.
+
+    Args:
+        archive: The archive. It may be closed afterwards: the tensor keeps the map alive.
+        name: The name of the initializer, as in `archive.tensors`.
+        copy: False gives a tensor over the file's read-only map: nothing is read, and writing into
+            it ends the process with SIGSEGV. True gives a copy of its own, which may be changed.
+
+    Raises:
+        TensorNotFoundError: No initializer has this name, or several have it.
+        UnsupportedFeatureError: PyTorch has no type for the tensor.
+        ArchiveFormatError: The entry's local header does not match the directory.
+        ImportError: PyTorch is not installed.
+    """
+    with naming(archive.path):
+        packed = _packed_float4(archive, name)
+        if packed is not None:
+            return _as_torch(packed, _FLOAT4, copy=copy)
+        return _convert(archive.tensors[name], f"tensor {name!r}", copy=copy)
+
+
+def tensors(archive: Archive, *, copy: bool = False) -> Tensors:
+    """The initializers of an archive by name as PyTorch tensors, each made when looked up.
+
+    Args:
+        archive: The archive. It must not be closed before the last is looked up.
+        copy: As in `tensor`.
+    """
+    return Tensors(archive, copy=copy)
+
+
+class Tensors(Mapping[str, "torch.Tensor"]):
+    """Initializers by name as PyTorch tensors, as `tensors` gives them."""
+
+    def __init__(self, archive: Archive, *, copy: bool = False) -> None:
+        """Shows the initializers of an archive."""
+        self._archive = archive
+        self._copy = copy
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return tensor(self._archive, name, copy=self._copy)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._archive.tensors)
+
+    def __len__(self) -> int:
+        return len(self._archive.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._archive.tensors
+
+
+def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
+    """An array, such as `archive.tensor(key)` gives, as a PyTorch tensor.
+
+    It takes what `torch.from_numpy` does not: read-only arrays, of which it does not warn, and the
+    types of ml_dtypes.
+
+    Args:
+        array: The array; it is kept alive.
+        copy: False gives a tensor over the array's memory, but for types that PyTorch has to have
+            unpacked or packed anew. It must not be written into unless the array may. True gives a
+            copy of its own.
+
+    Raises:
+        UnsupportedFeatureError: PyTorch has no type for the array.
+        ImportError: PyTorch is not installed.
+    """
+    return _convert(array, "array", copy=copy)
+
+
+def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
+    data_type = None if array.dtype.hasobject else dtypes.of_array(array)
+    if data_type is None:
+        raise UnsupportedFeatureError(
+            f"{subject}: expected a type that PyTorch has, found STRING; use it as a numpy array: "
+            "archive.tensors[name]"
+        )
+    if data_type.name not in _TYPES:
+        raise UnsupportedFeatureError(
+            f"{subject}: expected a type that PyTorch has, found {data_type.name}; use it as a "
+            "numpy array, or as another type: archive.tensors[name].astype(numpy.float32)"
+        )
+    if data_type.name == _FLOAT4:
+        return _as_torch(_pack_float4(array, subject), _FLOAT4, copy=copy)
+    if data_type.is_packed:  # a copy, of numbers
+        array = array.astype(_TYPES[data_type.name])
+        return _as_torch(array, data_type.name, copy=False)
+    return _as_torch(array, data_type.name, copy=copy)
+
+
+def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
+    """The bytes of a tensor of FLOAT4E2M1 that is stored outside the model, in their new shape."""
+    key = archive.tensors.key(name)
+    if key is None or dtypes.BY_NUMBER[archive.sites[key].tensor.data_type].name != _FLOAT4:
+        return None
+    shape = _halved(tuple(archive.sites[key].tensor.dims), f"tensor {name!r}")
+    return np.frombuffer(archive.read(key), np.uint8).reshape(shape)
+
+
+def _pack_float4(array: NDArray[Any], subject: str) -> NDArray[np.uint8]:
+    shape = _halved(array.shape, subject)
+    return np.frombuffer(dtypes.as_raw_data(array), np.uint8).reshape(shape)
+
+
+def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
+    """The shape of two elements in one, the first in the low bits, as both ONNX and PyTorch pack.
+
+    Raises:
+        UnsupportedFeatureError: An element would be half in one row and half in the next.
+    """
+    if not shape or shape[-1] % 2:
+        raise UnsupportedFeatureError(
+            f"{subject}: expected an even last dimension, since PyTorch has FLOAT4E2M1 only in "
+            f"pairs, found shape {list(shape)}; use it as another type: "
+            "archive.tensors[name].astype(numpy.float32)"
+        )
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
+    """The bytes of an array as a tensor of PyTorch's type for `name`, of the same width."""
+    with needing("torch", "hold a tensor of an archive"):
+        import torch
+    dtype = getattr(torch, _TYPES[name], None)
+    if dtype is None:
+        raise UnsupportedFeatureError(
+            f"{name} needs a PyTorch that has torch.{_TYPES[name]}, found {torch.__version__}"
+        )
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    if any(stride < 0 for stride in array.strides):  # which PyTorch has not
+        array = np.ascontiguousarray(array)
+    if dtypes.is_extension(array.dtype) or name == _FLOAT4:
+        array = array.view(_BITS[array.dtype.itemsize])
+    else:
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    result = torch.from_numpy(np.asarray(_SaidWritable(array)))
+    if copy:
+        result = result.clone()
+    return result if result.dtype == dtype else result.view(dtype)
+
+
+class _SaidWritable:
+    """An array as another array that says of itself that it may be written into.
+
+    `torch.from_numpy` warns of every other, once in the life of a process and, where warnings are
+    errors, by raising. Filters of warnings are those of all threads, so none is set.
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = array.__array_interface__
+        self.array = array  # the new array keeps this object, and so the old one
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

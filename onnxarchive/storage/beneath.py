@@ -1,0 +1,239 @@
+"""Opens files beneath a directory and nowhere else, even if its names are changed meanwhile.
+
+A path that has been checked may lead elsewhere when it is opened: anyone who may write to the
+directory can replace a name by a symbolic link in between. So each component is opened beneath the
+one before, from the open directory on, and no link is followed. If there is a link, the path is
+resolved first, and refused if it leads out. The result has no links and is opened in the same way.
+Linux does most of this in one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.storage.files import is_below
+
+# As `MappedFile` opens files.
+_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+# With O_PATH, a directory on the way need not be readable.
+_PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
+_NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
+# Errors of systems that meet a symbolic link with O_NOFOLLOW; ENOTDIR if O_DIRECTORY is there, too.
+_MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+_HAS_DIR_FD = os.open in os.supports_dir_fd
+_RESOLVED = 3  # times at most that a path is resolved: once, unless its links change meanwhile
+_OPENAT2 = 437  # number of Linux's call on these machines
+_OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
+_BENEATH = 0x08 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS
+
+
+class OutsideError(ArchiveFormatError):
+    """A symbolic link leads out of the directory."""
+
+
+class Root:
+    """A directory whose files, and those of the directories below it, are opened.
+
+    Windows cannot open a file beneath an open directory. There a file is opened by its path, and
+    refused if its handle says that it lies elsewhere. Directories are listed by their paths, so a
+    list may have names from elsewhere, but none of these files is opened.
+
+    Attributes:
+        path: The directory's path when it was opened, without symbolic links.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Opens the directory.
+
+        Args:
+            path: The directory. Links in this path may lead anywhere.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        self.path = os.path.realpath(path)
+        self._descriptor = os.open(path, _PASSED) if _HAS_DIR_FD else -1
+
+    def open(self, path: str) -> int:
+        """Opens a file to be read.
+
+        Args:
+            path: The file, relative to the directory, with slashes and without `..`.
+
+        Returns:
+            A new descriptor.
+
+        Raises:
+            OutsideError: A symbolic link leads out of the directory.
+            ValueError: `path` is not such a path.
+            OSError: It cannot be opened.
+        """
+        return self._open(path, _FILE)
+
+    def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """Lists a directory; each entry can be used until the next one is taken.
+
+        Args:
+            path: The directory, as in `open`; `""` for this one.
+
+        Raises:
+            OutsideError: A symbolic link leads out of the directory.
+            ValueError: `path` is not such a path.
+            OSError: It cannot be opened.
+        """
+        if not _HAS_DIR_FD:
+            with os.scandir(self._resolved(path)) as entries:
+                yield from entries
+            return
+        descriptor = self._open(path, _LISTED)
+        try:
+            with os.scandir(descriptor) as entries:
+                yield from entries
+        finally:
+            os.close(descriptor)
+
+    def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
+        """Whether a name in the directory leads to this file, which may lie anywhere.
+
+        Args:
+            name: The name.
+            identity: The file's, as `MappedFile` gives it.
+        """
+        try:
+            if not _HAS_DIR_FD:
+                status = os.stat(os.path.join(self.path, name))
+            else:
+                status = os.stat(name, dir_fd=self._descriptor)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == identity
+
+    def close(self) -> None:
+        """Closes the directory. Nothing can be opened beneath it afterwards."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self, path: str, flags: int) -> int:
+        whole = self._joined(path)
+        try:
+            if not _HAS_DIR_FD:
+                return self._judged(path, flags)
+            open_beneath = _openat2()
+            opened = -1
+            if open_beneath is not None:
+                opened = open_beneath(self._descriptor, path, flags)
+            return opened if opened >= 0 else self._walked(path, flags)
+        except OSError as error:
+            error.filename = whole  # not only the component that failed
+            raise
+
+    def _walked(self, path: str, flags: int) -> int:
+        """Opens a path that may have links."""
+        for _ in range(_RESOLVED):
+            try:
+                return self._descend(path, flags)
+            except OSError as error:
+                if error.errno not in _MET_A_LINK:
+                    raise
+            with contextlib.suppress(OSError):  # the link has gone meanwhile
+                path = os.path.relpath(self._resolved(path), self.path)
+        return self._descend(path, flags)
+
+    def _descend(self, path: str, flags: int) -> int:
+        """Opens a path component by component, without following links."""
+        *folders, name = (path or os.curdir).split("/")
+        opened = os.dup(self._descriptor)
+        for component, kind in [*((folder, _PASSED) for folder in folders), (name, flags)]:
+            try:
+                below = os.open(component, kind | _NOT_FOLLOWED, dir_fd=opened)
+            finally:
+                os.close(opened)
+            opened = below
+        return opened
+
+    def _judged(self, path: str, flags: int) -> int:
+        """Opens a path, and refuses the file if it lies elsewhere."""
+        descriptor = os.open(self._joined(path), flags)
+        try:
+            self._require_beneath(path, _final_path(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _resolved(self, path: str) -> str:
+        """The path without symbolic links, and not relative."""
+        resolved = os.path.realpath(self._joined(path))
+        self._require_beneath(path, resolved)
+        return resolved
+
+    def _joined(self, path: str) -> str:
+        if os.path.isabs(path) or os.pardir in path.split("/"):
+            raise ValueError(f"expected a relative path without '..', found {path!r}")
+        return os.path.join(self.path, path)
+
+    def _require_beneath(self, path: str, found: str) -> None:
+        if not is_below(_unprefixed(found), _unprefixed(self.path)):
+            raise OutsideError(
+                f"expected what lies inside {self.path}, found {path!r} to be a link to {found}; "
+                "copy the files from there in its place"
+            )
+
+
+@cache
+def _openat2() -> Callable[[int, str, int], int] | None:
+    """Linux's openat2, which opens a path beneath a directory and follows links that stay there.
+
+    It takes a third of the time. It gives a negative number if it cannot, as in containers that
+    forbid it, or for an absolute link.
+    """
+    if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
+        return None
+    if hasattr(sys, "getandroidapilevel"):  # where an unknown call ends the process
+        return None
+    try:
+        import ctypes
+
+        call = ctypes.CDLL(None).syscall
+    except (ImportError, OSError):  # Python was built without it, or is linked statically
+        return None
+    text, size = ctypes.c_char_p, ctypes.c_size_t
+    call.argtypes = (ctypes.c_long, ctypes.c_int, text, text, size)
+    call.restype = ctypes.c_long
+
+    def open_beneath(directory: int, path: str, flags: int) -> int:
+        if "\0" in path:  # where C would end it
+            return -1
+        how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _BENEATH)  # struct open_how
+        return int(call(_OPENAT2, directory, os.fsencode(path), how, len(how)))
+
+    return open_beneath
+
+
+def _final_path(descriptor: int) -> str:
+    """The path of an open file on Windows, without links."""
+    import ctypes
+    import msvcrt
+
+    path = ctypes.create_unicode_buffer(1 << 15)  # no path is longer
+    handle = ctypes.c_void_p(msvcrt.get_osfhandle(descriptor))  # type: ignore[attr-defined]
+    system = ctypes.windll.kernel32  # type: ignore[attr-defined]
+    if not system.GetFinalPathNameByHandleW(handle, path, len(path), 0):
+        raise ctypes.WinError()  # type: ignore[attr-defined]
+    return path.value
+
+
+def _unprefixed(path: str) -> str:
+    """A path of Windows without the prefix for long paths."""
+    if path.startswith("\\\\?\\UNC\\"):
+        return "\\\\" + path[len("\\\\?\\UNC\\") :]
+    return path.removeprefix("\\\\?\\")

@@ -1,0 +1,218 @@
+"""Edits of the end of a file that are made whole or not at all, by an undo log in the file itself.
+
+While the end of a file of `old_size` bytes is edited, the file is, from its start:
+
+- the bytes before `offset`, which stay,
+- from `offset` on the old end, which the new end overwrites,
+- from max(`old_size`, new size) on a copy of the old end with every byte inverted, so that no zip
+  reader finds records in it,
+- the trailer, which is last.
+
+The log is complete and synced before the new end is written, and the new end is synced before the
+file is truncated to its new size. That truncation is the moment of the change: before it, the log
+gives the old file back. An incomplete log shows that the old file lies untouched before it. A file
+without a log ends in another way, so rolling back never changes it, whoever put it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from onnxarchive.errors import ArchiveError
+from onnxarchive.storage.files import MappedFile, PositionalWriter, sync
+from onnxarchive.storage.filesystem import reserve
+
+# Magic, `offset`, `old_size`, SHA-256 of the inverted copy; then SHA-256 of these fields.
+_SIGNED: Final = struct.Struct("<16sQQ32s")
+_MAGIC: Final = b"onnxa undo log 1"
+_TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
+_INVERTED: Final = bytes(range(255, -1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedEdit:
+    """An edit that was interrupted, and where the file as it was before is found.
+
+    Attributes:
+        offset: Where the old end belongs, in bytes from the start of the file.
+        old_size: Size of the old file in bytes.
+        copy_offset: Where the inverted copy of the old end is; None if the log is incomplete and
+            the old end still in its place.
+    """
+
+    offset: int
+    old_size: int
+    copy_offset: int | None = None
+
+    @property
+    def end_nbytes(self) -> int:
+        """Size of the old end in bytes."""
+        return self.old_size - self.offset
+
+
+class FileBefore(MappedFile):
+    """A file as it was before an unfinished edit, to be read; nothing is copied or changed."""
+
+    def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
+        self.path = file.path
+        self.size = edit.old_size
+        self.identity = file.identity
+        self._file = file
+        self._edit = edit
+
+    def _read_once(self, offset: int, size: int) -> bytes:
+        begin, copy_offset = self._edit.offset, self._edit.copy_offset
+        size = max(min(size, self.size - offset), 0)
+        if copy_offset is None:
+            return self._file.read(offset, size)
+        if offset < begin:
+            return self._file.read(offset, min(size, begin - offset))
+        return self._file.read(copy_offset + offset - begin, size).translate(_INVERTED)
+
+
+def find(file: MappedFile) -> UnfinishedEdit | None:
+    """The edit of which a file ends with a complete log; None without one."""
+    position = file.size - _TRAILER_SIZE
+    trailer = file.read(max(position, 0), _TRAILER_SIZE)
+    if position < 0 or len(trailer) != _TRAILER_SIZE:
+        return None
+    signed = trailer[: _SIGNED.size]
+    magic, offset, old_size, checksum = _SIGNED.unpack(signed)
+    if magic != _MAGIC or trailer != signed + hashlib.sha256(signed).digest():
+        return None
+    copy_offset = position - (old_size - offset)
+    if not offset <= old_size <= copy_offset:
+        return None
+    found = hashlib.sha256()
+    for piece in file.pieces(copy_offset, old_size - offset):
+        found.update(piece)
+    return UnfinishedEdit(offset, old_size, copy_offset) if found.digest() == checksum else None
+
+
+def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | None:
+    """The edit of which a file ends with an incomplete log; None if anything else ends it.
+
+    Bytes of the log that did not reach the disk read as zeros.
+
+    Args:
+        file: The file.
+        offset: Where the end of the old file begins, in bytes from the start of the file.
+        old_size: Size of the old file in bytes.
+    """
+    edit = UnfinishedEdit(offset, old_size)
+    position = file.size - _TRAILER_SIZE - edit.end_nbytes
+    if position < old_size:
+        return None
+    if any(piece.strip(b"\0") for piece in file.pieces(old_size, position - old_size)):
+        return None
+    for piece in _log(file, edit):
+        found = np.frombuffer(file.read(position, len(piece)), np.uint8)
+        expected = np.frombuffer(piece, np.uint8)
+        if len(found) != len(piece) or (found * (found != expected)).any():
+            return None
+        position += len(piece)
+    return edit
+
+
+def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
+    """The log of an edit that has not begun, in pieces."""
+    checksum = hashlib.sha256()
+    for piece in file.pieces(edit.offset, edit.end_nbytes):
+        inverted = piece.translate(_INVERTED)
+        checksum.update(inverted)
+        yield inverted
+    signed = _SIGNED.pack(_MAGIC, edit.offset, edit.old_size, checksum.digest())
+    yield signed + hashlib.sha256(signed).digest()
+
+
+def change_end(
+    file: MappedFile, offset: int, new_size: int, write: Callable[[PositionalWriter], object]
+) -> None:
+    """Gives a file another end: afterwards, and after any crash, all of it or nothing.
+
+    Args:
+        file: The file, open for writing and locked.
+        offset: Where its end begins, in bytes from the start of the file.
+        new_size: The size in bytes that the file shall have.
+        write: Writes the new end.
+
+    Raises:
+        ArchiveError: The edit failed, and so did rolling it back.
+        OSError: The file cannot be written. It is as it was; if only the last sync failed, it has
+            its new end, which may not survive a power failure.
+    """
+    edit = UnfinishedEdit(offset, file.size)
+    copy_offset = max(edit.old_size, new_size)
+    logged_size = copy_offset + edit.end_nbytes + _TRAILER_SIZE
+    descriptor, process = file.fileno(), os.getpid()
+    try:
+        reserve(descriptor, offset, logged_size - offset)
+        os.ftruncate(descriptor, logged_size)
+        _write_all(PositionalWriter(file, copy_offset, logged_size), _log(file, edit))
+        sync(descriptor)
+        edit = replace(edit, copy_offset=copy_offset)
+        target = PositionalWriter(file, offset, new_size)
+        write(target)
+        if target.offset != new_size:
+            raise ArchiveError(f"expected to write up to offset {new_size}, found {target.offset}")
+        sync(descriptor)
+        os.ftruncate(descriptor, new_size)
+        sync(descriptor)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = file.path
+        is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
+        if os.getpid() == process and not is_made:  # a fork leaves the edit to its parent
+            _roll_back_after(error, file, edit)
+        raise
+
+
+def _write_all(target: PositionalWriter, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        target.write(piece)
+
+
+def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdit) -> None:
+    try:
+        roll_back(file, edit)
+    except OSError as second:
+        failed = ArchiveError(
+            f"expected to edit the archive, found: {error}; rolling the edit back failed, too: "
+            f"{second}; when the cause is mended, 'onnxarchive recover' does it"
+        )
+        failed.path = file.path
+        raise failed from error
+
+
+def roll_back(file: MappedFile, edit: UnfinishedEdit) -> None:
+    """Gives a file its old end and size back; done twice, it is the same.
+
+    Args:
+        file: The file, open for writing and locked.
+        edit: The edit, as `find` or `find_torn` gives it.
+
+    Raises:
+        ArchiveError: Somebody has truncated the file meanwhile.
+        OSError: The file cannot be written; the log is still there.
+    """
+    descriptor = file.fileno()
+    if edit.copy_offset is not None:
+        offset = edit.offset
+        for piece in FileBefore(file, edit).pieces(offset, edit.end_nbytes):
+            file.write(offset, piece)
+            offset += len(piece)
+        if offset != edit.old_size:
+            raise ArchiveError(
+                f"expected {edit.end_nbytes} bytes of an undo log, found {offset - edit.offset}"
+            )
+        sync(descriptor)
+    os.ftruncate(descriptor, edit.old_size)
+    sync(descriptor)
+    file.size = edit.old_size
