@@ -15,7 +15,8 @@ from models import external, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive.zipformat import layout, writer
+from onnxarchive.buffers import checksums
+from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 
 LARGE = (1 << 32) + 5  # bytes, all zero
@@ -111,7 +112,7 @@ def zip64() -> Pieces:
     placements = [large]
     behind = b""
     for name, data in ((b"none", b""), (b"__MODEL_PROTO", model)):
-        placements.append(Placement(name, len(data), writer.crc32(data), placements[-1].end))
+        placements.append(Placement(name, len(data), checksums.crc32(data), placements[-1].end))
         behind += placements[-1].local_header().pack() + data
     directory = b"".join(placement.directory_record().pack() for placement in placements)
     end = layout.end_of_archive(len(placements), len(directory), placements[-1].end)

@@ -13,7 +13,9 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.zipformat.writer import Stored, ZipWriter, crc32
+from onnxarchive.buffers.checksums import crc32
+from onnxarchive.buffers.data import Stored
+from onnxarchive.zipformat.writer import ZipWriter
 
 ASSETS = {"labels.txt": b"cat\n", "größe/日本.json": b"{}" * 1000, "empty": b""}
 

@@ -24,9 +24,9 @@ from steps import steps
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.archive.writing import plan_archive
+from onnxarchive.buffers.data import Data
 from onnxarchive.storage import filesystem
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
-from onnxarchive.zipformat.writer import Data
 
 GIB = 1 << 30
 METHODS = [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]

@@ -35,7 +35,8 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive import ArchiveError
 from onnxarchive.archive.rules import rules
-from onnxarchive.zipformat import layout, records, writer
+from onnxarchive.buffers import checksums
+from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
 
 READERS = Path(__file__).resolve().parent.parent / "conformance" / "readers"
@@ -113,7 +114,7 @@ class Entry:
     def placed(self, offset: int) -> tuple[bytes, int, bytes]:
         """The bytes of the local header, where the data ends, the bytes of the record."""
         size = len(self.data) if self.nbytes is None else self.nbytes
-        crc32 = writer.crc32(self.data) if self.crc32 is None else self.crc32
+        crc32 = checksums.crc32(self.data) if self.crc32 is None else self.crc32
         placement = Placement(self.name, size, crc32, offset, self.alignment)
         header = placement.local_header()
         extra = records.pack_zip64_extra(*layout.local_zip64_values(size))

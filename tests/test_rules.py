@@ -18,7 +18,8 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding
 from onnxarchive.archive.rules import rules
-from onnxarchive.zipformat import layout, writer
+from onnxarchive.buffers import checksums
+from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -419,7 +420,7 @@ def _write_sparse(path: Path, name: bytes, nbytes: int, header: bytes | None = N
         file.write(header or placements[0].local_header().pack())
         file.seek(placements[0].end)
         if name == b"w":
-            crc32 = writer.crc32(model)
+            crc32 = checksums.crc32(model)
             placements.append(
                 layout.Placement(b"__MODEL_PROTO", len(model), crc32, placements[0].end)
             )

@@ -277,14 +277,15 @@ def _make_archive(place: Place) -> None:
 
 def _make_sparse_archive(place: Place) -> None:
     """Writes headers, model and directory, and nothing where the zeros are."""
+    from onnxarchive.buffers import checksums
     from onnxarchive.model.keys import MODEL_PROTO
-    from onnxarchive.zipformat import layout, writer
+    from onnxarchive.zipformat import layout
 
     nbytes = place.group.tensor_nbytes
     zeros = bytes(min(nbytes, PIECE_NBYTES))
     crc32 = 0
     for start in range(0, nbytes, PIECE_NBYTES):
-        crc32 = writer.crc32(zeros[: nbytes - start], crc32)
+        crc32 = checksums.crc32(zeros[: nbytes - start], crc32)
     model, _ = place.external_model(None)
     serialized = model.SerializeToString()
     placed = []
@@ -297,7 +298,7 @@ def _make_sparse_archive(place: Place) -> None:
             placed.append(placement)
             offset = placement.end
         file.seek(offset)
-        crc32 = writer.crc32(serialized)
+        crc32 = checksums.crc32(serialized)
         placement = layout.Placement(MODEL_PROTO.encode(), len(serialized), crc32, offset)
         placed.append(placement)
         directory = b"".join(it.directory_record().pack() for it in placed)

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import Report, shown
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat import directory, writer
+from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Directory, Entry
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
@@ -75,7 +77,7 @@ def _read_model(
     if not check_model_nbytes(entry.nbytes, max_model_nbytes, report):
         return None
     data = file.read(entry.data_offset, entry.nbytes)
-    check_crc32(entry, len(data), writer.crc32(data), report)
+    check_crc32(entry, len(data), checksums.crc32(data), report)
     return data
 
 
@@ -128,7 +130,7 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
 
 
 def check_data(
-    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: writer.Counter
+    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: ProgressCounter
 ) -> None:
     """Reads an entry once, in pieces, for the rules that need its bytes.
 
@@ -161,7 +163,7 @@ def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryvi
     """The bytes of an entry in pieces; its CRC-32 is compared behind the last."""
     crc32 = nbytes = 0
     for piece in file.pieces(entry.data_offset, entry.nbytes):
-        crc32 = writer.crc32(piece, crc32)
+        crc32 = checksums.crc32(piece, crc32)
         nbytes += len(piece)
         yield memoryview(piece)
     check_crc32(entry, nbytes, crc32, report)

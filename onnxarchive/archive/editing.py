@@ -25,11 +25,11 @@ from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.reading import Archive, Snapshot
 from onnxarchive.archive.recovery import require_finished, roll_back
 from onnxarchive.archive.rewriting import Model, Options, write_model, write_tensor
+from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import LockedError, naming
 from onnxarchive.model import proto, renaming, tensors
 from onnxarchive.storage import files, locking
 from onnxarchive.storage.files import MappedFile, require_process
-from onnxarchive.zipformat.writer import Progress
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

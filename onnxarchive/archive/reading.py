@@ -22,6 +22,8 @@ import onnx
 from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_crc32, check_data, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -37,9 +39,8 @@ from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile, Prefetch
-from onnxarchive.zipformat import directory, writer
+from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Entries, Entry, Records
-from onnxarchive.zipformat.writer import Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -228,7 +229,7 @@ class Archive:
         with self._settled() as found:
             entry = found.entries[MODEL_PROTO]
             data = found.file.read(entry.data_offset, entry.nbytes)
-        if (len(data), writer.crc32(data)) == (entry.nbytes, entry.crc32):
+        if (len(data), checksums.crc32(data)) == (entry.nbytes, entry.crc32):
             return memoryview(data)
         raise self._changed()
 
@@ -317,7 +318,7 @@ class Archive:
         """
         found = self._found
         entries = found.directory.entries
-        counter = writer.Counter(progress, sum(entries.sizes))
+        counter = ProgressCounter(progress, sum(entries.sizes))
 
         def verify(number: int) -> None:
             found.headers.compare(number, Report())
@@ -704,5 +705,5 @@ def read_verified(archive: Archive, name: str) -> memoryview:
         ChecksumError: They have changed.
     """
     data = archive.read(name)
-    check_crc32(archive.entries[name], len(data), writer.crc32(data), Report())
+    check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
     return data

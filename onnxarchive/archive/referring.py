@@ -21,12 +21,13 @@ from onnxarchive.archive.writing import (
     plan_archive,
     write_archive,
 )
+from onnxarchive.buffers.counting import Progress
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import Site
 from onnxarchive.zipformat import layout
-from onnxarchive.zipformat.writer import Data, Progress, Stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ from onnxarchive.archive.writing import (
     stream,
     write_file,
 )
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.counting import Progress
+from onnxarchive.buffers.data import Data, Stored, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
@@ -51,7 +54,7 @@ from onnxarchive.storage.filesystem import clone
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.records import LocalHeader
-from onnxarchive.zipformat.writer import Data, Progress, Stored, ZipWriter
+from onnxarchive.zipformat.writer import ZipWriter
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -228,7 +231,7 @@ def _is_entry(item: Item, archive: Archive) -> bool:
         return data.name == item.name
     crc32 = 0
     for piece in data:
-        crc32 = writer.crc32(piece, crc32)
+        crc32 = checksums.crc32(piece, crc32)
     if crc32 != entry.crc32:
         return False
     offset = entry.data_offset
@@ -343,7 +346,7 @@ def _replace_entry(
 ) -> MappedFile:
     """Writes a clone or a new archive in which a tensor's entry has other bytes."""
     archive.read(key)  # its local header is compared with the directory
-    crc32 = writer.crc32(data)
+    crc32 = checksums.crc32(data)
     model_proto = archive.read(MODEL_PROTO)
     if tensors.checksum(site.tensor) is not None:  # of the bytes that are replaced
         without = tensors.with_locations(archive.model, {site.path: key})
@@ -361,8 +364,8 @@ def _replace_entry(
     def write(target: PositionalWriter) -> None:
         target.write(replace(unpacked, crc32=crc32).pack())
         written_crc32 = 0
-        for piece in writer.pieces(data):
-            written_crc32 = writer.crc32(piece, written_crc32)
+        for piece in pieces(data):
+            written_crc32 = checksums.crc32(piece, written_crc32)
             target.write(piece)
         if written_crc32 != crc32:
             raise ChecksumError(

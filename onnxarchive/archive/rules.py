@@ -13,11 +13,11 @@ from types import MappingProxyType
 from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_data, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat.writer import Counter, Progress
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -155,7 +155,7 @@ def check(
         for number in range(len(entries)):
             headers.compare(number, findings)
         if full:
-            counter = Counter(progress, sum(entries.sizes))
+            counter = ProgressCounter(progress, sum(entries.sizes))
             for entry in entries:
                 check_data(file, entry, contents.sites.get(entry.name), findings, counter)
     return findings.list

@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 import onnx
 
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.counting import Progress, ProgressCounter
+from onnxarchive.buffers.data import Buffer, Data, Stored, SupportsWrite, as_bytes, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, naming, shown
 from onnxarchive.model import dtypes, ir, keys, proto, tensors, wire
 from onnxarchive.model.deduplicate import deduplicate
@@ -32,15 +35,7 @@ from onnxarchive.storage.files import READ_SIZE, MappedFile, require_no_input, s
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat import layout, writer
-from onnxarchive.zipformat.writer import (
-    Buffer,
-    Counter,
-    Data,
-    Progress,
-    Stored,
-    SupportsWrite,
-    ZipWriter,
-)
+from onnxarchive.zipformat.writer import ZipWriter
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -102,7 +97,7 @@ class Pieces:
         return all(isinstance(part.obj, bytes) for part in self.parts)
 
     def __iter__(self) -> Iterator[memoryview]:
-        return itertools.chain.from_iterable(map(writer.pieces, self.parts))
+        return itertools.chain.from_iterable(map(pieces, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +298,7 @@ class FileData:
         )
 
     def __iter__(self) -> Iterator[memoryview]:
-        return writer.pieces(self.view)
+        return pieces(self.view)
 
     @property
     def view(self) -> memoryview:
@@ -376,7 +371,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
     for path, asset in sorted((assets or {}).items()):
         name = _asset_name(path)
         if isinstance(asset, bytes | bytearray | memoryview):
-            data: Data = Stored(writer.as_bytes(asset))
+            data: Data = Stored(as_bytes(asset))
         else:
             data = FileData.of(asset)
         items.append(Item(name, data.nbytes, partial(given_data, data)))
@@ -521,7 +516,7 @@ def _verified(site: Site, data: Data) -> Data:
     What is no entry's mapped bytes has none, or compares it when it is gone through.
     """
     if isinstance(data, Stored) and data.crc32 is not None:
-        found = reduce(lambda before, piece: writer.crc32(piece, before), data, 0)
+        found = reduce(lambda before, piece: checksums.crc32(piece, before), data, 0)
         if found != data.crc32:
             raise ChecksumError(
                 f"{site}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
@@ -691,7 +686,7 @@ def stream(plan: Plan, target: ZipWriter, progress: Progress | None, jobs: int =
         jobs: How many threads there are at most, the caller's among them. Where they are more than
             one, the data of items is fetched in any of them.
     """
-    counter = Counter(progress, plan.nbytes)
+    counter = ProgressCounter(progress, plan.nbytes)
     fetch = partial(_fetch, copied_size=_COPIED_SIZE if jobs > 1 else READ_SIZE)
     model = Item(MODEL_PROTO, plan.model.nbytes, partial(given_data, plan.model))
     items = [*plan.items, model]
@@ -739,7 +734,7 @@ def _fetch(item: Item, copied_size: int = READ_SIZE) -> _Entry:
     nbytes = crc32 = 0
     for piece in _checked(item, data):
         nbytes += len(piece)
-        crc32 = writer.crc32(piece, crc32)
+        crc32 = checksums.crc32(piece, crc32)
     if known is not None:  # found another one, that is told when it is written
         return _Entry(item.name, data, item.nbytes, known, is_constant=crc32 == known)
     if nbytes != item.nbytes:

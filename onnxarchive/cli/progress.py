@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from onnxarchive.zipformat.writer import Progress
+from onnxarchive.buffers.counting import Progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm

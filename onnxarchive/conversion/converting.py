@@ -25,6 +25,8 @@ from onnxarchive.archive.writing import (
     plan_archive,
     write_archive,
 )
+from onnxarchive.buffers.counting import Progress, ProgressCounter
+from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.model import proto, tensors, wire
@@ -33,8 +35,7 @@ from onnxarchive.storage.files import PositionalWriter, make_file, require_no_in
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.threads import require_jobs
-from onnxarchive.zipformat import layout, writer
-from onnxarchive.zipformat.writer import Counter, Progress, SupportsWrite
+from onnxarchive.zipformat import layout
 
 # ONNX's external data document: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
@@ -277,20 +278,20 @@ def _export_single(
         filled.add(key)
         return archive.read(key)
 
-    pieces = wire.fill(archive.read(MODEL_PROTO), fill_in)
+    parts = wire.fill(archive.read(MODEL_PROTO), fill_in)
     if filled != set(archive.sites):
         # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
-        pieces = [proto.serialize(complete_model(archive))]
+        parts = [proto.serialize(complete_model(archive))]
     # Tensors are gone through twice: for their CRC-32, and to be written.
     verified = sum(archive.entries[key].nbytes for key in archive.sites)
-    counter = Counter(progress, verified + sum(map(len, pieces)))
+    counter = ProgressCounter(progress, verified + sum(map(len, parts)))
     for key in archive.sites:
         counter.add(read_verified(archive, key).nbytes)
     with replacing(destination) as replacement:
-        reserve(replacement.fileno(), 0, sum(map(len, pieces)))
-        for piece in pieces:
-            for part in counter(writer.pieces(piece)):
-                replacement.file.write(part)
+        reserve(replacement.fileno(), 0, sum(map(len, parts)))
+        for part in parts:
+            for piece in counter(pieces(part)):
+                replacement.file.write(piece)
 
 
 def _export_external(
@@ -321,10 +322,10 @@ def _export_external(
     data_replacement = Replacement(_beside(destination, external_data))
     try:
         reserve(data_replacement.fileno(), 0, offset)
-        counter = Counter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
+        counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
         for key, start in outside:
             data_replacement.file.offset = start
-            for piece in counter(writer.pieces(read_verified(archive, key))):
+            for piece in counter(pieces(read_verified(archive, key))):
                 data_replacement.file.write(piece)
         with replacing(destination) as replacement:
             replacement.file.write(serialized)
@@ -357,7 +358,7 @@ def extract(
     """
     with open(path) as archive, naming(path), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
-        counter = Counter(progress, total)
+        counter = ProgressCounter(progress, total)
         process = os.getpid()
         for name in archive.entries:
             require_process(process)  # whose directory it is
@@ -365,5 +366,5 @@ def extract(
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)
-                for piece in counter(writer.pieces(read_verified(archive, name))):
+                for piece in counter(pieces(read_verified(archive, name))):
                     target_writer.write(piece)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter as Multiset
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -19,6 +19,8 @@ import numpy as np
 import onnx
 
 from onnxarchive.archive.reading import Archive, open
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, naming, shown
 from onnxarchive.model import dtypes, tensors, wording
 from onnxarchive.model.changes import (
@@ -32,8 +34,6 @@ from onnxarchive.model.changes import (
 )
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
-from onnxarchive.zipformat import writer
-from onnxarchive.zipformat.writer import Counter, Progress
 
 __all__ = ["Change", "Difference", "diff"]
 
@@ -175,7 +175,7 @@ class _Side:
             content = self._content(site)
             if content is not None:
                 self.contents[path] = content
-        self.names = Multiset(
+        self.names = Counter(
             site.tensor.name for site in self.sites.values() if site.is_initializer
         )
         self.model = tensors.with_locations(archive.model, self.contents)
@@ -195,7 +195,7 @@ class _Side:
             data = tensors.raw_data(site)
         except ArchiveFormatError:  # it holds more or less than its shape says
             return None
-        return _told_content(data.nbytes, writer.crc32(data))
+        return _told_content(data.nbytes, checksums.crc32(data))
 
     def nbytes(self, path: Path) -> int:
         """Size in bytes of a tensor that has a content."""
@@ -284,7 +284,7 @@ def _compare_bytes(one: _Side, other: _Side, pairs: _Pairing, progress: Progress
     names = [name for name, content in one.assets.items() if other.assets.get(name) == content]
     entries = one.archive.entries
     total = sum(one.nbytes(path) for path, _ in paths) + sum(entries[it].nbytes for it in names)
-    counter = Counter(progress, total)
+    counter = ProgressCounter(progress, total)
     for path, other_path in paths:
         read, other_read = one.reader(path), other.reader(other_path)
         found = _first_unequal_byte(read, other_read, one.nbytes(path), counter)
@@ -300,7 +300,7 @@ def _compare_bytes(one: _Side, other: _Side, pairs: _Pairing, progress: Progress
 
 
 def _first_unequal_byte(
-    read: _Read, other: _Read, nbytes: int, counter: Counter
+    read: _Read, other: _Read, nbytes: int, counter: ProgressCounter
 ) -> tuple[str, str] | None:
     """What the first byte that differs is on each side, as text; None where none differs."""
     for offset in range(0, nbytes, _PIECE_SIZE):

@@ -20,14 +20,13 @@ from threading import Lock
 from typing import Protocol
 
 from onnxarchive.archive.writing import FileData
+from onnxarchive.buffers.data import Data, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.files import spool
-from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.foreign import MAX_NAME_SIZE, ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 from onnxarchive.zipformat.records import METHOD_STORED
-from onnxarchive.zipformat.writer import Data, Stored
 
 _ASSETS = "assets"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -293,7 +292,7 @@ class _Part:
         self.crc32 = None
 
     def __iter__(self) -> Iterator[memoryview]:
-        return writer.pieces(self._file.read(self._offset, self.nbytes))
+        return pieces(self._file.read(self._offset, self.nbytes))
 
 
 class _Inflated:

@@ -19,6 +19,7 @@ from onnxarchive.archive import recovery
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import entry_data, referred
 from onnxarchive.archive.writing import FileData
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.conversion.places import (
     DataFile,
     DirectoryPlace,
@@ -43,7 +44,6 @@ from onnxarchive.storage.beneath import Root
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
-from onnxarchive.zipformat.writer import Data, Stored
 
 # What torch.onnx up to 1.x puts into raw_data of a tensor whose bytes it writes to a file of the
 # tensor's name (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).

@@ -16,7 +16,7 @@ from onnxarchive.interop.running import Model, Outcome, Value, require_repeat
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.zipformat.writer import Progress
+    from onnxarchive.buffers.counting import Progress
 
 _PIECE: Final = 1 << 20  # elements looked at at a time
 _BITS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

@@ -28,10 +28,10 @@ from typing import Any, Final, TypeAlias
 
 from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.reading import Archive, open
+from onnxarchive.buffers import checksums
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError
 from onnxarchive.interop.optional import needing
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.zipformat import writer
 
 _INDEX: Final = "index.html"
 _DATA: Final = "data/"
@@ -240,7 +240,7 @@ class _Pages:
         for piece in self._archive.file.pieces(entry.data_offset, entry.nbytes):
             if held:
                 yield held
-            crc32 = writer.crc32(piece, crc32)
+            crc32 = checksums.crc32(piece, crc32)
             nbytes += len(piece)
             held = piece
         check_crc32(entry, nbytes, crc32, Report())

@@ -11,12 +11,11 @@ import onnx
 
 from onnxarchive.archive import reading as archives
 from onnxarchive.archive.reading import Archive
+from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import ir, tensors
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat import writer
-from onnxarchive.zipformat.writer import SupportsWrite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,7 +122,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
 
     def tofile(self, file: SupportsWrite) -> None:
         """Writes the bytes of `raw_data` to a binary file, a few MiB at a time."""
-        for piece in writer.pieces(self.raw):
+        for piece in pieces(self.raw):
             while piece.nbytes:  # an unbuffered file may take fewer bytes than it is given
                 written = file.write(piece)
                 piece = piece[written if isinstance(written, int) else len(piece) :]

@@ -91,13 +91,13 @@ class ArchiveSerializer:
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
         from onnxarchive.archive.reading import Archive, read_verified
+        from onnxarchive.buffers.data import as_bytes
         from onnxarchive.errors import ArchiveError
         from onnxarchive.model import tensors
         from onnxarchive.storage.files import MemoryFile
-        from onnxarchive.zipformat import writer
 
         try:
-            archive = Archive(MemoryFile(writer.as_bytes(serialized)))
+            archive = Archive(MemoryFile(as_bytes(serialized)))
             path = _path_without_data(sys._getframe(1))
             if path is not None:
                 from onnxarchive.interop.links import linked_model

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import onnx
 
 from onnxarchive.archive.reading import Archive, open
+from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
 from onnxarchive.interop.links import (
     is_left_outside,
@@ -30,8 +31,6 @@ from onnxarchive.interop.optional import needing
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import Site, text
 from onnxarchive.storage.files import MappedFile, MemoryFile
-from onnxarchive.zipformat import writer
-from onnxarchive.zipformat.writer import Buffer
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -233,7 +232,7 @@ def _opened(source: Source, files: contextlib.ExitStack) -> tuple[Archive, bool]
     if isinstance(source, str | os.PathLike):
         archive = open(source)
     elif isinstance(source, bytes | bytearray | memoryview):
-        archive = Archive(MemoryFile(writer.as_bytes(source)))
+        archive = Archive(MemoryFile(as_bytes(source)))
     else:
         raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
     files.enter_context(archive.file)

@@ -27,7 +27,7 @@ from onnxarchive.zipformat.records import LocalHeader
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.zipformat.writer import Progress
+    from onnxarchive.buffers.counting import Progress
 
 _PIECE: Final = 1 << 20  # elements summed up at a time
 _STATUS: Final = "/proc/self/status"

@@ -23,6 +23,7 @@ from onnxarchive.archive.writing import (
     asset_files,
     open_assets,
 )
+from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model
 from onnxarchive.model import dtypes, tensors
@@ -30,7 +31,6 @@ from onnxarchive.model.tensors import Site
 from onnxarchive.storage.files import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
-from onnxarchive.zipformat.writer import Progress
 
 __all__ = ["Function", "Weights", "transform"]
 

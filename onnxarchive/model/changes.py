@@ -7,7 +7,7 @@ types, shapes and locations are. So who compares models first sets locations tha
 from __future__ import annotations
 
 import struct
-from collections import Counter as Multiset, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -81,7 +81,7 @@ def list_changes(
     other_indices = {index: other_index for other_index, index in pairs.items()}
     names, other_names = _names(field, ones, prefix), _names(field, others, prefix)
     shared = {
-        name for it in (names, other_names) for name, count in Multiset(it).items() if count > 1
+        name for it in (names, other_names) for name, count in Counter(it).items() if count > 1
     }
     found: list[Change] = []
     for index, message in enumerate(ones):

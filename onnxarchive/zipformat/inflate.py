@@ -20,15 +20,16 @@ from typing import Protocol, cast
 
 from zlib_ng import zlib_ng
 
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.data import PIECE_SIZE, pieces
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     ChecksumError,
     UnsupportedFeatureError,
 )
-from onnxarchive.zipformat import records, writer
+from onnxarchive.zipformat import records
 from onnxarchive.zipformat.foreign import ForeignEntry
-from onnxarchive.zipformat.writer import PIECE_SIZE
 
 # The dictionary that an LZMA entry may need, in bytes. 7-Zip writes 64 MiB at most unless it is
 # told otherwise (256 MiB in new versions); 1 GiB is the largest that its dialog offered for years.
@@ -79,7 +80,7 @@ def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
         nbytes += len(piece)
         if nbytes > entry.nbytes:
             raise _damaged(entry, f"expected {entry.nbytes} bytes inflated, found more")
-        crc = writer.crc32(piece, crc)
+        crc = checksums.crc32(piece, crc)
         if piece:
             yield memoryview(piece)
     if nbytes != entry.nbytes:
@@ -121,7 +122,7 @@ def _slices(data: memoryview, size: int) -> Iterator[memoryview]:
 
 
 def _stored(data: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
-    return writer.pieces(data)
+    return pieces(data)
 
 
 def _deflated(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:

@@ -8,91 +8,13 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from threading import Lock
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Iterable
 
-from zlib_ng import zlib_ng
-
+from onnxarchive.buffers.checksums import crc32
+from onnxarchive.buffers.data import Buffer, SupportsWrite, as_bytes, pieces
 from onnxarchive.errors import ChecksumError, UnsupportedFeatureError
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-# Takes bytes done and bytes in all.
-Progress: TypeAlias = Callable[[int, int], None]
-_Piece = TypeVar("_Piece", bytes, memoryview)
-
-PIECE_SIZE = 8 << 20  # bytes handed to `write`, and to `progress`, at a time
-
-
-class SupportsWrite(Protocol):
-    """A binary file, a pipe, a socket's file: whatever takes bytes."""
-
-    def write(self, data: memoryview, /) -> int | None:
-        """Writes `data`, or its first bytes, and gives how many; None means all."""
-
-
-class Data(Protocol):
-    """The bytes of an entry, in pieces that can be gone through more than once."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many they are."""
-
-    @property
-    def crc32(self) -> int | None:
-        """Their CRC-32 where it is known beforehand; it is verified as they are written."""
-
-    def __iter__(self) -> Iterator[memoryview]:
-        """The pieces, of at most a few MiB each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Bytes that are at hand or mapped.
-
-    Attributes:
-        view: The bytes.
-        crc32: Their CRC-32 where it is known.
-    """
-
-    view: memoryview
-    crc32: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """How many they are."""
-        return self.view.nbytes
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether nobody can change them: they are those of a `bytes` object."""
-        return isinstance(self.view.obj, bytes)
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return pieces(self.view)
-
-
-def as_bytes(data: Buffer) -> memoryview:
-    """`data` as a flat view of its bytes; nothing is copied."""
-    view = memoryview(data)
-    # A view with a 0 in its shape cannot be cast.
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def pieces(data: Buffer) -> Iterator[memoryview]:
-    """`data` as views of at most `PIECE_SIZE` bytes each; nothing is copied."""
-    view = as_bytes(data)
-    for start in range(0, len(view), PIECE_SIZE):
-        yield view[start : start + PIECE_SIZE]
-
-
-def crc32(data: Buffer, before: int = 0) -> int:
-    """CRC-32 of `data`, following bytes whose CRC-32 is `before` (APPNOTE 4.4.7)."""
-    return zlib_ng.crc32(data, before)
 
 
 def require_entries(count: int) -> None:
@@ -107,35 +29,6 @@ def require_entries(count: int) -> None:
             "in the model (size_threshold)",
             rule="ZIP-4",
         )
-
-
-class Counter:
-    """Tells how far the work on many pieces is, which may be that of several threads.
-
-    Args:
-        progress: Called with the bytes done and the bytes in all after each piece, or None.
-        total: The bytes in all.
-    """
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._lock = Lock()
-
-    def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Passes pieces on and counts each when it has been dealt with."""
-        for piece in pieces:
-            yield piece
-            self.add(len(piece))
-
-    def add(self, nbytes: int) -> None:
-        """Counts `nbytes` bytes as done."""
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += nbytes
-            self._progress(self._done, self._total)
 
 
 class ZipWriter:

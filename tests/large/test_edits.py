@@ -24,10 +24,11 @@ from sparse_files import GIB
 
 import onnxarchive
 from onnxarchive.archive.editing import replace_model
+from onnxarchive.buffers.checksums import crc32
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.writer import ZipWriter, crc32
+from onnxarchive.zipformat.writer import ZipWriter
 
 MIB = 1 << 20
 COUNT = 64

@@ -28,11 +28,11 @@ from zlib_ng import zlib_ng
 
 import onnxarchive
 from onnxarchive.archive.writing import plan_archive, write_archive
+from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import tensors
 from onnxarchive.model.deduplicate import Deduplicated, deduplicate
 from onnxarchive.model.tensors import Path, Site
-from onnxarchive.zipformat.writer import Stored
 
 FLOAT = TensorProto.FLOAT
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from onnxarchive.buffers.data import PIECE_SIZE
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -25,7 +26,6 @@ from onnxarchive.errors import (
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import MAX_LZMA_DICTIONARY_SIZE, inflate
-from onnxarchive.zipformat.writer import PIECE_SIZE
 
 STORED = records.METHOD_STORED
 DEFLATE = records.METHOD_DEFLATE

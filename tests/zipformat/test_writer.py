@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from onnxarchive.buffers import checksums
+from onnxarchive.buffers.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import directory, layout, writer
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.writer import Stored, ZipWriter
+from onnxarchive.zipformat.writer import ZipWriter
 
 Entries = list[tuple[str, bytes]]
 
@@ -55,7 +57,7 @@ class WritesSome:
         return len(taken)
 
 
-def write_all(target: writer.SupportsWrite, entries: Entries, alignment: int = 64) -> list[int]:
+def write_all(target: SupportsWrite, entries: Entries, alignment: int = 64) -> list[int]:
     """Writes an archive; gives the offsets of its data and then its size."""
     zip_writer = ZipWriter(target, alignment=alignment)
     offsets = [zip_writer.add(name, data).data_offset for name, data in entries]
@@ -383,7 +385,7 @@ def test_an_error_of_the_target_passes() -> None:
 
 def test_buffers_of_every_kind_and_shape_are_taken_as_their_bytes() -> None:
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    buffers: list[writer.Buffer] = [bytearray(b"abc"), memoryview(b"abcdef")[1:5], array.data]
+    buffers: list[Buffer] = [bytearray(b"abc"), memoryview(b"abcdef")[1:5], array.data]
     for buffer in buffers:
         target = io.BytesIO()
         zip_writer = ZipWriter(target)
@@ -403,14 +405,14 @@ def test_an_array_with_a_0_in_its_shape_has_no_bytes(shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_large_buffers_are_handed_over_in_pieces_that_are_no_copies(extra: int) -> None:
-    data = np.zeros(2 * writer.PIECE_SIZE + extra, np.uint8)
-    pieces = list(writer.pieces(data.data))
-    assert sum(len(piece) for piece in pieces) == len(data)
-    assert len(pieces) == (3 if extra > 0 else 2)
-    assert max(len(piece) for piece in pieces) == writer.PIECE_SIZE
+    data = np.zeros(2 * PIECE_SIZE + extra, np.uint8)
+    found = list(pieces(data.data))
+    assert sum(len(piece) for piece in found) == len(data)
+    assert len(found) == (3 if extra > 0 else 2)
+    assert max(len(piece) for piece in found) == PIECE_SIZE
     data[-1] = 7
-    assert pieces[-1][-1] == 7
-    assert list(writer.pieces(b"")) == []
+    assert found[-1][-1] == 7
+    assert list(pieces(b"")) == []
 
 
 def test_no_more_than_a_piece_is_written_at_a_time() -> None:
@@ -422,14 +424,14 @@ def test_no_more_than_a_piece_is_written_at_a_time() -> None:
             return len(data)
 
     target = Measures()
-    ZipWriter(target).add("key", bytes(writer.PIECE_SIZE + 1))
-    assert target.largest == writer.PIECE_SIZE
+    ZipWriter(target).add("key", bytes(PIECE_SIZE + 1))
+    assert target.largest == PIECE_SIZE
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_crc32_is_that_of_zlib_and_can_be_continued(first: bytes, second: bytes) -> None:
-    assert writer.crc32(first) == zlib.crc32(first)
-    assert writer.crc32(second, writer.crc32(first)) == zlib.crc32(first + second)
+    assert checksums.crc32(first) == zlib.crc32(first)
+    assert checksums.crc32(second, checksums.crc32(first)) == zlib.crc32(first + second)
 
 
 # When it refuses
