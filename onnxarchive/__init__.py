@@ -44,7 +44,8 @@ if _TYPE_CHECKING:
     from onnxarchive.archive.reading import Archive as Archive, load as load, open as open
     from onnxarchive.archive.recovery import Recovery as Recovery, recover as recover
     from onnxarchive.archive.rules import Finding as Finding, check as check
-    from onnxarchive.archive.writing import Writer as Writer, save as save
+    from onnxarchive.archive.saving import save as save
+    from onnxarchive.archive.streaming import Writer as Writer
     from onnxarchive.conversion.batch import convert_many as convert_many
     from onnxarchive.conversion.converting import (
         Conversion as Conversion,
@@ -82,7 +83,8 @@ _NAMES = {
     "archive.reading": "Archive load open",
     "archive.recovery": "Recovery recover",
     "archive.rules": "Finding check",
-    "archive.writing": "Writer save",
+    "archive.saving": "save",
+    "archive.streaming": "Writer",
     "conversion.batch": "convert_many",
     "conversion.converting": "Conversion convert export extract",
     "conversion.differences": "Change Difference diff",

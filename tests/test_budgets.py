@@ -23,7 +23,7 @@ from steps import steps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
-from onnxarchive.archive.writing import plan_archive
+from onnxarchive.archive.planning import plan_archive
 from onnxarchive.buffers.data import Data
 from onnxarchive.storage import filesystem
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader

@@ -37,7 +37,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
-from onnxarchive.archive.writing import open_assets, plan_archive
+from onnxarchive.archive.planning import open_assets, plan_archive
 
 MIB = 1 << 20
 

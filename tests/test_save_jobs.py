@@ -24,7 +24,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.archive.writing import FileData
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate

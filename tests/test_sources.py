@@ -29,7 +29,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
-from onnxarchive.archive.writing import FileData
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 
 

@@ -19,8 +19,8 @@ import onnx
 import pytest
 
 import onnxarchive
+from onnxarchive.archive.planning import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.archive.rules import rules
-from onnxarchive.archive.writing import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model import dtypes, keys, proto, schema, tensors
 from onnxarchive.zipformat import directory, layout, records
 from onnxarchive.zipformat.records import (

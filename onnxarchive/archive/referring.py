@@ -10,8 +10,7 @@ from operator import attrgetter
 
 import onnx
 
-from onnxarchive.archive.reading import Archive, read_verified
-from onnxarchive.archive.writing import (
+from onnxarchive.archive.planning import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
     Item,
@@ -19,8 +18,9 @@ from onnxarchive.archive.writing import (
     Resolve,
     open_assets,
     plan_archive,
-    write_archive,
 )
+from onnxarchive.archive.reading import Archive, read_verified
+from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError, Report

@@ -19,6 +19,14 @@ import numpy as np
 import onnx
 
 from onnxarchive.archive.contents import check_model_nbytes
+from onnxarchive.archive.planning import (
+    DEFAULT_SIZE_THRESHOLD,
+    Item,
+    Plan,
+    Resolve,
+    plan_archive,
+    plan_items,
+)
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     EntryData,
@@ -28,27 +36,17 @@ from onnxarchive.archive.referring import (
     referred,
     resolver,
 )
-from onnxarchive.archive.writing import (
-    DEFAULT_SIZE_THRESHOLD,
-    FileData,
-    Item,
-    Pieces,
-    Plan,
-    Resolve,
-    plan_archive,
-    plan_items,
-    stream,
-    write_file,
-)
+from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.buffers.data import Data, Stored, pieces
+from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.storage import undo
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
 from onnxarchive.storage.filesystem import clone
 from onnxarchive.storage.replacement import Replacement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -70,3 +71,29 @@ def pieces(data: Buffer) -> Iterator[memoryview]:
     view = as_bytes(data)
     for start in range(0, len(view), PIECE_SIZE):
         yield view[start : start + PIECE_SIZE]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Bytes in several places, one after another.
+
+    Attributes:
+        parts: The places.
+        crc32: Not known.
+    """
+
+    parts: tuple[memoryview, ...]
+    crc32: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many they are."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether nobody can change them: they are those of `bytes` objects."""
+        return all(isinstance(part.obj, bytes) for part in self.parts)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return itertools.chain.from_iterable(map(pieces, self.parts))

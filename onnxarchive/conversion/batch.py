@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from typing import Any
 
-from onnxarchive.archive.writing import (
+from onnxarchive.archive.planning import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
     open_assets,

@@ -14,8 +14,7 @@ from operator import attrgetter
 
 import onnx
 
-from onnxarchive.archive.reading import Archive, complete_model, open, read_verified
-from onnxarchive.archive.writing import (
+from onnxarchive.archive.planning import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
     Item,
@@ -23,8 +22,9 @@ from onnxarchive.archive.writing import (
     given_data,
     open_assets,
     plan_archive,
-    write_archive,
 )
+from onnxarchive.archive.reading import Archive, complete_model, open, read_verified
+from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source

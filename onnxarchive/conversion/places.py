@@ -19,10 +19,10 @@ from itertools import accumulate
 from threading import Lock
 from typing import Protocol
 
-from onnxarchive.archive.writing import FileData
 from onnxarchive.buffers.data import Data, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.storage.beneath import OutsideError, Root
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import spool
 from onnxarchive.zipformat.foreign import MAX_NAME_SIZE, ForeignEntry
 from onnxarchive.zipformat.inflate import inflate

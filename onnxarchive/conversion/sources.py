@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from onnxarchive.archive import recovery
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import entry_data, referred
-from onnxarchive.archive.writing import FileData
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.conversion.places import (
     DataFile,
@@ -41,6 +40,7 @@ from onnxarchive.model import keys, proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import ExternalData, Path, Site
 from onnxarchive.storage.beneath import Root
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader

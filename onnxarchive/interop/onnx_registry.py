@@ -49,7 +49,7 @@ class ArchiveSerializer:
         """
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
-        from onnxarchive.archive.writing import save
+        from onnxarchive.archive.saving import save
         from onnxarchive.errors import ArchiveFormatError
         from onnxarchive.model import tensors
 

@@ -15,14 +15,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import onnx
 
+from onnxarchive.archive.planning import DEFAULT_SIZE_THRESHOLD, Asset, asset_files, open_assets
 from onnxarchive.archive.reading import Archive, complete_model, open
 from onnxarchive.archive.referring import save_referring
-from onnxarchive.archive.writing import (
-    DEFAULT_SIZE_THRESHOLD,
-    Asset,
-    asset_files,
-    open_assets,
-)
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model

@@ -27,7 +27,8 @@ from steps import steps
 from zlib_ng import zlib_ng
 
 import onnxarchive
-from onnxarchive.archive.writing import plan_archive, write_archive
+from onnxarchive.archive.planning import plan_archive
+from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import tensors
