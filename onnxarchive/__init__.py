@@ -41,7 +41,8 @@ if _TYPE_CHECKING:
         replace_model as replace_model,
         replace_tensor as replace_tensor,
     )
-    from onnxarchive.archive.reading import Archive as Archive, load as load, open as open
+    from onnxarchive.archive.opening import load as load, open as open
+    from onnxarchive.archive.reading import Archive as Archive
     from onnxarchive.archive.recovery import Recovery as Recovery, recover as recover
     from onnxarchive.archive.rules import Finding as Finding, check as check
     from onnxarchive.archive.saving import save as save
@@ -80,7 +81,8 @@ __version__ = "0.1.0"
 # The public names by their modules, which are imported when one of their names is first used.
 _NAMES = {
     "archive.editing": "EditableArchive change_model replace_model replace_tensor",
-    "archive.reading": "Archive load open",
+    "archive.opening": "load open",
+    "archive.reading": "Archive",
     "archive.recovery": "Recovery recover",
     "archive.rules": "Finding check",
     "archive.saving": "save",

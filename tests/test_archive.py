@@ -141,7 +141,7 @@ def test_assets_are_shown_by_their_path(archive: Archive) -> None:
 
 def test_an_archive_and_its_tensors_say_what_they_are(path: Path, archive: Archive) -> None:
     assert repr(archive) == f"<onnxarchive.Archive {str(path)!r}, 6 entries>"
-    assert repr(archive.tensors) == f"<5 tensors of {archive!r}>"
+    assert repr(archive.tensors) == f"<5 tensors of {str(path)!r}>"
     assert archive.path == str(path)
 
 

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.reading import Archive, Snapshot
+from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.recovery import require_finished, roll_back
 from onnxarchive.archive.rewriting import Model, Options, write_model, write_tensor
+from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import LockedError, naming
 from onnxarchive.model import proto, renaming, tensors

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import onnx
 
+from onnxarchive.archive.opening import open
 from onnxarchive.archive.planning import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
@@ -23,7 +24,7 @@ from onnxarchive.archive.planning import (
     open_assets,
     plan_archive,
 )
-from onnxarchive.archive.reading import Archive, complete_model, open, read_verified
+from onnxarchive.archive.reading import Archive, complete_model, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import SupportsWrite, pieces

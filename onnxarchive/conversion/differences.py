@@ -18,7 +18,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.archive.reading import Archive, open
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, naming, shown

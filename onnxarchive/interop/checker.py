@@ -16,7 +16,7 @@ from typing import Final
 
 import onnx
 
-from onnxarchive.archive import reading as archives
+from onnxarchive.archive import opening
 from onnxarchive.errors import naming
 from onnxarchive.interop.links import linked_model, may_give_shape
 from onnxarchive.model import proto
@@ -53,7 +53,7 @@ def check_model(
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         OSError: The file cannot be read, or there is no place for temporary files.
     """
-    with archives.open(path) as archive, naming(path):
+    with opening.open(path) as archive, naming(path):
         serialized = proto.serialize(linked_model(archive, _STAND_IN, is_unread))
     with tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory:
         model = os.path.join(directory, _MODEL)

@@ -16,7 +16,8 @@ from typing import Any, Final, TypeAlias
 
 import onnx
 
-from onnxarchive.archive.reading import Archive, open, read_verified
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,

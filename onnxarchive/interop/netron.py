@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from onnxarchive.archive.contents import check_crc32
-from onnxarchive.archive.reading import Archive, open
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError
 from onnxarchive.interop.optional import needing

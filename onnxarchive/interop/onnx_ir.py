@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from onnxarchive.archive import reading as archives
+from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.errors import UnsupportedFeatureError, naming
@@ -152,7 +153,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
 
 def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
     """As `onnxarchive.ir.load`."""
-    archive = archives.open(path)
+    archive = open(path)
     try:
         with naming(path):
             return _to_ir(archive)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import onnx
 
-from onnxarchive.archive.reading import Archive, open
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
 from onnxarchive.interop.links import (

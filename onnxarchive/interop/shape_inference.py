@@ -6,7 +6,7 @@ import os
 
 import onnx
 
-from onnxarchive.archive import reading as archives
+from onnxarchive.archive.opening import open
 from onnxarchive.archive.referring import save_referring
 from onnxarchive.errors import naming
 from onnxarchive.interop.checker import is_unread
@@ -49,7 +49,7 @@ def infer_shapes(
         ValueError: `destination` is not allowed.
         OSError: A file cannot be read, or the archive not written.
     """
-    with archives.open(path) as archive, naming(path):
+    with open(path) as archive, naming(path):
         model = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),
             check_type=check_type,

@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import onnx
 
+from onnxarchive.archive.opening import open
 from onnxarchive.archive.planning import DEFAULT_SIZE_THRESHOLD, Asset, asset_files, open_assets
-from onnxarchive.archive.reading import Archive, complete_model, open
+from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.archive.referring import save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, naming

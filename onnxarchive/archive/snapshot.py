@@ -1,0 +1,213 @@
+"""The state of an archive as it was opened: entries, model, and where the initializers are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from onnxarchive.archive.contents import read_contents
+from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.errors import (
+    Report,
+    TensorNotFoundError,
+    naming,
+    shown,
+)
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.shapes import Shapes
+from onnxarchive.model.tensors import Site, Sites
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.zipformat.directory import Entries, Entry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_MAX_SHOWN_OWNERS = 8  # of a name, in a message
+
+
+class Snapshot:
+    """State of an archive when it was opened; an edit replaces it by another one.
+
+    Its file is closed when nobody uses the state any more.
+
+    Attributes:
+        file: The open file.
+        size: The size in bytes that it had.
+        directory: Its directory.
+        entries: The entries by name.
+        model: The model.
+        sites: The tensor of each key.
+        headers: The local headers.
+    """
+
+    def __init__(self, file: MappedFile, max_model_nbytes: int) -> None:
+        """Reads what `read_contents` does, and the local header of the model."""
+        contents = read_contents(file, Report(), max_model_nbytes)
+        assert contents.model is not None  # the report would have raised
+        self.file = file
+        self.size = file.size
+        self.directory = contents.directory
+        self.entries = NamedEntries(contents.directory.entries)
+        self.model = contents.model
+        self.sites = contents.sites
+        self.headers = LocalHeaders(file, contents.directory)
+        shapes = contents.shapes
+        if shapes is None:
+            shapes = Shapes.of(map(self.sites.tensor, self.entries.names))
+        self._shapes = shapes
+        self._require_header(len(self.entries) - 1)  # the model's
+
+    @cached_property
+    def initializers(self) -> Initializers:
+        """Where the initializers are."""
+        return Initializers(self.entries, self.model, self.sites)
+
+    def is_in(self, file: MappedFile) -> bool:
+        """Whether a file has this directory, and so this content; a lock keeps editors out."""
+        packed, entries = self.directory.records.pack(), self.directory.entries
+        offset = entries.data_offsets[-1] + entries.sizes[-1]
+        return file.size == self.size and file.read(offset, len(packed)) == packed
+
+    def locate(self, number: int) -> tuple[memoryview, int, int]:
+        """A view in which an entry lies, where it begins there, and its size in bytes.
+
+        Raises:
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ValueError: The archive is closed.
+        """
+        listed = self.directory.entries
+        offset, nbytes = listed.data_offsets[number], listed.sizes[number]
+        view = self.file.reaching(offset + nbytes)
+        if not self.headers.are_right[number]:
+            self._require_header(number)
+        return view, offset, nbytes
+
+    def not_found(self, message: str) -> TensorNotFoundError:
+        """The error that something which was looked up is not in the archive."""
+        error = TensorNotFoundError(message)
+        error.path = self.file.path
+        return error
+
+    def _require_header(self, number: int) -> None:
+        """Compares an entry's local header with its directory record."""
+        with naming(self.file.path):
+            self.headers.require(number)
+
+    def array(self, number: int) -> NDArray[Any]:
+        """The tensor whose bytes are those of an entry, as `Archive.tensor` gives it."""
+        view, offset, _ = self.locate(number)
+        data_type, shape = self._shapes[number]
+        return dtypes.as_array(view, data_type, shape, offset)
+
+
+class NamedEntries(Mapping[str, Entry]):
+    """The entries of an archive by name, each made when looked up.
+
+    Attributes:
+        names: The names, in the order of the archive.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        """Takes the entries, no two of which have the same name."""
+        self.names = entries.names
+        self._entries = entries
+
+    @cached_property
+    def index_of(self) -> dict[str, int]:
+        """Which of the entries has which name."""
+        return dict(zip(self.names, range(len(self.names)), strict=True))
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[self.index_of[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries.names)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def values(self) -> ValuesView[Entry]:
+        """The entries, in the order of the archive."""
+        return _Values(self)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class _Values(ValuesView[Entry]):
+    """Entries one after the other, none of which is looked up by its name."""
+
+    _mapping: NamedEntries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._mapping._entries)
+
+
+class Initializers:
+    """Where the initializers of an archive are, but for names that several of them have.
+
+    Attributes:
+        number_of: In which entry each initializer is that the model itself does not hold, by name.
+        names: The names of the main graph's initializers.
+        others: The other initializers by name.
+    """
+
+    def __init__(self, entries: NamedEntries, model: onnx.ModelProto, stored: Sites) -> None:
+        self._model = model
+        self._stored = stored
+        self.names = names = tensors.names(stored.initializers)
+        sites = [site for site in tensors.walk_others(model) if site.is_initializer]
+        self.others = {site.name: site for site in sites}
+        if entries.names[: len(stored.names)] == stored.names:  # as almost always
+            numbers: Iterable[int] = range(len(stored.names))
+        else:
+            numbers = map(entries.index_of.__getitem__, stored.names)
+        self.number_of = dict(zip(map(names.__getitem__, stored.indexes), numbers, strict=True))
+        for key, (_, tensor) in stored.others.items():
+            other = self.others.get(tensors.text(tensor.name))
+            if other is not None and other.tensor is tensor:
+                self.number_of[other.name] = entries.index_of[key]
+        self._indexes: Sequence[int] = range(len(names))
+        self._ambiguous: set[str] = set()
+        if len({*names, *self.others}) != len(names) + len(sites):
+            self._leave_out_ambiguous([*names, *(site.name for site in sites)])
+
+    def _leave_out_ambiguous(self, names: Sequence[str]) -> None:
+        ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
+        self._indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
+        self.names = [self.names[i] for i in self._indexes]
+        for name in ambiguous:
+            self.others.pop(name, None)
+            self.number_of.pop(name, None)
+
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return dict(zip(self.names, self._indexes, strict=True))
+
+    def site(self, name: str) -> Site | None:
+        """The tensor of a name and where it stands, or None where there is not just one."""
+        index = self._index_of.get(name)
+        return self.others.get(name) if index is None else self._stored.initializer(index)
+
+    def why_not(self, name: str) -> str:
+        """What is wrong with a name that no initializer has, or several have."""
+        if name not in self._ambiguous:
+            return f"expected the name of an initializer, found {shown(name)}"
+        walked = tensors.walk(self._model)
+        sites = [site for site in walked if site.is_initializer and site.name == name]
+        keys = {site.path: key for key, site in self._stored.items()}
+        owners = ", ".join(
+            f"tensor({keys[site.path]!r})" if site.path in keys else f"model.{site}"
+            for site in islice(sites, _MAX_SHOWN_OWNERS)
+        )
+        more = f" or one of {len(sites)} in all" if len(sites) > _MAX_SHOWN_OWNERS else ""
+        return (
+            f"expected the name of one initializer, found several of {shown(name)}: take "
+            f"{owners}{more}"
+        )
