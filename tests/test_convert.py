@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import io
 import os
 import resource
@@ -40,6 +39,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive.archive import planning
 from onnxarchive.storage import filesystem
 
 MIB = 1 << 20
@@ -751,7 +751,7 @@ def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
 def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_count: int
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("onnxarchive.save"), "_HELD_SIZE", 64)
+    monkeypatch.setattr(planning, "_HELD_SIZE", 64)
     tensors = [raw_tensor(f"w{index}", dims=(40 + index,), seed=index) for index in range(150)]
     model = model_of()
     for index, tensor in enumerate(tensors):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import io
 import os
 import shutil
@@ -24,6 +23,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.archive import writing
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.foreign import ForeignEntry
@@ -246,7 +246,7 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
         inflating.add(threading.get_ident())
         return inflate(view, entry)
 
-    with patch("onnxarchive.conversion.places.inflate", noted):
+    with patch("onnxarchive.sources.places.inflate", noted):
         assert _converted(source, jobs=jobs) == _saved(model, jobs=1)
     assert len(inflating) <= jobs
     assert (inflating != {threading.get_ident()}) == (jobs > 1)
@@ -313,7 +313,7 @@ def test_an_error_of_reading_names_the_data_file(
 def test_bytes_are_the_same_below_and_above_what_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("onnxarchive.save"), "_COPIED_SIZE", LARGE)
+    monkeypatch.setattr(writing, "_COPIED_SIZE", LARGE)
     sizes = (LARGE - 1, LARGE, LARGE + 1)
     model = model_of(
         *(raw_tensor(f"w{nbytes}", TensorProto.INT8, (nbytes,), seed=nbytes) for nbytes in sizes)

@@ -40,11 +40,11 @@ from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
-from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
+from onnxarchive.sources.opening import open_model
 from onnxarchive.storage import undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
@@ -97,7 +97,8 @@ def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
                     referred(site, archive)  # whatever else is the matter with the model
         elif isinstance(model, str | os.PathLike):
             require_no_input(archive.path, [os.fspath(model)])  # which is locked
-            source = resources.enter_context(open_source(model, archive=archive))
+            elsewhere = partial(_entry_of, archive)
+            source = resources.enter_context(open_model(model, elsewhere=elsewhere))
             given = _Given(source.model, _by_entry(source.resolve, archive))
         else:
             raise TypeError(
@@ -120,6 +121,11 @@ def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
         if keeps_all:
             return _write_end(archive, plan, options)
         return _write_anew(archive, plan, options.progress)
+
+
+def _entry_of(archive: Archive, site: Site) -> Data:
+    """The bytes of a tensor whose location is a key of the archive."""
+    return entry_data(archive, referred(site, archive)[0])
 
 
 def write_tensor(

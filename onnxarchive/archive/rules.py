@@ -51,10 +51,10 @@ class Rule:
 @cache
 def rules() -> Mapping[str, Rule]:
     """Every rule of the specification by id, as `spec/rules.toml` has them."""
-    directory = os.path.dirname(os.path.abspath(__file__))
-    path = os.path.join(directory, "rules.toml")  # where an installed package has it
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.path.join(package, "rules.toml")  # where an installed package has it
     if not os.path.exists(path):
-        path = os.path.join(os.path.dirname(directory), "spec", "rules.toml")
+        path = os.path.join(os.path.dirname(package), "spec", "rules.toml")
     with open(path, "rb") as file:
         table = tomllib.load(file)
     return MappingProxyType({id: Rule(id, **fields) for id, fields in table.items()})

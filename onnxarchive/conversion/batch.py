@@ -16,9 +16,9 @@ from onnxarchive.archive.planning import (
     require_size_threshold,
 )
 from onnxarchive.conversion.converting import Conversion, convert_silently
-from onnxarchive.conversion.sources import is_model_file
 from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.sources.opening import is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.files import is_below
 from onnxarchive.storage.threads import require_jobs

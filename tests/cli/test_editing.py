@@ -404,7 +404,7 @@ def kill(done, total):
 
 rewriting.clone = lambda source, target: False
 if os.fork() == 0:
-    with edit.EditableArchive(sys.argv[1]) as archive:
+    with editing.EditableArchive(sys.argv[1]) as archive:
         model = archive.model
         model.doc_string = "never" * 5000
         archive.replace_model(model, progress=kill)

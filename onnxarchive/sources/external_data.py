@@ -1,0 +1,159 @@
+"""Where the bytes of a model's external tensors are, among the files beside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx
+
+from onnxarchive.buffers.data import Data
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
+from onnxarchive.model import tensors, wire
+from onnxarchive.model.tensors import ExternalData, Path, Site
+from onnxarchive.sources.places import DataFile, Place, plain, sha1
+from onnxarchive.sources.serialized import Serialized
+
+# What torch.onnx up to 1.x puts into raw_data of a tensor whose bytes it writes to a file of the
+# tensor's name (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
+_TORCH_PLACEHOLDER = b"__EXTERNAL"
+# onnx writes it into models that it has loaded; it says where they were, and is passed over.
+_BASEPATH = frozenset({"basepath"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model, the bytes of its external tensors, and the locations where they were found."""
+
+    model: onnx.ModelProto
+    data: dict[Path, Data]
+    locations: set[str]
+
+
+class Finder:
+    """Finds the bytes of external tensors.
+
+    Args:
+        place: Where the files are.
+        verify_checksum: Whether to compare files with the `checksum` that tensors name.
+        elsewhere: Gives the bytes of a tensor whose location is no file of the place, or raises
+            ArchiveFormatError.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        verify_checksum: bool,
+        elsewhere: Callable[[Site], Data] | None = None,
+    ) -> None:
+        self._place = place
+        self._verify_checksum = verify_checksum
+        self._elsewhere = elsewhere
+        self._checksums: dict[DataFile, str] = {}
+        self._locations: set[str] = set()
+
+    def find(self, serialized: Serialized) -> Found:
+        """Finds the bytes of every external tensor, or tells of all that are not there.
+
+        Raises:
+            ArchiveFormatError: They are missing, too short, or outside the place.
+            ChecksumError: A file is another than its checksum says.
+        """
+        data: dict[Path, Data] = {}
+        problems: list[ArchiveFormatError] = []
+        for site in tensors.walk(serialized.model):
+            try:
+                found = self._data(site, serialized)
+            except ArchiveFormatError as error:
+                message = f"{site}: {error.message.removeprefix(f'{site}: ')}"
+                problems.append(type(error)(message, rule=error.rule))
+            else:
+                if found is not None:
+                    data[site.path] = found
+        _require_none(problems)
+        return Found(serialized.model, data, self._locations)
+
+    def _data(self, site: Site, serialized: Serialized) -> Data | None:
+        """The bytes of a tensor, or None where it holds them itself."""
+        tensor = site.tensor
+        is_external = tensor.data_location == tensors.EXTERNAL
+        if tensors.held_fields(tensor) if is_external else tensor.external_data:
+            raise ArchiveFormatError(
+                "expected its data in one place, found it in the model and in external_data"
+            )
+        if is_external:
+            reference = tensors.external_data(site, Report(), also_allowed=_BASEPATH)
+            assert reference is not None  # the report would have raised
+            if reference.location.startswith(wire.SPAN_LOCATION):
+                return serialized.data(site, reference.location)
+            return self._in_file(site, reference)
+        if _is_torch_placeholder(site, self._place):
+            tensors.set_location(tensor, site.name)
+            return self._in_file(site, ExternalData(site.name, None, None, None), is_alone=True)
+        return None
+
+    def _in_file(self, site: Site, reference: ExternalData, *, is_alone: bool = False) -> Data:
+        """The bytes that a reference leads to; `is_alone` if they are all that a file has."""
+        location, offset = reference.location, reference.offset or 0
+        data_type = tensors.external_type(site)
+        nbytes = data_type.nbytes(site.tensor.dims)
+        file = self._place.find(location)
+        if file is None:
+            if self._elsewhere is not None:
+                with contextlib.suppress(ArchiveFormatError):  # it is not there, either
+                    return self._elsewhere(site)
+            raise ArchiveFormatError(f"expected {nbytes} bytes in {location!r}, found no such file")
+        if reference.length not in (None, nbytes):
+            raise ArchiveFormatError(
+                f"expected length {nbytes} for {data_type.name} of shape "
+                f"{list(site.tensor.dims)}, found {reference.length} in external_data"
+            )
+        if is_alone and file.nbytes != nbytes:
+            raise ArchiveFormatError(
+                f"expected {nbytes} bytes in {location!r}, which torch.onnx wrote for this tensor "
+                f"alone, found {file.nbytes}"
+            )
+        if offset + nbytes > file.nbytes:
+            raise ArchiveFormatError(
+                f"expected {nbytes} bytes from offset {offset} of {location!r}, found a file of "
+                f"{file.nbytes} bytes"
+            )
+        if self._verify_checksum and reference.checksum is not None:
+            self._verify(file, location, reference.checksum)
+        self._locations.add(plain(location))
+        return file.part(offset, nbytes)
+
+    def _verify(self, file: DataFile, location: str, expected: str) -> None:
+        if file not in self._checksums:
+            self._checksums[file] = sha1(file.part(0, file.nbytes))
+        if self._checksums[file] != expected.lower():
+            raise ChecksumError(
+                f"expected SHA-1 {expected} of {location!r}, found {self._checksums[file]}",
+                rule="DATA-6",
+            )
+
+
+def _require_none(problems: list[ArchiveFormatError]) -> None:
+    """Raises all problems of a model in one error."""
+    if not problems:
+        return
+    kinds = {type(problem) for problem in problems}
+    kind = kinds.pop() if len(kinds) == 1 else ArchiveFormatError
+    messages = [problem.message for problem in problems]
+    if len(messages) == 1:
+        raise kind(messages[0], rule=problems[0].rule)
+    raise kind("\n  ".join([f"{len(messages)} tensors have faulty data:", *messages]))
+
+
+def _is_torch_placeholder(site: Site, place: Place) -> bool:
+    tensor = site.tensor
+    if tensor.raw_data != _TORCH_PLACEHOLDER:
+        return False
+    data_type = tensors.stored_type(tensor)
+    if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
+        return True
+    # A tensor of as many bytes may be these by chance: then no file is named after it.
+    with contextlib.suppress(ArchiveFormatError):
+        return place.find(site.name) is not None
+    return False

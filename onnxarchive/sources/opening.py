@@ -1,0 +1,239 @@
+"""Opens models as other tools leave them, recognised by their content.
+
+A source is a model whose large tensors are external, and the bytes of each of them, which stay
+where they are until they are written. The large tensors of a single `.onnx` are external here, too:
+their bytes are spans of that file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from onnxarchive.buffers.data import Data
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
+from onnxarchive.model import keys, wire
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.tensors import Path, Site
+from onnxarchive.sources.external_data import Finder, Found
+from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
+from onnxarchive.sources.serialized import parse
+from onnxarchive.storage.beneath import Root
+from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.zipformat import foreign
+from onnxarchive.zipformat.records import EndRecord, LocalHeader
+
+_MAX_LISTED = 20
+_MODEL_SUFFIX = ".onnx"
+# What a zip begins with: an entry, or nothing but its end.
+_ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
+# What file managers leave in zips and directories.
+_APPLE_DOUBLE = "._"
+_LITTER_FOLDER = "__MACOSX/"
+_LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to be converted.
+
+    Attributes:
+        model: The model; large tensors are external.
+        data: The bytes of each external tensor.
+        assets: The bytes of each asset, by path without the prefix `assets/`.
+        files: The paths of the files that it is read from.
+        warnings: What was left out, a sentence each.
+    """
+
+    model: onnx.ModelProto
+    data: Mapping[Path, Data]
+    assets: Mapping[str, Data] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def resolve(self, site: Site) -> Data:
+        """The bytes of an external tensor of the model."""
+        return self.data[site.path]
+
+
+@contextlib.contextmanager
+def open_model(
+    path: str | os.PathLike[str],
+    *,
+    verify_checksum: bool = False,
+    temporary: str | None = None,
+    elsewhere: Callable[[Site], Data] | None = None,
+) -> Iterator[Source]:
+    """Opens a model of another tool; its files are mapped until the block ends.
+
+    Args:
+        path: A `.onnx`, whose external data is looked for in its directory and below; a directory
+            or a zip with one model and its data files.
+        verify_checksum: Whether to compare data files with the `checksum` that tensors name.
+        temporary: The directory for files that have to be inflated; None for the system's.
+        elsewhere: Gives the bytes of a tensor of a `.onnx` or a directory whose location is no file
+            there, or raises ArchiveFormatError. A zip is refused then.
+
+    Raises:
+        ArchiveFormatError: The file is not a model, or external data is missing, too short or
+            outside the model's directory. Every such tensor is named.
+        OSError: A file cannot be opened.
+    """
+    with contextlib.ExitStack() as resources, naming(path):
+        opening = _Opening(os.fspath(path), resources, verify_checksum, temporary, elsewhere)
+        yield opening.directory() if os.path.isdir(path) else opening.file()
+
+
+def is_zip(data: bytes | memoryview) -> bool:
+    """Whether a file begins as a zip does.
+
+    Args:
+        data: All of it, or its first four bytes.
+    """
+    return bytes(data[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES
+
+
+class _Opening:
+    """Opens one source, of whatever kind."""
+
+    def __init__(
+        self,
+        path: str,
+        resources: contextlib.ExitStack,
+        verify_checksum: bool,
+        temporary: str | None,
+        elsewhere: Callable[[Site], Data] | None,
+    ) -> None:
+        self._path = path
+        self._resources = resources
+        self._verify_checksum = verify_checksum
+        self._temporary = temporary
+        self._elsewhere = elsewhere
+
+    def file(self) -> Source:
+        """A `.onnx`, or a zip that another tool made."""
+        model = FileData.kept_open(self._path, self._resources)
+        if is_zip(model.view):
+            if self._elsewhere is not None:  # whose user may have locked it, and wait for this one
+                raise ArchiveFormatError(
+                    "expected a .onnx or a directory, found an archive or another zip; "
+                    "'onnxarchive export' makes a .onnx of it"
+                )
+            return self._zip(model.view)
+        root = self._root(os.path.dirname(self._path) or os.curdir)
+        if not root.leads_to(os.path.basename(self._path), model.identity):
+            raise ArchiveFormatError(
+                "expected the model in its directory, found another file there; its directory was "
+                "replaced while the model was opened"
+            )
+        place = DirectoryPlace(root)
+        found = self._found(model, place)
+        return Source(found.model, found.data, files=(self._path, *place.paths))
+
+    def directory(self) -> Source:
+        """A directory with one model and its data files."""
+        place = DirectoryPlace(self._root(self._path))
+        names = [name for name in place.names if not _is_litter(name)]
+        source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
+        return replace(source, files=tuple(place.paths))
+
+    def _root(self, directory: str) -> Root:
+        return self._resources.enter_context(contextlib.closing(Root(directory)))
+
+    def _zip(self, view: memoryview) -> Source:
+        """A zip with one model and its data files, all of them in a folder perhaps."""
+        read = foreign.read(view)
+        entries = [entry for entry in read.entries if not _is_litter(entry.name)]
+        name = _only([entry.name for entry in entries if _is_model(entry.name)])
+        folder = name[: name.rfind("/") + 1]
+        inside = [entry for entry in entries if entry.name.startswith(folder)]
+        moved = [replace(entry, name=entry.name.removeprefix(folder)) for entry in inside]
+        place = ZipPlace(view, moved, self._temporary)
+        source = self._whole(place, name.removeprefix(folder), place.names)
+        taken = {entry.name for entry in inside}
+        outside = [entry.name for entry in read.entries if entry.name not in taken]
+        warnings = (*read.dropped, *_left_out(outside), *source.warnings)
+        return replace(source, files=(self._path,), warnings=warnings)
+
+    def _whole(self, place: Place, name: str, names: list[str]) -> Source:
+        """A place with the model `name` and all of `names` that belongs to it."""
+        file = _listed(place, name)
+        if isinstance(file, FileData):
+            file = FileData.kept_open(file.path, self._resources, file.root)
+        found = self._found(file, place)
+        used = found.locations | {name}
+        rest = [other for other in names if other not in used]
+        named = [other for other in rest if other.startswith(ASSET_PREFIX)]
+        keys.check_names([*named, MODEL_PROTO], Report())
+        assets: dict[str, Data] = {}
+        for other in named:
+            asset = _listed(place, other)
+            assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
+        left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
+        return Source(found.model, found.data, assets, warnings=left_out)
+
+    def _found(self, model: DataFile, place: Place) -> Found:
+        finder = Finder(place, self._verify_checksum, self._elsewhere)
+        return finder.find(parse(model))
+
+
+def _listed(place: Place, name: str) -> DataFile:
+    """A file that was in the list of the place's files."""
+    file = place.find(name)
+    if file is None:
+        raise ArchiveFormatError(
+            f"expected a file at {name!r}, found none: it is a link to nothing, or is gone"
+        )
+    return file
+
+
+def is_model_file(path: str) -> bool:
+    """Whether a file's content is a model, or a zip with one; a fault in it is not looked for.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    try:
+        with MappedFile(path) as file:
+            view = file.view()
+            if not is_zip(view):
+                return wire.is_model(view)
+            names = [entry.name for entry in foreign.read(view).entries]
+    except ArchiveError:
+        return False
+    return any(_is_model(name) for name in names)
+
+
+def _is_model(name: str) -> bool:
+    base = name[name.rfind("/") + 1 :]
+    return base == MODEL_PROTO or base.lower().endswith(_MODEL_SUFFIX)
+
+
+def _only(names: list[str]) -> str:
+    """The one model, or the one that lies in fewer folders than the others."""
+    depth = min((name.count("/") for name in names), default=0)
+    names = [name for name in names if name.count("/") == depth]
+    if len(names) != 1:
+        found = ", ".join(map(repr, names[:_MAX_LISTED])) or "none"
+        raise ArchiveFormatError(
+            f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}, found {found}"
+        )
+    return names[0]
+
+
+def _is_litter(name: str) -> bool:
+    base = name[name.rfind("/") + 1 :]
+    return name.startswith(_LITTER_FOLDER) or base in _LITTER or base.startswith(_APPLE_DOUBLE)
+
+
+def _left_out(names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    listed = ", ".join(names[:_MAX_LISTED])
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return (f"left out, since no tensor names them: {listed}{more}",)

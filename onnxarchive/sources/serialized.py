@@ -1,0 +1,99 @@
+"""Serialized models whose large tensors stay where they are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from onnxarchive.buffers.data import Data
+from onnxarchive.errors import ArchiveFormatError
+from onnxarchive.model import proto, tensors, wire
+from onnxarchive.model.tensors import Site
+from onnxarchive.sources.places import DataFile
+
+
+@dataclass(frozen=True, slots=True)
+class Serialized:
+    """A model without its large tensors, which are spans of the serialized one.
+
+    Attributes:
+        model: The model. The location of each such tensor names its span.
+        file: The file that has all of it.
+        view: That file's bytes.
+        spans: Where the tensors are in it.
+    """
+
+    model: onnx.ModelProto
+    file: DataFile
+    view: memoryview
+    spans: tuple[wire.Span, ...]
+
+    def data(self, site: Site, location: str) -> Data | None:
+        """The bytes of a tensor whose location names a span.
+
+        None if no shape tells how many they are: then the tensor holds them itself afterwards, and
+        others judge it.
+        """
+        span = self.spans[int(location.removeprefix(wire.SPAN_LOCATION))]
+        data_type = tensors.stored_type(site.tensor)
+        if data_type is None:
+            tensors.set_raw_data(site.tensor, b"".join(wire.decode(self.view, span)))
+            return None
+        if span.is_raw:
+            return self.file.part(span.offset, span.nbytes)
+        return _Decoded(self.view, span, data_type.nbytes(site.tensor.dims))
+
+
+def parse(file: DataFile) -> Serialized:
+    """Parses a file as a model; what its large tensors hold is not looked at.
+
+    Raises:
+        ArchiveFormatError: It is no model, or too large a one.
+    """
+    if file.nbytes >= proto.SIZE_LIMIT:  # before a zip's is inflated
+        raise ArchiveFormatError(
+            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
+            "its tensors as external data",
+            rule="MODEL-2",
+        )
+    view = file.view
+    hollow = wire.hollow(view)
+    if wire.has_more_messages(hollow.skeleton, proto.MAX_MESSAGES):
+        raise ArchiveFormatError(
+            f"expected a model of at most {proto.MAX_MESSAGES} messages, found more", rule="MODEL-3"
+        )
+    if wire.occurrences(hollow.skeleton, "graph") > 1:
+        raise ArchiveFormatError(
+            "expected one graph, found several, which protobuf would merge; the file is two models "
+            "in one"
+        )
+    try:
+        model = onnx.ModelProto.FromString(hollow.skeleton)
+    except DecodeError as error:
+        raise ArchiveFormatError(
+            f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
+            "damaged"
+        ) from None
+    if not model.HasField("graph"):
+        raise ArchiveFormatError(
+            f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
+            ".onnx"
+        )
+    proto.take_link_fingerprint(model)  # a link, of which the archive's model is wanted
+    return Serialized(model, file, view, hollow.spans)
+
+
+class _Decoded:
+    """A tensor's numbers in a serialized model, decoded to its bytes as they are gone through."""
+
+    def __init__(self, model: memoryview, span: wire.Span, nbytes: int) -> None:
+        self._model = model
+        self._span = span
+        self.nbytes = nbytes
+        self.crc32 = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return wire.decode(self._model, self._span)
