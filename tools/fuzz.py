@@ -443,7 +443,7 @@ def archives() -> list[bytes]:
             found.append(file.getvalue())
     logged = _with_undo_log(found[-1])
     never_written = found[-1] + bytes(len(logged) - len(found[-1]))
-    return [*found, logged, never_written]
+    return [logged, never_written, *found]
 
 
 def _with_undo_log(archive: bytes) -> bytes:
