@@ -2,7 +2,7 @@
 """Sets up an environment and runs the project's commands in it; needs nothing but Python 3.10.
 
 python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
-python3 tools/dev.py test    formatting, lint, types, tests; further arguments go to pytest
+python3 tools/dev.py test    formatting, lint, types, rooms, tests; further arguments go to pytest
 python3 tools/dev.py python  the environment's Python with the arguments that follow
 """
 
@@ -23,6 +23,8 @@ PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python
 # Holds what the environment was made from, once it is complete.
 STAMP = ENVIRONMENT / "made-from"
 OLDEST_PYTHON = (3, 10)
+# import-linter can't be run as a module.
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command as run; run(['--no-cache'])"
 INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--editable")
 
 
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run("-m", "ruff", "format", "--check")
             run("-m", "ruff", "check")
             run("-m", "mypy")
+            run("-c", LINT_IMPORTS)
             run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *rest)
     except subprocess.CalledProcessError as error:
         return error.returncode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import onnx
 
@@ -24,11 +24,30 @@ from onnxarchive.buffers.data import Data, Stored, SupportsWrite
 from onnxarchive.model import ir
 from onnxarchive.model.tensors import Site
 from onnxarchive.storage import locking, threads
-from onnxarchive.storage.files import require_no_input
+from onnxarchive.storage.files import MappedFile, require_no_input
 from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:
     import onnx_ir
+
+
+# The key in the `meta` of a model's graph of what the model was loaded from.
+ORIGIN = "onnxarchive.origin"
+
+
+class Origin(Protocol):
+    """What a model of onnx_ir was loaded from."""
+
+    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None, /) -> None:
+        """Refuses to replace it if others have edited it since.
+
+        Args:
+            path: What is to be replaced; nothing is refused if it is another file.
+            file: The file at `path`, locked; None if there is none.
+        """
+
+    def follow(self, file: MappedFile, /) -> None:
+        """Takes a file that the model was saved as, still locked; nothing is done with another."""
 
 
 def save(
@@ -94,10 +113,10 @@ def save(
         assets=open_assets(assets),
         temporary=temporary,
     )
-    origin: ir.Origin | None = None
+    origin: Origin | None = None
     if not isinstance(model, onnx.ModelProto):
         jobs = 1
-        origin = model.graph.meta.get(ir.ORIGIN)
+        origin = model.graph.meta.get(ORIGIN)
     if origin is None or not isinstance(path, str | os.PathLike):
         write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
         return

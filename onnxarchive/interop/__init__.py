@@ -1,1 +1,5 @@
-"""What runs the model of an archive; each runtime is imported when it is asked for."""
+"""Archives in other libraries, a module for each; none is imported before it is used.
+
+ONNX Runtime (`onnxruntime`, `running`), models that refer to an archive (`links`), onnx's registry,
+checker and shape inference, onnx_ir, PyTorch, Netron. This room imports conversion and below.
+"""

@@ -12,6 +12,7 @@ import onnx
 from onnxarchive.archive import reading as archives
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.saving import ORIGIN
 from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.interop.optional import needing
@@ -189,7 +190,7 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
         )
 
     ir.replace_tensors(model, mapped)
-    model.graph.meta[ir.ORIGIN] = _Origin(archive)
+    model.graph.meta[ORIGIN] = _Origin(archive)
     for site in missing.values():
         raise UnsupportedFeatureError(f"{site}: onnx_ir does not hold a tensor that stands there")
     return model

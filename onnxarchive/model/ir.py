@@ -7,10 +7,9 @@ Here a clone is serialised, which shares the tensors, with placeholders for the 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import Path
@@ -19,29 +18,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-    from onnxarchive.storage.files import MappedFile
-
 # No file has a name with a NUL character.
 _PLACEHOLDER = "\0onnxarchive/ir/"
-
-
-# The key in the `meta` of a model's graph of what the model was loaded from.
-ORIGIN = "onnxarchive.origin"
-
-
-class Origin(Protocol):
-    """What a model of onnx_ir was loaded from."""
-
-    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None, /) -> None:
-        """Refuses to replace it if others have edited it since.
-
-        Args:
-            path: What is to be replaced; nothing is refused if it is another file.
-            file: The file at `path`, locked; None if there is none.
-        """
-
-    def follow(self, file: MappedFile, /) -> None:
-        """Takes a file that the model was saved as, still locked; nothing is done with another."""
 
 
 class Mapped:

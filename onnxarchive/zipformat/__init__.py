@@ -1,5 +1,6 @@
-"""Pure zip: aligned, stored entries. Knows nothing of ONNX and of file names; bytes in, values out.
+"""The zip encoding: bytes in, values out, and no file is opened here.
 
-`records` holds every signature, size, flag and sentinel; `layout` decides where things lie;
-`directory` reads and `writer` writes.
+`records` packs and unpacks what APPNOTE describes, `layout` says where an archive's entries lie,
+`directory` reads a directory strictly, and `writer` writes one. `foreign` reads the zips of other
+tools, and `inflate` their data. This room imports buffers.
 """
