@@ -343,7 +343,8 @@ def printing(*command: str | Path) -> ReadAll:
     return read_all
 
 
-# Found with bsdtar 3.6.2 and unzip 6.0; tests/test_differential.py holds each against the tool.
+# Found with bsdtar 3.6.2 and unzip 6.0; tests/format/test_differential.py holds each against
+# the tool.
 _LISTED_AS_TAR: Final = (
     "bsdtar lists an archive as if it were a tar, which has no CRC-32; it compares those of a zip "
     "with the data as it extracts"

@@ -25,7 +25,7 @@ import onnxarchive
 from onnxarchive import Archive, ArchiveError
 from onnxarchive.archive.rules import rules
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "conformance"
 RUNNER = SUITE / "run.py"
 VECTORS: list[dict[str, Any]] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]

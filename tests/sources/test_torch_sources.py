@@ -17,7 +17,7 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 
-DATA = Path(__file__).parent / "data" / "torch-zip"
+DATA = Path(__file__).parents[1] / "data" / "torch-zip"
 VERSIONS = ["1.4.0", "1.11.0"]
 FORMS = [".onnx", ".zip", ".deflated.zip", ".dir", ".dir/__MODEL_PROTO"]
 KEYS = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from chromium import chromium
 
-SUITE = Path(__file__).resolve().parent.parent / "conformance"
+SUITE = Path(__file__).resolve().parents[2] / "conformance"
 PAGE = "readers/javascript/browser.html"
 
 

@@ -11,7 +11,7 @@ from models import run_python, runnable_model
 import onnxarchive
 from onnxarchive.interop.optional import needing
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WEIGHT = "layer.0/weight"
 
 # The first argument is the module that cannot be imported, the second an archive.

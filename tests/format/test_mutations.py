@@ -39,7 +39,7 @@ from onnxarchive.buffers import checksums
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
 
-READERS = Path(__file__).resolve().parent.parent / "conformance" / "readers"
+READERS = Path(__file__).resolve().parents[2] / "conformance" / "readers"
 RecordProperty = Callable[[str, object], None]
 
 mutations = settings(

@@ -22,7 +22,7 @@ from onnxarchive.buffers import checksums
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 
 

@@ -31,7 +31,7 @@ from onnxarchive.zipformat.records import (
     Zip64Locator,
 )
 
-TEXT = (Path(__file__).parent.parent / "spec" / "specification.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "spec" / "specification.md").read_text(encoding="utf-8")
 PARAGRAPHS = re.split(r"\n{2,}", TEXT)
 BOLD_RULE = re.compile(r"\*\*([A-Z0-9]+-[0-9]+)\*\*")
 RULE_FAMILIES = "|".join(sorted({id.rsplit("-", 1)[0] for id in rules()}))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-TOOL = Path(__file__).parent.parent / "tools" / "kill.py"
+TOOL = Path(__file__).parents[2] / "tools" / "kill.py"
 
 
 @pytest.fixture(scope="module")
