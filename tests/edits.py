@@ -236,7 +236,7 @@ def own_path_fixture() -> Iterator[Path]:
     """A path whose directories everybody may go through, and which belongs to `nobody`."""
     if not hasattr(os, "geteuid"):
         pytest.skip("permissions are POSIX's")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
         if not os.geteuid():
             os.chown(folder, 65534, 65534)
         yield Path(folder, NAME)

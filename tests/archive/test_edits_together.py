@@ -44,8 +44,10 @@ def cut_off(path: Path) -> None:
     code = """
 import os, sys
 import onnxarchive
-from test_edits_together import model
-onnxarchive.replace_model(sys.argv[1], model("cut"), progress=lambda *_: os._exit(0))
+
+model = onnxarchive.open(sys.argv[1]).model
+model.doc_string = "cut"
+onnxarchive.replace_model(sys.argv[1], model, progress=lambda *_: os._exit(0))
 """
     run_python(code, path)
     with pytest.raises(onnxarchive.UnfinishedEditError):
@@ -255,10 +257,10 @@ def test_what_a_killed_copy_leaves_beside_a_symbolic_link_is_removed(
     code = """
 import os, sys
 import onnxarchive
-from test_edits_together import model
-onnxarchive.replace_model(
-    sys.argv[1], model("second"), copy=True, progress=lambda *_: os._exit(0)
-)
+
+model = onnxarchive.open(sys.argv[1]).model
+model.doc_string = "second"
+onnxarchive.replace_model(sys.argv[1], model, copy=True, progress=lambda *_: os._exit(0))
 """
     run_python(code, link)
     assert len(os.listdir(link.parent)) == 2

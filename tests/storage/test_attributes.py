@@ -71,7 +71,7 @@ def model(doc_string: str = "old", name: str = "w") -> onnx.ModelProto:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A directory to which everybody can go; that of pytest is its user's alone."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
         os.chmod(directory, 0o777)
         yield Path(os.path.realpath(directory))
 
@@ -101,7 +101,7 @@ def by_writer(path: Path) -> None:
 
 
 def by_convert(path: Path) -> None:
-    with tempfile.TemporaryDirectory() as other:
+    with tempfile.TemporaryDirectory(dir="/tmp") as other:  # which every user can enter
         onnx.save(model("new"), f"{other}/model.onnx")
         onnxarchive.convert(f"{other}/model.onnx", path)
 

@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 import pytest
 from models import model_of, raw_tensor, run_python
+from processes import started
 
 import onnxarchive
 from onnxarchive.archive.editing import replace_model
@@ -58,11 +59,8 @@ HOLDER = """
 class Holder:
     """A process that has a lock on a file until it is told to let go of it."""
 
-    def __init__(self, kind: str, path: Path) -> None:
-        command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, str(path)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
         self._expect("held")
 
     def let_go(self) -> None:
@@ -83,12 +81,9 @@ class Holder:
 @contextlib.contextmanager
 def held(kind: str, path: Path) -> Iterator[Holder]:
     """The lock of another process."""
-    holder = Holder(kind, path)
-    try:
-        yield holder
-    finally:
-        holder.process.kill()
-        holder.process.communicate()
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, path]
+    with started(command, stdin=subprocess.PIPE) as process:
+        yield Holder(process)
 
 
 @pytest.fixture
@@ -389,13 +384,11 @@ WRITER = """
 
 
 def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
-    writers = [
-        subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(archive), "20", name])
-        for name in "ab"
-    ]
-    while any(writer.poll() is None for writer in writers):
-        assert read_model(archive) == "old"
-    assert [writer.wait() for writer in writers] == [0, 0]
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), archive, 20]
+    with started([*command, "a"]) as one, started([*command, "b"]) as other:
+        while one.poll() is None or other.poll() is None:
+            assert read_model(archive) == "old"
+        assert (one.returncode, other.returncode) == (0, 0), (one.stderr, other.stderr)
     with onnxarchive.open(archive) as opened:
         assert set(opened.metadata) == {f"{name}{number}" for name in "ab" for number in range(20)}
     assert os.listdir(archive.parent) == [archive.name]
@@ -619,9 +612,10 @@ def recover_an_edit(path: Path) -> None:
     code = """
 import os, sys
 import onnxarchive
-from test_locking import model
 
-onnxarchive.replace_model(sys.argv[1], model("cut" * 9999), progress=lambda *_: os._exit(0))
+model = onnxarchive.open(sys.argv[1]).model
+model.doc_string = "cut" * 9999
+onnxarchive.replace_model(sys.argv[1], model, progress=lambda *_: os._exit(0))
 """
     run_python(code, path)
     assert recover(path).is_rolled_back

@@ -595,7 +595,7 @@ def test_a_whole_archive_is_never_changed_whatever_its_model_holds(
 def test_a_log_that_another_user_has_written_is_rolled_back_by_those_who_may_write_the_file(
     archive: Interrupted,
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
         os.chmod(directory, 0o755)
         path = Path(directory) / "model.onnxa"
         path.write_bytes(archive.states["new end begun"])
