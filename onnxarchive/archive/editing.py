@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
@@ -240,7 +241,7 @@ class EditableArchive(Archive):
         self._process = os.getpid()
         self._editor = threading.RLock()  # of the thread that edits
         self._writing = threading.RLock()  # while the file is another than the state shows
-        # Of this thread: whether it `is_editing`, and the `model` of its block of `edit`.
+        # Of this thread: whether it `is_editing`, and of its block of `edit` `model` and `task`.
         self._draft = threading.local()
         with (
             naming(path),
@@ -341,6 +342,7 @@ class EditableArchive(Archive):
             yield self._drafted
             return
         with self._locked(timeout, copy=copy) as current:
+            self._draft.task = _running_task()
             changed = self._draft.model = _copy(current.model)
             try:
                 yield changed
@@ -445,8 +447,9 @@ class EditableArchive(Archive):
 
     @property
     def _drafted(self) -> onnx.ModelProto | None:
-        """The model that this thread's block of `edit` will write, or None outside of one."""
-        return getattr(self._draft, "model", None)
+        """The model that a block of `edit` will write, for whom it runs; None for anybody else."""
+        model = getattr(self._draft, "model", None)
+        return None if model is None or self._draft.task is not _running_task() else model
 
     def _set(self, field: str, value: str) -> None:
         with self.edit() as model:
@@ -472,13 +475,14 @@ class EditableArchive(Archive):
             try:
                 self._draft.is_editing = True
                 file = self.file  # the one that the last edit has left
+                path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:
                         file.require_writable()
-                        _require_one_name(self.path, file)
+                        _require_one_name(path, file)
                     roll_back(file)
-                    os.stat(self.path)  # names an archive that is gone
-                    if not (file.is_at(self.path) and self._found.is_in(file)):
+                    os.stat(path)  # names an archive that is gone
+                    if not (file.is_at(path) and self._found.is_in(file)):
                         raise self._edited()
                     yield Archive(file, self.max_model_nbytes)
             finally:
@@ -504,6 +508,17 @@ class EditableArchive(Archive):
     ) -> contextlib.AbstractContextManager[object]:
         """A lock that no thread of a fork holds: the thread which did is not there any more."""
         return lock if os.getpid() == self._process else contextlib.nullcontext()
+
+
+def _running_task() -> object:
+    """The task of asyncio that runs in this thread, or None."""
+    asyncio = sys.modules.get("asyncio")  # where nobody has imported it, there is no task
+    if asyncio is None:
+        return None
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs
+        return None
 
 
 class Metadata(MutableMapping[str, str]):

@@ -64,6 +64,11 @@ class LocalHeaders:
             alignment = directory.check_local_header(header, entry, record, report)
             self._alignment = alignment or self._alignment
 
+    def alignment(self, number: int) -> int:
+        """What the data of an entry is aligned to, in bytes, as its local header states it."""
+        (header,) = self._read(number, number + 1)
+        return directory.stated_alignment(header)
+
     def _are_equal_ahead(self, start: int, stop: int) -> bool:
         """As `_are_equal`, of headers of which only the first is asked for."""
         try:

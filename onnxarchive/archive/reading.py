@@ -25,6 +25,7 @@ from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
+    LockedError,
     Report,
     UnfinishedEditError,
     naming,
@@ -33,9 +34,8 @@ from onnxarchive.errors import (
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Sites
-from onnxarchive.storage import threads
+from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.directory import Records
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Archive:
     @property
     def alignment(self) -> int:
         """What the data of the model's entry is aligned to, in bytes, as its local header says."""
-        entry = self.entries[MODEL_PROTO]
-        header = self.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-        return directory.stated_alignment(header)
+        return self._found.alignment
 
     @property
     def tensors(self) -> Tensors:
@@ -165,16 +163,29 @@ class Archive:
         error.path = self.path
         return error
 
-    def _has_another_end(self, found: Snapshot) -> bool:
-        """Whether others have edited the file in its place since; waits while they do."""
-        try:
-            with recovery.opened(self.path) as file, file:
+    @contextlib.contextmanager
+    def _unedited(self, found: Snapshot) -> Iterator[None]:
+        """Keeps editors out while the block runs, if the file has the same directory still.
+
+        Raises:
+            ArchiveError: It has another one, or an edit of it is not finished.
+        """
+        with contextlib.ExitStack() as resources:
+            is_edited = False
+            try:
+                file = resources.enter_context(files.opened(self.file.absolute_path))
+                resources.callback(file.close)
+                recovery.require_finished(file)
                 records = read_contents(file, Report()).directory.records
-                return file.identity == found.file.identity and records != found.directory.records
-        except UnfinishedEditError:
-            return True
-        except (ArchiveError, OSError):
-            return False
+                is_same = file.identity == found.file.identity
+                is_edited = is_same and records != found.directory.records
+            except (LockedError, UnfinishedEditError):
+                is_edited = True
+            except (ArchiveError, OSError):
+                pass  # another file has the path by now, or none
+            if is_edited:
+                raise self._changed()
+            yield
 
     def tensor(self, key: str) -> NDArray[Any]:
         """The tensor of a key as a read-only array, wherever it stands in the model.
@@ -208,7 +219,8 @@ class Archive:
             ArchiveError: The archive has another directory by now.
             OSError: It is gone, or cannot be read.
         """
-        if os.path.realpath(path) == os.path.realpath(self.path) or self.file.is_at(path):
+        own = os.path.realpath(self.file.absolute_path)
+        if os.path.realpath(path) == own or self.file.is_at(path):
             with MappedFile(path) if file is None else contextlib.nullcontext(file) as found:
                 if not self._found.is_in(found):
                     raise self._edited()
@@ -260,10 +272,19 @@ class Archive:
                         verify(model)
                     else:  # an edit has overwritten the model, which was right until then
                         counter.add(entries.sizes[model])
-            except ArchiveFormatError as error:
-                if self._has_another_end(found):
-                    raise self._changed() from error
-                raise
+            except ArchiveFormatError:
+                with self._unedited(found):  # an edit may have been at it meanwhile
+                    verify(model)
+
+    def require_headers(self) -> None:
+        """Compares the local header of every entry with its directory record.
+
+        Raises:
+            ArchiveFormatError: One does not match.
+        """
+        with naming(self.path):
+            for number in range(len(self.entries)):
+                self._found.headers.require(number)
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""

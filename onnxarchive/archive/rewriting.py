@@ -40,11 +40,11 @@ from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
-from onnxarchive.errors import ChecksumError, Report, shown
+from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
-from onnxarchive.sources.opening import open_model
+from onnxarchive.sources.opening import Source, open_model
 from onnxarchive.storage import undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
@@ -96,10 +96,10 @@ def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
                 if site.tensor.data_location == tensors.EXTERNAL:
                     referred(site, archive)  # whatever else is the matter with the model
         elif isinstance(model, str | os.PathLike):
-            require_no_input(archive.path, [os.fspath(model)])  # which is locked
+            require_no_input(archive.file.absolute_path, [os.fspath(model)])  # which is locked
             elsewhere = partial(_entry_of, archive)
             source = resources.enter_context(open_model(model, elsewhere=elsewhere))
-            given = _Given(source.model, _by_entry(source.resolve, archive))
+            given = _Given(source.model, _by_entry(source, archive))
         else:
             raise TypeError(
                 f"expected an onnx.ModelProto or the path of a .onnx, found {type(model)}"
@@ -166,27 +166,34 @@ class _Given:
     resolve: Resolve
 
 
-def _by_entry(resolve: Resolve, archive: Archive) -> Resolve:
-    """`resolve`, but what lies in the archive, as a link's does, is an entry of known CRC-32."""
-    name_of = {
-        (entry.data_offset, entry.nbytes): name
-        for name, entry in archive.entries.items()
-        if name != MODEL_PROTO
-    }
+def _by_entry(source: Source, archive: Archive) -> Resolve:
+    """Gives the bytes of the source; those that lie in the archive, as a link's do, by entry.
 
-    def resolve_by_entry(site: Site) -> Data:
-        data = resolve(site)
-        if isinstance(data, FileData) and data.identity == archive.file.identity:
-            name = name_of.get((data.offset, data.nbytes))
+    Raises:
+        ArchiveFormatError: A tensor's bytes are some of the model or directory of the archive.
+    """
+    entries = [entry for name, entry in archive.entries.items() if name != MODEL_PROTO]
+    name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
+    end = archive.entries[MODEL_PROTO].header_offset
+    data: dict[Path, Data] = {}
+    for path, found in source.data.items():
+        data[path] = found
+        if isinstance(found, FileData) and found.identity == archive.file.identity:
+            name = name_of.get((found.offset, found.nbytes))
             if name is not None:
-                return entry_data(archive, name)
-        return data
-
-    return resolve_by_entry
+                data[path] = entry_data(archive, name)
+            elif found.offset + found.nbytes > end:
+                site = Site(path, tensors.at(source.model, path))
+                raise ArchiveFormatError(
+                    f"{site}: expected a tensor of the archive as external data in it, found "
+                    f"{found.nbytes} bytes from offset {found.offset}, which are of its model or "
+                    "directory"
+                )
+    return lambda site: data[site.path]
 
 
 def _directory_of(archive: Archive) -> str:
-    return os.path.dirname(os.path.realpath(archive.path))
+    return os.path.dirname(os.path.realpath(archive.file.absolute_path))
 
 
 def _placing(archive: Archive, options: Options) -> tuple[int, bool]:
@@ -317,7 +324,7 @@ def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> Mapp
     archive.file.require_locking_process()
     return write_file(
         plan,
-        archive.path,
+        archive.file.absolute_path,
         alignment=archive.alignment,
         progress=progress,
         follow_links=False,
@@ -341,6 +348,7 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
         return changed
     if options.copy:
         return _write_anew(archive, plan, options.progress)
+    archive.require_headers()  # or an edit that is cut off could not be rolled back
     undo.change_end(archive.file, offset, new.size(alignment, offset, kept), write)
     return archive.file.reopened()
 
@@ -404,7 +412,7 @@ def _changed_clone(
     """
     archive.file.require_locking_process()
     try:
-        replacement = Replacement(archive.path, follow_links=False, is_locked=True)
+        replacement = Replacement(archive.file.absolute_path, follow_links=False, is_locked=True)
     except OSError:  # of this directory, which the other ways name if they need it
         return None
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
 
 import onnx
 
@@ -104,37 +104,53 @@ def save(
     if isinstance(path, str | os.PathLike):
         require_no_input(path, asset_files(assets))
         temporary = os.path.dirname(os.path.realpath(path))
-    in_memory, resolve = _in_memory(model, size_threshold)
+    given = _given(model, size_threshold)
     plan = plan_archive(
-        in_memory,
-        resolve=resolve,
+        given.model,
+        resolve=given.resolve,
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
         assets=open_assets(assets),
         temporary=temporary,
     )
-    origin: Origin | None = None
     if not isinstance(model, onnx.ModelProto):
         jobs = 1
-        origin = model.graph.meta.get(ORIGIN)
-    if origin is None or not isinstance(path, str | os.PathLike):
+    if not (given.origins and isinstance(path, str | os.PathLike)):
         write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
         return
-    require = partial(origin.require_current, path)
+
+    def require(file: MappedFile | None) -> None:
+        for origin in given.origins:
+            origin.require_current(path, file)
+
     with write_file(
         plan, path, alignment=alignment, progress=progress, jobs=jobs, require=require
     ) as file:
         try:
-            origin.follow(file)
+            for origin in given.origins:
+                origin.follow(file)
         finally:
             locking.unlock(file.fileno())
 
 
-def _in_memory(
-    model: onnx.ModelProto | onnx_ir.Model, size_threshold: int
-) -> tuple[onnx.ModelProto, Resolve]:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A model that is to be saved.
+
+    Attributes:
+        model: The model.
+        resolve: Gives the bytes of its external tensors.
+        origins: What it and its tensors were loaded from.
+    """
+
+    model: onnx.ModelProto
+    resolve: Resolve
+    origins: tuple[Origin, ...] = ()
+
+
+def _given(model: onnx.ModelProto | onnx_ir.Model, size_threshold: int) -> _Given:
     if isinstance(model, onnx.ModelProto):
-        return model, refuse_external
+        return _Given(model, refuse_external)
     if not ir.is_ir_model(model):
         raise TypeError(f"expected an onnx.ModelProto or onnx_ir.Model, found {type(model)}")
     converted, outside = ir.to_proto(model, size_threshold=size_threshold)
@@ -144,4 +160,7 @@ def _in_memory(
             return refuse_external(site)
         return Stored(memoryview(outside[site.path].tobytes()))
 
-    return converted, resolve
+    kept = (it.tensor for it in outside.values())
+    origins = [it.origin for it in kept if isinstance(it, ir.Mapped)]
+    found = dict.fromkeys([model.graph.meta.get(ORIGIN), *origins])
+    return _Given(converted, resolve, tuple(cast(Origin, it) for it in found if it is not None))

@@ -44,6 +44,7 @@ class Snapshot:
         model: The model.
         sites: The tensor of each key.
         headers: The local headers.
+        alignment: What the data of the model's entry is aligned to, in bytes.
     """
 
     def __init__(self, file: MappedFile, max_model_nbytes: int) -> None:
@@ -62,6 +63,7 @@ class Snapshot:
             shapes = Shapes.of(map(self.sites.tensor, self.entries.names))
         self._shapes = shapes
         self._require_header(len(self.entries) - 1)  # the model's
+        self.alignment = self.headers.alignment(len(self.entries) - 1)
 
     @cached_property
     def initializers(self) -> Initializers:

@@ -110,9 +110,9 @@ class Writer:
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
             self._zip.add(key, data)
-        self._key_of[name] = key
-        self._added[key] = tensor
-        self._nbytes[key] = data.nbytes
+            self._key_of[name] = key
+            self._added[key] = tensor
+            self._nbytes[key] = data.nbytes
         return key
 
     def add_asset(self, name: str, data: Asset) -> None:
@@ -131,7 +131,7 @@ class Writer:
         require_names([*self._assets, item.name])
         with self._closing_on_failure():
             write_entry(fetched_entry(item), self._zip)
-        self._assets.append(item.name)
+            self._assets.append(item.name)
 
     def finish(self, model: onnx.ModelProto) -> None:
         """Writes the model and puts the archive in its place.

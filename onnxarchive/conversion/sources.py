@@ -17,7 +17,7 @@ from onnxarchive.errors import (
     naming,
 )
 from onnxarchive.model import tensors
-from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.sources.opening import Source, is_zip, open_model
 from onnxarchive.sources.places import sha1
 
@@ -60,8 +60,8 @@ def _strictly(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> 
                 file.close()
                 return None
             archive = resources.enter_context(Archive(file))
-        for name in archive.entries:
-            archive.read(name)
+            archive.require_headers()
+            archive.read(MODEL_PROTO)
     except (LockedError, UnfinishedEditError):
         raise
     except ArchiveError:

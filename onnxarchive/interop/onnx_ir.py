@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,12 @@ class _Origin:
         self._archive.require_current(path, file)
 
     def follow(self, file: MappedFile, /) -> None:
-        if os.path.realpath(file.path) == os.path.realpath(self._archive.path):
+        own = os.path.realpath(self._archive.file.absolute_path)
+        if os.path.realpath(file.absolute_path) == own:
             self._archive = Archive(file.reopened())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
-        return self
+        return _Origin(self._archive)
 
 
 class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
@@ -64,7 +66,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
         key: The name of its entry.
     """
 
-    __slots__ = ("_archive", "key")
+    __slots__ = ("_archive", "_origin", "key")
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
         name: str | None = None,
         doc_string: str | None = None,
         metadata_props: dict[str, str] | None = None,
+        origin: object = None,
     ) -> None:
         """Stands for the tensor of a key.
 
@@ -83,6 +86,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
             name: The tensor's name.
             doc_string: As in a TensorProto.
             metadata_props: As in a TensorProto.
+            origin: That of the model which it was loaded with; None for one of its own.
         """
         proto = archive.sites[key].tensor
         super().__init__(
@@ -94,7 +98,13 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
             metadata_props=metadata_props,
         )
         self._archive = archive
+        self._origin = origin or _Origin(archive)
         self.key = key
+
+    @property
+    def origin(self) -> object:
+        """As the `meta` of the model has it that it was loaded with."""
+        return self._origin
 
     @property
     def raw(self) -> memoryview:
@@ -146,6 +156,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
             name=self.name,
             doc_string=self.doc_string,
             metadata_props=dict(self.metadata_props),
+            origin=copy.deepcopy(self._origin, memo),
         )
 
     def __repr__(self) -> str:
@@ -175,6 +186,7 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
             f"expected a model that onnx_ir can hold, found {type(cause).__name__}: {cause}"
         ) from error
     missing = dict(archive.sites)
+    origin = _Origin(archive)
 
     def mapped(tensor: Any) -> Any:
         if not isinstance(tensor, onnx_ir.ExternalTensor):
@@ -187,10 +199,11 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
             name=tensor.name,
             doc_string=tensor.doc_string,
             metadata_props=dict(tensor.metadata_props),
+            origin=origin,
         )
 
     ir.replace_tensors(model, mapped)
-    model.graph.meta[ORIGIN] = _Origin(archive)
+    model.graph.meta[ORIGIN] = origin
     for site in missing.values():
         raise UnsupportedFeatureError(f"{site}: onnx_ir does not hold a tensor that stands there")
     return model

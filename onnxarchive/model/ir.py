@@ -27,6 +27,11 @@ class Mapped:
 
     __slots__ = ()
 
+    @property
+    def origin(self) -> object:
+        """What it was loaded from, as the `meta` of its model has it."""
+        raise NotImplementedError
+
     def verified(self) -> memoryview:
         """The bytes as a view of the map, once their CRC-32 is found right.
 

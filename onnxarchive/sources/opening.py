@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from onnxarchive.buffers.data import Data
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, naming
 from onnxarchive.model import keys, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.sources.external_data import Finder, Found
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
 from onnxarchive.sources.serialized import parse
+from onnxarchive.storage import files
 from onnxarchive.storage.beneath import Root
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
@@ -199,11 +199,13 @@ def is_model_file(path: str) -> bool:
         OSError: The file cannot be opened.
     """
     try:
-        with MappedFile(path) as file:
+        with files.opened(path) as file, file:  # an archive may be edited meanwhile
             view = file.view()
             if not is_zip(view):
                 return wire.is_model(view)
             names = [entry.name for entry in foreign.read(view).entries]
+    except LockedError:  # by this thread, which edits an archive
+        return True
     except ArchiveError:
         return False
     return any(_is_model(name) for name in names)

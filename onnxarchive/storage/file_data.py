@@ -89,12 +89,7 @@ class FileData:
             OSError: It cannot be opened or read any more.
         """
         with self._opened() as file:
-            try:
-                found = file.read(self.offset, self.nbytes)
-            except OSError as error:
-                error.filename = file.path
-                raise
-            return self._all_of(found, file)
+            return self._all_of(file.read(self.offset, self.nbytes), file)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:

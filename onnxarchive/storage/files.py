@@ -58,6 +58,7 @@ class MappedFile:
 
     Attributes:
         path: The file's path as it was given.
+        absolute_path: The same, wherever the process has gone since.
         size: Its size in bytes when it was opened or locked.
         identity: Device and inode, which tell it from every other file.
     """
@@ -82,7 +83,7 @@ class MappedFile:
             ArchiveFormatError: `path` is a directory, a pipe or a device.
             OSError: It cannot be opened.
         """
-        self.path = os.fsdecode(path)
+        self.set_path(path)
         self._is_writable = True
         if descriptor is None:
             descriptor, self._is_writable = _open(self.path, rule, is_writable)
@@ -96,6 +97,11 @@ class MappedFile:
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
         self._locking_process = os.getpid()
+
+    def set_path(self, path: str | os.PathLike[str]) -> None:
+        """Says where the file is, which may have been renamed."""
+        self.path = os.fsdecode(path)
+        self.absolute_path = os.path.abspath(self.path)
 
     @contextlib.contextmanager
     def locked(self, *, is_exclusive: bool, timeout: float | None = None) -> Iterator[None]:
@@ -138,7 +144,7 @@ class MappedFile:
         Raises:
             OSError: It cannot be opened for writing, or could not when it was opened.
         """
-        os.close(_open(self.path, None, is_writable=True)[0])
+        os.close(_open(self.absolute_path, None, is_writable=True)[0])
         if not self._is_writable:
             raise PermissionError(
                 errno.EACCES, "could only be read when it was opened; open it anew", self.path
@@ -149,10 +155,23 @@ class MappedFile:
 
         It shares the lock with this one.
         """
-        return MappedFile(self.path, descriptor=os.dup(self._require_open().number))
+        file = MappedFile(self.path, descriptor=os.dup(self._require_open().number))
+        file.absolute_path = self.absolute_path
+        return file
 
     def read(self, offset: int, size: int) -> bytes:
-        """Reads `size` bytes from `offset`, fewer at the end of the file; a copy."""
+        """Reads `size` bytes from `offset`, fewer at the end of the file; a copy.
+
+        Raises:
+            OSError: It cannot be read; the file is named.
+        """
+        try:
+            return self._read(offset, size)
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def _read(self, offset: int, size: int) -> bytes:
         part = self._read_once(offset, size)
         if len(part) == size:
             return part
@@ -266,7 +285,7 @@ class MappedFile:
         On Linux the descriptor knows where a file that was renamed has gone. A path may lead to
         another file: compare its `identity`.
         """
-        yield os.path.realpath(self.path)
+        yield os.path.realpath(self.absolute_path)
         descriptor = self._require_open()  # held, so that it is not another file's
         with contextlib.suppress(OSError):  # of another system
             yield os.readlink(f"/proc/self/fd/{descriptor.number}")

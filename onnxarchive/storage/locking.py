@@ -46,17 +46,13 @@ def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
     Raises:
         LockedError: The file stayed locked.
     """
-    try:
-        _lock(descriptor, is_shared=True, timeout=timeout)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    process = os.getpid()
-    try:
+    with _unlocked_in_the_end(descriptor):
+        try:
+            _lock(descriptor, is_shared=True, timeout=timeout)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
-    finally:
-        if os.getpid() == process:  # a fork shares the lock of its parent
-            unlock(descriptor)
 
 
 @contextlib.contextmanager
@@ -71,14 +67,23 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
         LockedError: The file stayed locked, or this thread itself holds its lock.
         OSError: The file system has no locks, or the disk failed.
     """
-    _lock(descriptor, is_shared=False, timeout=timeout)
     holder = _this_thread_with(descriptor)
+    with _unlocked_in_the_end(descriptor):
+        _lock(descriptor, is_shared=False, timeout=timeout)
+        try:
+            _held.add(holder)
+            yield
+        finally:
+            _held.discard(holder)
+
+
+@contextlib.contextmanager
+def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
+    """Unlocks a file behind the block, which an interrupt may leave as soon as it has the lock."""
     process = os.getpid()
-    _held.add(holder)
     try:
         yield
     finally:
-        _held.discard(holder)
         if os.getpid() == process:  # a fork shares the lock of its parent
             unlock(descriptor)
 

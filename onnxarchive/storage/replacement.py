@@ -192,7 +192,7 @@ class Replacement:
                 error.filename = self._path  # not that of the temporary file
                 raise
             self._written = self._temporary.made
-            self._written.path = os.fsdecode(self._path)
+            self._written.set_path(self._path)
             self.file = PositionalWriter(self._written)
             locking.keep_exclusive(self._written.fileno())
             if os.path.lexists(self._temporary.path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -308,6 +309,29 @@ def test_a_thread_does_not_wait_for_its_own_block(path: Path, archive: EditableA
     require(path, saved_with_asset(changed(weights(2), documented("new"))))
     archive.replace_tensor("w0", ones, timeout=0)
     onnxarchive.open(path, timeout=0).close()
+
+
+def test_a_block_belongs_to_the_task_that_began_it(path: Path, archive: EditableArchive) -> None:
+    async def edit(begun: asyncio.Event, refused: asyncio.Event) -> None:
+        with archive.edit() as model:
+            begun.set()
+            await refused.wait()
+            model.doc_string = "new"
+            assert archive.doc_string == "new"
+
+    async def interfere(begun: asyncio.Event, refused: asyncio.Event) -> None:
+        await begun.wait()
+        assert archive.doc_string == ""
+        with pytest.raises(LockedError, match="finish the edit first"):
+            archive.metadata["author"] = "Ada"
+        refused.set()
+
+    async def both() -> None:
+        begun, refused = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(edit(begun, refused), interfere(begun, refused))
+
+    asyncio.run(both())
+    require(path, saved_with_asset(changed(weights(2), documented("new"))))
 
 
 @pytest.mark.parametrize("written", ["model", "tensor"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from edits import (
     require,
     reversed_tensors,
     saved,
+    way_fixture,  # noqa: F401
     weights,
 )
 from models import model_of, open_below, raw_tensor, run_model, runnable_model
@@ -244,3 +246,17 @@ def test_another_mode_is_refused(path: Path) -> None:
     for mode in ("w", "a", "rb", ""):
         with pytest.raises(ValueError, match=f"^expected mode 'r' or 'r\\+', found '{mode}'$"):
             onnxarchive.open(path, mode=mode)  # type: ignore[call-overload]
+
+
+def test_an_archive_is_edited_wherever_the_process_goes(
+    path: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(weights(2), path)
+    monkeypatch.chdir(path.parent)
+    with onnxarchive.open(path.name, mode="r+") as archive:
+        monkeypatch.chdir("/")
+        for text in ("once", "again"):
+            with archive.edit(**way) as model:
+                model.doc_string = text
+            assert archive.doc_string == text
+    require(path, saved(changed(weights(2), documented("again"))))

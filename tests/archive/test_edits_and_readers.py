@@ -37,6 +37,7 @@ from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError
+from onnxarchive.storage import files
 from onnxarchive.zipformat.records import LocalHeader
 
 # Weights are not read
@@ -123,17 +124,64 @@ def test_an_array_that_changes_while_it_is_written_is_noticed_and_changes_nothin
     onnxarchive.save(weights(3), path)
     before = path.read_bytes()
     array = np.zeros(300, np.float32)
-    unpack = LocalHeader.unpack
+    pack = LocalHeader.pack
 
-    def unpack_and_change(data: bytes, offset: int) -> Any:  # which comes after the CRC-32
+    def pack_and_change(header: LocalHeader) -> bytes:  # which has the CRC-32
         array[7] = 1
-        return unpack(data, offset)
+        return pack(header)
 
-    monkeypatch.setattr(LocalHeader, "unpack", unpack_and_change)
+    monkeypatch.setattr(LocalHeader, "pack", pack_and_change)
     with pytest.raises(ChecksumError, match=r"'w1'.*0x"):
         replace_tensor(path, "w1", array)
     monkeypatch.undo()
     require(path, before)
+
+
+@pytest.mark.usefixtures("no_clones")
+def test_a_damaged_header_of_an_asset_is_noticed_before_an_edit_that_could_not_be_rolled_back(
+    path: Path,
+) -> None:
+    onnxarchive.save(weights(2), path, assets={"labels": b"cat"})
+    flip_byte(path, entry(path, "assets/labels").header_offset + 12)
+    before = path.read_bytes()
+    with pytest.raises(ArchiveFormatError, match=r"'assets/labels': .*ZIP-7"):
+        replace_model(path, changed(referring(path), added("w2")))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("no_clones")
+def test_the_alignment_is_that_of_the_archive_as_it_was_opened(path: Path) -> None:
+    onnxarchive.save(weights(2), path, alignment=128)
+    with onnxarchive.open(path) as archive:
+        replace_model(path, changed(referring(path), added("of another size than the model", 5000)))
+        assert archive.alignment == 128
+
+
+@pytest.mark.usefixtures("no_clones")
+def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(weights(2), path)
+    model, other = referring(path), changed(referring(path), documented("other" * 500))
+    opened = files.opened
+    steps = ["edit", "edit back"]
+
+    def edit_before_the_end(done: int, total: int) -> None:
+        if done == 2400 and steps[0] == "edit":
+            replace_model(path, other)
+            del steps[0]
+
+    def edit_back_and_open(*arguments: Any, **options: Any) -> Any:
+        if steps == ["edit back"]:
+            steps.clear()
+            assert b"other" * 500 in path.read_bytes()
+            replace_model(path, model)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(files, "opened", edit_back_and_open)
+    with onnxarchive.open(path) as archive:
+        archive.verify(edit_before_the_end, jobs=1)
+    assert not steps
 
 
 def test_a_damaged_tensor_can_be_replaced(path: Path) -> None:

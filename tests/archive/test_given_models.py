@@ -19,6 +19,7 @@ from edits import (
     removed,
     require,
     saved,
+    way_fixture,  # noqa: F401
     weights,
 )
 from models import external, model_of, raw_tensor
@@ -53,6 +54,24 @@ def test_a_link_that_was_changed_is_taken(path: Path) -> None:
     link.unlink()
     require(path, saved(changed(weights(3), documented("new"))))
     assert not referring(path).metadata_props
+
+
+def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
+    path: Path, way: dict[str, Any]
+) -> None:
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    with onnxarchive.open(path) as archive:
+        offset = archive.entries[MODEL].header_offset
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    new = onnx.load(link, load_external_data=False)
+    into = external(raw_tensor("into", dims=(40,)), path.name, offset=offset - 1, length=160)
+    new.graph.initializer.extend([raw_tensor("before", dims=(40,)), into])
+    onnx.save(new, link)
+    with pytest.raises(ArchiveFormatError, match=r"'into'.*found 160 bytes from offset \d+, which"):
+        replace_model(path, link, size_threshold=0, **way)
+    assert path.read_bytes() == before
 
 
 def test_a_link_to_the_old_archive_no_longer_fits(path: Path) -> None:

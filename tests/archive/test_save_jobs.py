@@ -25,7 +25,6 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
 from onnxarchive.archive import writing
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.foreign import ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 
@@ -300,11 +299,15 @@ def test_an_error_of_reading_names_the_data_file(
 ) -> None:
     source, data = _with_data_file(tmp_path, LARGE)
 
-    def fail(file: MappedFile, offset: int, size: int) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    read = os.pread
 
-    monkeypatch.setattr(MappedFile, "read", fail)
-    with pytest.raises(OSError, match="Input/output error") as raised:
+    def fail(descriptor: int, size: int, offset: int) -> bytes:
+        if os.path.sameopenfile(descriptor, opened.fileno()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", fail)
+    with open(data, "rb") as opened, pytest.raises(OSError, match="Input/output error") as raised:
         onnxarchive.convert(source, io.BytesIO(), jobs=2)
     assert raised.value.filename == os.path.realpath(data)
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import resource
+import sys
 import zipfile
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ml_dtypes
@@ -27,6 +31,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, UnsupportedFeatureError, Writer
+from onnxarchive.archive import streaming
 
 WEIGHT = np.arange(600, dtype=np.float32).reshape(20, 30)
 MIB = 1 << 20
@@ -538,3 +543,42 @@ def test_every_tensor_of_the_model_has_its_data(path: Path) -> None:
     loaded = onnxarchive.load(path)
     assert loaded == runnable_model()
     assert all(tensor.HasField("raw_data") for tensor in every_tensor(loaded))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "asset"])
+def test_an_interrupt_between_any_two_lines_leaves_nothing_or_what_a_reader_takes(
+    path: Path, kind: str
+) -> None:
+    count = finished = 0
+    is_interrupted = True
+    while is_interrupted:
+        lines = itertools.count()
+
+        def trace(frame: FrameType, event: str, _: Any, at: int = count, lines: Any = lines) -> Any:
+            if frame.f_code.co_filename != streaming.__file__:
+                return None
+            if event == "line" and next(lines) == at:
+                raise KeyboardInterrupt
+            return trace
+
+        with onnxarchive.Writer(path) as writer:
+            is_interrupted = False
+            sys.settrace(trace)
+            try:
+                if kind == "tensor":
+                    writer.add("w", np.ones(300, np.float32))
+                else:
+                    writer.add_asset("labels", b"cat")
+            except KeyboardInterrupt:
+                is_interrupted = True
+            finally:
+                sys.settrace(None)
+            with contextlib.suppress(ValueError):  # the writer is closed
+                writer.finish(model_of())
+                finished += 1
+                assert onnxarchive.check(path, full=True) == []
+        path.unlink(missing_ok=True)
+        assert not os.listdir(path.parent)
+        count += 1
+    assert count > 10
+    assert finished > 1

@@ -12,7 +12,7 @@ from models import attribute, external, flip_byte, model_of, node, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive import Archive, ArchiveFormatError, ChecksumError, LockedError
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import Stored
 from onnxarchive.zipformat.writer import ZipWriter
@@ -183,3 +183,21 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
     with pytest.raises(ChecksumError, match=r"'w'.*source is damaged"):
         onnxarchive.convert(path, tmp_path / "other.onnxa", size_threshold=1 << 30)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["m.onnxa"]
+
+
+def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Archive.read
+    tried: list[str] = []
+
+    def read_locked(self: Archive, name: str) -> memoryview:
+        if not tried:
+            tried.append(name)
+            with pytest.raises(LockedError), onnxarchive.open(archive, mode="r+", timeout=0):
+                pass
+        return read(self, name)
+
+    monkeypatch.setattr(Archive, "read", read_locked)
+    onnxarchive.convert(archive, tmp_path / "converted.onnxa")
+    assert tried

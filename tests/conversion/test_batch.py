@@ -25,10 +25,11 @@ import pytest
 from models import model_of, raw_tensor, run_python
 
 import onnxarchive
-from onnxarchive import Conversion, convert_many
+from onnxarchive import Conversion, LockedError, convert_many
 from onnxarchive.conversion import batch
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.storage.threads import require_jobs
+from onnxarchive.zipformat import foreign
 
 MakeExecutor: TypeAlias = Callable[[], Any]
 
@@ -469,3 +470,26 @@ def test_an_interrupt_is_not_taken_for_a_failure(tmp_path: Path) -> None:
     for executor in (None, _Backwards()):
         with pytest.raises(KeyboardInterrupt):
             convert_many(paths, tmp_path / "out", executor, on_done=interrupt)
+
+
+def test_a_model_whose_name_does_not_say_so_is_found_while_it_is_edited(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
+    with onnxarchive.open(path, mode="r+") as archive, archive.edit():
+        assert [found for found, _ in find_models(tmp_path)] == [str(path)]
+
+
+def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
+    read = foreign.read
+
+    def read_locked(view: memoryview) -> Any:
+        with pytest.raises(LockedError), onnxarchive.open(path, mode="r+", timeout=0):
+            pass
+        return read(view)
+
+    monkeypatch.setattr(foreign, "read", read_locked)
+    assert [found for found, _ in find_models(tmp_path)] == [str(path)]

@@ -32,7 +32,12 @@ from onnx import AttributeProto, TensorProto, helper
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive import ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive import (
+    ArchiveError,
+    ArchiveFormatError,
+    ChecksumError,
+    UnsupportedFeatureError,
+)
 
 ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
 
@@ -553,3 +558,72 @@ print(growth(write))
 """
     assert int(run_python(code, path)) < 24 * MIB
     assert (tmp_path / "m.onnxa.bin").stat().st_size == total
+
+
+# What it was loaded from, and others have edited since
+
+
+def _edited_by_another(path: Path) -> bytes:
+    model = onnxarchive.open(path).model
+    model.producer_name = "another"
+    onnxarchive.replace_model(path, model, copy=True)
+    return path.read_bytes()
+
+
+def _rebuilt(model: Any) -> Any:
+    graph = model.graph
+    values = list(graph.initializers.values())
+    for value in values:
+        graph.initializers.pop(value.name)
+    made = ir.Graph(
+        graph.inputs, [], nodes=[], initializers=values, opset_imports=graph.opset_imports, name="g"
+    )
+    return ir.Model(made, ir_version=model.ir_version)
+
+
+COPIES: dict[str, Any] = {
+    "itself": lambda model: model,
+    "a deep copy": copy.deepcopy,
+    "its tensors": _rebuilt,
+}
+
+
+@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
+def test_an_edit_by_another_is_not_overwritten(tmp_path: Path, make: Any) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    model = make(onnxarchive.ir.load(path))
+    theirs = _edited_by_another(path)
+    with pytest.raises(ArchiveError, match="others have changed it since"):
+        onnxarchive.save(model, path)
+    assert path.read_bytes() == theirs
+
+
+def test_of_two_copies_the_second_does_not_overwrite_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    model = onnxarchive.ir.load(path)
+    one, other = copy.deepcopy(model), copy.deepcopy(model)
+    one.doc_string = "one"
+    for _ in range(2):
+        onnxarchive.save(one, path)
+    saved = path.read_bytes()
+    with pytest.raises(ArchiveError, match="others have changed it since"):
+        onnxarchive.save(other, path)
+    assert path.read_bytes() == saved
+
+
+def test_what_it_was_loaded_from_is_known_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), "m.onnxa")
+    model = onnxarchive.ir.load("m.onnxa")
+    monkeypatch.chdir("elsewhere")
+    onnxarchive.save(model, "m.onnxa")  # another archive
+    onnxarchive.save(model, tmp_path / "m.onnxa")
+    theirs = _edited_by_another(tmp_path / "m.onnxa")
+    with pytest.raises(ArchiveError, match="others have changed it since"):
+        onnxarchive.save(model, tmp_path / "m.onnxa")
+    assert (tmp_path / "m.onnxa").read_bytes() == theirs

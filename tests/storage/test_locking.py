@@ -413,6 +413,26 @@ OPENING: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="flock is interrupted")
+@pytest.mark.parametrize("kind", ["LOCK_SH", "LOCK_EX"])
+def test_an_interrupt_that_comes_with_the_lock_leaves_none(
+    archive: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def interrupted(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation & getattr(fcntl, kind):
+            raise KeyboardInterrupt
+
+    with MappedFile(archive, is_writable=True) as file:
+        monkeypatch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt), file.locked(is_exclusive=kind == "LOCK_EX"):
+            pytest.fail("the block begins")
+        monkeypatch.undo()
+        assert is_free(archive)
+
+
 @pytest.mark.parametrize("act", OPENING.values(), ids=OPENING)
 def test_a_thread_that_edits_an_archive_does_not_wait_for_itself(
     archive: Path, act: Callable[[Path], object]
