@@ -74,7 +74,7 @@ if _TYPE_CHECKING:
     from onnxarchive.interop.onnxruntime import options as options, session as session
     from onnxarchive.interop.shape_inference import infer_shapes as infer_shapes
     from onnxarchive.interop.transforming import transform as transform
-    from onnxarchive.zipformat.directory import Entry as Entry
+    from onnxarchive.zipformat.entries import Entry as Entry
 
 __version__ = "0.1.0"
 
@@ -97,7 +97,7 @@ _NAMES = {
     "interop.onnxruntime": "options session",
     "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",
-    "zipformat.directory": "Entry",
+    "zipformat.entries": "Entry",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from onnxarchive.storage.files import MappedFile
-    from onnxarchive.zipformat.directory import Entry
+    from onnxarchive.zipformat.entries import Entry
 
 # Every type of fixed width, by onnx's own name.
 NUMBERS: dict[str, int] = {

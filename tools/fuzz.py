@@ -45,7 +45,9 @@ from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
 from onnxarchive.model import wire
 from onnxarchive.zipformat import directory
-from onnxarchive.zipformat.directory import Entry
+from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
+from onnxarchive.zipformat.entries import Entry
+from onnxarchive.zipformat.local_header import check_local_header
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 VECTORS: Final = ROOT / "conformance" / "vectors"
@@ -146,13 +148,13 @@ def run_directory(data: bytes) -> bool:
 
 
 def _read_directory(data: bytes, report: Report) -> tuple[Entry, ...]:
-    bounds = directory.locate(data[-directory.TAIL_SIZE :], len(data), report)
+    bounds = locate(data[-TAIL_SIZE:], len(data), report)
     if bounds is None:
         return ()
     listed = directory.read(data[bounds.offset : bounds.offset + bounds.size], bounds, report)
     for entry, record in zip(listed.entries, listed.records, strict=True):
         header = data[entry.header_offset : entry.data_offset]
-        directory.check_local_header(header, entry, record, report)
+        check_local_header(header, entry, record, report)
     return tuple(listed.entries)
 
 
@@ -308,7 +310,7 @@ def run_archive(data: bytes) -> bool:
 def _with_crc32s(data: bytes) -> bytes:
     """The same file with the CRC-32s of its data, where its directory can be read."""
     report = Collected()
-    bounds = directory.locate(data[-directory.TAIL_SIZE :], len(data), report)
+    bounds = locate(data[-TAIL_SIZE:], len(data), report)
     if bounds is None:
         return data
     listed = directory.read(data[bounds.offset : bounds.offset + bounds.size], bounds, report)

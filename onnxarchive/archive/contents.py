@@ -21,7 +21,8 @@ from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import directory
-from onnxarchive.zipformat.directory import Directory, Entry
+from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
+from onnxarchive.zipformat.entries import EMPTY, Directory, Entry
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 
@@ -54,10 +55,10 @@ def read_contents(
         report: Takes each broken rule that can be seen so.
         max_model_nbytes: Size in bytes above which a model is reported and not read.
     """
-    tail_offset = max(file.size - directory.TAIL_SIZE, 0)
-    bounds = directory.locate(file.read(tail_offset, directory.TAIL_SIZE), file.size, report)
+    tail_offset = max(file.size - TAIL_SIZE, 0)
+    bounds = locate(file.read(tail_offset, TAIL_SIZE), file.size, report)
     if bounds is None:
-        return Contents(directory.EMPTY, None, Sites())
+        return Contents(EMPTY, None, Sites())
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     data = _read_model(file, listed.entries, report, max_model_nbytes)

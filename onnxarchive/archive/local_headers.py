@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from onnxarchive.errors import Report
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat import directory, layout
-from onnxarchive.zipformat.directory import Directory
+from onnxarchive.zipformat import layout
+from onnxarchive.zipformat.entries import Directory
+from onnxarchive.zipformat.local_header import check_local_header, stated_alignment
 
 _MAX_AHEAD = 256  # headers that are read ahead
 _WINDOW_SIZE = 1 << 17  # bytes that are read at a time where several headers are in them
@@ -61,13 +62,13 @@ class LocalHeaders:
         if not self._are_equal(number, number + 1):
             (header,) = self._read(number, number + 1)
             entry, record = self._listed.entries[number], self._listed.records[number]
-            alignment = directory.check_local_header(header, entry, record, report)
+            alignment = check_local_header(header, entry, record, report)
             self._alignment = alignment or self._alignment
 
     def alignment(self, number: int) -> int:
         """What the data of an entry is aligned to, in bytes, as its local header states it."""
         (header,) = self._read(number, number + 1)
-        return directory.stated_alignment(header)
+        return stated_alignment(header)
 
     def _are_equal_ahead(self, start: int, stop: int) -> bool:
         """As `_are_equal`, of headers of which only the first is asked for."""

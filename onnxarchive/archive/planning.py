@@ -19,6 +19,7 @@ from onnxarchive.buffers import checksums
 from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, wire
+from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
@@ -257,7 +258,7 @@ def plan_items(
             small[site.path] = b"".join(verified)
         else:
             locations[site.path] = held.add(verified)
-    copy = tensors.with_locations(model, locations)
+    copy = with_locations(model, locations)
     for path, data in small.items():
         tensors.set_raw_data(tensors.at(copy, path), data)
     for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)

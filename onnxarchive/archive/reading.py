@@ -36,7 +36,7 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Sites
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat.directory import Records
+from onnxarchive.zipformat.entries import Records
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -42,6 +42,7 @@ from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.sources.opening import Source, open_model
@@ -361,7 +362,7 @@ def _replace_entry(
     crc32 = checksums.crc32(data)
     model_proto = archive.read(MODEL_PROTO)
     if tensors.checksum(site.tensor) is not None:  # of the bytes that are replaced
-        without = tensors.with_locations(archive.model, {site.path: key})
+        without = with_locations(archive.model, {site.path: key})
         model_proto = memoryview(proto.serialize(without))
     model = Plan((), Pieces((model_proto,)))
     entry, number = archive.entries[key], archive.entries.index_of[key]

@@ -22,7 +22,7 @@ from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat.directory import Entries, Entry
+from onnxarchive.zipformat.entries import Entries, Entry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

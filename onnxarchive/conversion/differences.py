@@ -33,6 +33,7 @@ from onnxarchive.model.changes import (
     message_changes,
     order_changes,
 )
+from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
 
@@ -179,7 +180,7 @@ class _Side:
         self.names = Counter(
             site.tensor.name for site in self.sites.values() if site.is_initializer
         )
-        self.model = tensors.with_locations(archive.model, self.contents)
+        self.model = with_locations(archive.model, self.contents)
         self.assets = {
             name: _told_content(entry.nbytes, entry.crc32)
             for name, entry in archive.entries.items()

@@ -27,6 +27,7 @@ from onnxarchive.errors import (
     shown,
 )
 from onnxarchive.model import dtypes, proto, tensors, wire
+from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.storage.files import MappedFile, is_below, require_no_input
@@ -483,7 +484,7 @@ def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> st
 
 def _bare(model: onnx.ModelProto, compared: Iterable[Path]) -> onnx.ModelProto:
     """A copy without a fingerprint, in which the tensors that were compared are empty."""
-    bare = tensors.with_locations(model, dict.fromkeys(compared, ""))
+    bare = with_locations(model, dict.fromkeys(compared, ""))
     for path in compared:
         tensors.at(bare, path).Clear()
     proto.take_link_fingerprint(bare)

@@ -23,6 +23,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from zlib_ng import zlib_ng
 
 from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import Path, Site
 
 # What the caller has the bytes of a tensor in: pieces that can be gone through.
@@ -91,7 +92,7 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
             moved.update(_moves(scope, removed))
         scope.shadow_names()
     # The removed ones are copied without their bytes, and deleted then.
-    copy = tensors.with_locations(model, dict.fromkeys(removed, "removed"))
+    copy = with_locations(model, dict.fromkeys(removed, "removed"))
     if removed:
         for scope in scopes:
             _apply(scope, removed, copy)

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import dtypes, schema
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.wire import varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -523,109 +521,3 @@ def remove(messages: Any, are_removed: Sequence[bool]) -> None:
     marks = iter(are_removed)
     messages.sort(key=lambda message: next(marks))  # those that stay keep their order
     del messages[are_removed.count(False) :]
-
-
-def with_locations(model: onnx.ModelProto, locations: Mapping[Path, str]) -> onnx.ModelProto:
-    """A copy of `model` in which the tensors at `locations` are external and hold no data.
-
-    No byte of those tensors is copied or read. `model` is not changed. Unknown fields are kept.
-    """
-    copy = onnx.ModelProto()
-    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations))]
-    while stack:
-        source, target, branch = stack.pop()
-        if branch.location is not None:
-            _copy_fields(source, target, (*DATA_FIELDS, "external_data", "data_location"))
-            set_location(target, branch.location)  # type: ignore[arg-type]
-            continue
-        _copy_fields(source, target, tuple(branch.fields))
-        for field, indices in branch.fields.items():
-            children = getattr(source, field)
-            if None in indices:
-                submessage = getattr(target, field)
-                submessage.SetInParent()
-                stack.append((children, submessage, indices[None]))
-                continue
-            for index, child in enumerate(children):
-                added = getattr(target, field).add()
-                if index in indices:
-                    stack.append((child, added, indices[index]))
-                else:
-                    added.CopyFrom(child)
-    return copy
-
-
-class _Branch:
-    """The paths below one message, as a tree; at its leaves the locations."""
-
-    __slots__ = ("fields", "location")
-
-    def __init__(self) -> None:
-        self.fields: dict[str, dict[int | None, _Branch]] = {}
-        self.location: str | None = None
-
-
-def _branches(locations: Mapping[Path, str]) -> _Branch:
-    root = _Branch()
-    for path, location in locations.items():
-        branch = root
-        for field, index in path:
-            branch = branch.fields.setdefault(field, {}).setdefault(index, _Branch())
-        branch.location = location
-    return root
-
-
-def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) -> None:
-    """Copies every field but those left out; what is left out is not even read."""
-    for field, is_repeated in _copied_fields(source.DESCRIPTOR, left_out):
-        is_text = field.type == field.TYPE_STRING
-        if is_repeated:
-            values = getattr(source, field.name)
-            if is_text and any(isinstance(value, bytes) for value in values):
-                for value in values:
-                    _merge_text(target, field.number, value)
-            else:
-                getattr(target, field.name).MergeFrom(values)
-        elif source.HasField(field.name):
-            value = getattr(source, field.name)
-            if field.message_type:
-                getattr(target, field.name).CopyFrom(value)
-            elif is_text and isinstance(value, bytes):
-                _merge_text(target, field.number, value)
-            else:
-                setattr(target, field.name, value)
-    unknown = _serialize(UnknownFieldSet(source))
-    if unknown:
-        target.MergeFromString(unknown)
-
-
-@cache
-def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[Any, bool]]:
-    """The fields of a message's descriptor but those left out, and whether each is repeated."""
-    return [
-        (field, schema.is_repeated(field)) for field in message.fields if field.name not in left_out
-    ]
-
-
-def _merge_text(target: Message, number: int, value: str | bytes) -> None:
-    """Adds a string that may not be UTF-8, which protobuf reads and keeps but lets nobody set."""
-    encoded = value if isinstance(value, bytes) else value.encode()
-    target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
-
-
-def _serialize(unknown: Any) -> bytes:
-    """Unknown fields as they stand on the wire (protobuf encoding guide)."""
-    parts: list[bytes] = []
-    for field in unknown:
-        parts.append(varint(field.field_number << 3 | field.wire_type))
-        if field.wire_type == 0:
-            parts.append(varint(field.data))
-        elif field.wire_type == 1:
-            parts.append(field.data.to_bytes(8, "little"))
-        elif field.wire_type == 2:
-            parts.append(varint(len(field.data)) + field.data)
-        elif field.wire_type == 3:
-            parts.append(_serialize(field.data) + varint(field.field_number << 3 | 4))
-        else:
-            parts.append(field.data.to_bytes(4, "little"))
-    return b"".join(parts)

@@ -22,7 +22,8 @@ import onnxarchive
 from onnxarchive.archive.planning import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.archive.rules import rules
 from onnxarchive.model import dtypes, keys, proto, schema, tensors
-from onnxarchive.zipformat import directory, layout, records
+from onnxarchive.zipformat import end_records, layout, records
+from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -89,11 +90,11 @@ def test_stages_are_those_of_the_rules() -> None:
     [
         ("ZIP-4", layout.MAX_ENTRIES),
         ("ZIP-4", DirectoryRecord.SIZE),
-        ("ZIP-4", directory.MAX_RECORD_SIZE),
+        ("ZIP-4", MAX_RECORD_SIZE),
         ("ZIP-6", LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE),
         ("ZIP-6", layout.MAX_ALIGNMENT - 1),
         ("ZIP64-2", Zip64EndRecord.STATED_SIZE),
-        ("ZIP64-3", directory.TAIL_SIZE),
+        ("ZIP64-3", TAIL_SIZE),
         ("ALIGN-2", layout.MIN_ALIGNMENT),
         ("ALIGN-2", layout.MAX_ALIGNMENT),
         ("KEY-1", keys.MAX_KEY_SIZE),
@@ -112,7 +113,7 @@ def test_limit_stands_in_its_rule(rule: str, number: int) -> None:
     [
         f"2 GiB are {proto.SIZE_LIMIT:,} bytes.",
         f"The threshold is {DEFAULT_SIZE_THRESHOLD:,} by default.",
-        f"reads the last {directory.TAIL_SIZE} bytes",
+        f"reads the last {end_records.TAIL_SIZE} bytes",
     ],
 )
 def test_number_stands_in_the_text(sentence: str) -> None:

@@ -22,6 +22,7 @@ from onnx import TensorProto
 
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import proto, tensors
+from onnxarchive.model.copying import with_locations
 
 
 class _Collected(Report):
@@ -148,7 +149,7 @@ def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list
 
 def test_every_tensor_finds_its_entry() -> None:
     model = full_model()
-    located = tensors.with_locations(
+    located = with_locations(
         model, {site.path: f"k{i}" for i, site in enumerate(tensors.walk(model))}
     )
     nbytes = {True: 300 * 8, False: 300 * 4}

@@ -28,6 +28,7 @@ from onnx import TensorProto
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import tensors
+from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.tensors import ExternalData, Site
 
@@ -125,7 +126,7 @@ def test_the_walk_and_the_copy_need_no_stack() -> None:
     model = nested_model(700)
     found = list(tensors.walk(model))
     assert [site.tensor.name for site in found] == [f"weight{level}" for level in range(700)]
-    copy = tensors.with_locations(model, {found[-1].path: "key", found[300].path: "other"})
+    copy = with_locations(model, {found[-1].path: "key", found[300].path: "other"})
     located = [site for site in tensors.walk(copy) if tensors.location(site.tensor) is not None]
     assert [site.path for site in located] == [found[300].path, found[-1].path]
     assert tensors.at(copy, found[-1].path).name == "weight699"
@@ -171,7 +172,7 @@ def test_onnx_loads_the_tensors_that_are_said_to_be_loaded_by_it(tmp_path: Any) 
 
 def test_a_copy_without_locations_is_equal() -> None:
     model = full_model()
-    copy = tensors.with_locations(model, {})
+    copy = with_locations(model, {})
     assert copy == model
     assert copy is not model
 
@@ -184,7 +185,7 @@ def test_only_the_tensors_with_locations_change_in_a_copy(
     before = model.SerializeToString(deterministic=True)
     found = list(tensors.walk(model))
     chosen = {site.path: f"key{i}" for i, site in enumerate(found) if random.random() < 0.4}
-    copy = tensors.with_locations(model, chosen)
+    copy = with_locations(model, chosen)
     assert model.SerializeToString(deterministic=True) == before
     for path, key in chosen.items():
         located = tensors.at(copy, path)
@@ -231,7 +232,7 @@ def test_unknown_fields_of_every_message_are_kept() -> None:
     expected = model.SerializeToString(deterministic=True)
     assert expected.count(b"abcdefgh") == len(messages)
 
-    copy = tensors.with_locations(model, {site.path: "key" for site in tensors.walk(model)})
+    copy = with_locations(model, {site.path: "key" for site in tensors.walk(model)})
     assert copy.SerializeToString().count(UNKNOWN) == len(messages)
     for site in tensors.walk(model):
         located = tensors.at(copy, site.path)
@@ -245,7 +246,7 @@ def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
     tensor.metadata_props.add(key="k", value="v")
     model = model_of(tensor)
     ((path,),) = [[site.path for site in tensors.walk(model)]]
-    located = tensors.at(tensors.with_locations(model, {path: "key"}), path)
+    located = tensors.at(with_locations(model, {path: "key"}), path)
     assert (located.name, located.doc_string) == ("w", "what it is")
     assert list(located.dims) == list(tensor.dims)
     assert located.data_type == tensor.data_type
@@ -256,7 +257,7 @@ def test_an_empty_message_on_the_way_to_nothing_is_still_there() -> None:
     model = model_of(raw_tensor("w"))
     model.graph.node.append(node(attribute("g", g=onnx.GraphProto())))
     ((path,),) = [[site.path for site in tensors.walk(model)]]
-    copy = tensors.with_locations(model, {path: "key"})
+    copy = with_locations(model, {path: "key"})
     assert copy.graph.node[0].attribute[0].HasField("g")
 
 

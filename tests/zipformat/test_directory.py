@@ -30,9 +30,12 @@ from zip_image import (
 
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.zipformat import directory, layout, records
-from onnxarchive.zipformat.directory import Bounds, Directory, Entry
+from onnxarchive.zipformat import directory_at_once, layout, records
+from onnxarchive.zipformat.directory_at_once import read_at_once
+from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate
+from onnxarchive.zipformat.entries import Directory, Entry
 from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -143,13 +146,13 @@ def test_records_that_are_checked_in_parts_are_those_of_the_whole(
     sizes = [3, GIB_4 - 2, 0, 100, 70, 7]
     image = Image.of([(f"key{10**index}", nbytes) for index, nbytes in enumerate(sizes)])
     expected = inspect(image.file(), Report())
-    monkeypatch.setattr(directory, "_ROWS", rows)
+    monkeypatch.setattr(directory_at_once, "_ROWS", rows)
     assert expected is not None
     assert list(expected.entries.sizes) == sizes
     file = image.file()
-    bounds = directory.locate(file.read(file.size - 100, 100), file.size, Report())
+    bounds = locate(file.read(file.size - 100, 100), file.size, Report())
     assert bounds is not None
-    assert directory._read_at_once(file.read(bounds.offset, bounds.size), bounds) == expected
+    assert read_at_once(file.read(bounds.offset, bounds.size), bounds) == expected
 
 
 def test_an_archive_without_entries_is_located() -> None:
@@ -164,11 +167,11 @@ def test_no_more_than_the_tail_is_needed_to_locate_the_directory(
 ) -> None:
     image = base()
     file = image.file()
-    assert directory.TAIL_SIZE == 56 + 20 + 22
-    tail = file.read(file.size - directory.TAIL_SIZE, directory.TAIL_SIZE)
+    assert TAIL_SIZE == 56 + 20 + 22
+    tail = file.read(file.size - TAIL_SIZE, TAIL_SIZE)
     size = sum(record.packed_size for record in image.records)
     expected = Bounds(image.directory_offset, size, len(image.records))
-    assert directory.locate(tail, file.size, Report()) == expected
+    assert locate(tail, file.size, Report()) == expected
 
 
 def test_the_large_archive_has_zip64_fields_of_every_kind() -> None:
@@ -796,7 +799,7 @@ def test_an_archive_has_at_most_262144_entries(count: int, rule: str | None) -> 
     size = 47 * count
     end = layout.end_of_archive(count, size, 64 * count)
     findings = Findings()
-    bounds = directory.locate(end, 111 * count + len(end), findings)
+    bounds = locate(end, 111 * count + len(end), findings)
     assert findings.rules == ([] if rule is None else [rule])
     assert bounds == (Bounds(64 * count, size, count) if rule is None else None)
 
@@ -816,7 +819,7 @@ def test_a_directory_that_is_too_small_or_large_for_its_count_is_not_read(
 ) -> None:
     end = layout.end_of_archive(3, size, 1000)
     findings = Findings()
-    bounds = directory.locate(end, 1000 + size + len(end), findings)
+    bounds = locate(end, 1000 + size + len(end), findings)
     assert findings.rules == ([] if is_possible else ["ZIP-4"])
     assert (bounds is not None) == is_possible
 
@@ -867,7 +870,7 @@ def check_header(header: bytes, placement: Placement = PLACEMENT) -> list[str]:
         placement.nbytes,
         placement.crc32,
     )
-    directory.check_local_header(header, entry, placement.directory_record(), findings)
+    check_local_header(header, entry, placement.directory_record(), findings)
     return findings.rules
 
 
@@ -996,11 +999,11 @@ def require_one_encoding(file: Sparse, found: Directory) -> None:
 
 def replace_zip64_origin(tail: bytes, file: Sparse) -> bytes:
     """`tail` with the version made by of the file's Zip64 record, which is free, too."""
-    position = len(tail) - directory.TAIL_SIZE
+    position = len(tail) - TAIL_SIZE
     record = Zip64EndRecord.unpack(tail, position)
     if record is None:
         return tail
-    there = Zip64EndRecord.unpack(file.read(file.size - directory.TAIL_SIZE, Zip64EndRecord.SIZE))
+    there = Zip64EndRecord.unpack(file.read(file.size - TAIL_SIZE, Zip64EndRecord.SIZE))
     assert there is not None
     made = replace(record, version_made_by=there.version_made_by).pack()
     return tail[:position] + made + tail[position + len(made) :]
@@ -1049,7 +1052,7 @@ def test_names_that_look_like_records_take_no_memory() -> None:
     data = b"P" * (8 << 20)
     tracemalloc.start()
     try:
-        assert directory._read_at_once(data, Bounds(0, len(data), 100_000)) is None
+        assert read_at_once(data, Bounds(0, len(data), 100_000)) is None
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

@@ -19,6 +19,7 @@ from onnxarchive.buffers import checksums
 from onnxarchive.buffers.data import PIECE_SIZE, Buffer, Stored, SupportsWrite, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import directory, layout, writer
+from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -249,7 +250,7 @@ def test_as_many_entries_as_16_bits_do_not_count_are_read_back(count: int) -> No
 
 def read_back(archive: bytes) -> Entries:
     """What our own reader finds."""
-    bounds = directory.locate(archive[-directory.TAIL_SIZE :], len(archive), Report())
+    bounds = locate(archive[-TAIL_SIZE:], len(archive), Report())
     assert bounds is not None
     data = archive[bounds.offset : bounds.offset + bounds.size]
     entries = directory.read(data, bounds, Report()).entries

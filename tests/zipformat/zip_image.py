@@ -11,8 +11,11 @@ from typing import Any, TypeAlias
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import directory, layout
-from onnxarchive.zipformat.directory import Bounds, Directory
+from onnxarchive.zipformat.directory_at_once import read_at_once
+from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate
+from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -56,18 +59,18 @@ class Sparse:
 
 def inspect(file: Sparse, report: Report) -> Directory | None:
     """Checks all that can be checked without an entry's data, as opening and `check` do."""
-    tail = file.read(max(0, file.size - directory.TAIL_SIZE), directory.TAIL_SIZE)
-    bounds = directory.locate(tail, file.size, report)
+    tail = file.read(max(0, file.size - TAIL_SIZE), TAIL_SIZE)
+    bounds = locate(tail, file.size, report)
     if bounds is None:
         return None
     data = file.read(bounds.offset, bounds.size)
     found = directory.read(data, bounds, report)
-    _require_same(directory._read_at_once(data, bounds), data, bounds)
+    _require_same(read_at_once(data, bounds), data, bounds)
     for index, (entry, record) in enumerate(zip(found.entries, found.records, strict=True)):
         header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
         if header in [found.local_headers(index, index + 1, it) for it in (64, 128, 4096)]:
-            directory.check_local_header(header, entry, record, _Contradiction())
-        directory.check_local_header(header, entry, record, report)
+            check_local_header(header, entry, record, _Contradiction())
+        check_local_header(header, entry, record, report)
     return found
 
 

@@ -1,0 +1,164 @@
+"""For speed only: the records of a usual directory read together, with numpy.
+
+`read_at_once` gives what the plain way (`directory.read`) would, or None, which asks that way.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from onnxarchive.buffers import columns
+from onnxarchive.zipformat import layout, records
+from onnxarchive.zipformat.end_records import Bounds
+from onnxarchive.zipformat.entries import (
+    LEAST_HEADER_SIZE,
+    VERSIONS_NEEDED,
+    Directory,
+    Entries,
+    Records,
+)
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_PIECE_SIZE = 1 << 16  # bytes that are searched at a time
+# A directory record (4.3.12), its attributes as the lower and upper half of the external ones.
+_PACKED: Final = np.dtype(
+    [
+        ("signature", "S4"),
+        *((name, "<u2") for name in ("made_by", "needed", "flags", "method", "time", "date")),
+        *((name, "<u4") for name in ("crc32", "compressed_size", "size")),
+        *((name, "<u2") for name in ("name_size", "extra_size", "comment_size", "disk")),
+        *((f"{name}_attributes", "<u2") for name in ("internal", "dos", "unix")),
+        ("header_offset", "<u4"),
+    ]
+)
+# The Zip64 field where the header's offset alone does not fit (4.5.3).
+_PACKED_ZIP64: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("header_offset", "<i8")])
+
+
+def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
+    """A directory of ASCII names and of entries below 4 GiB each, if it breaks no rule.
+
+    It makes the checks of `_read_one_by_one` on all records together. None says that one of them
+    fails, or that there is more to be looked at, and not which.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    begins = _record_offsets(raw)
+    if begins.size != bounds.count or not begins.size or begins[0] != 0:
+        return None
+    ends = np.append(begins[1:], raw.size)
+    parts = []
+    for first in range(0, begins.size, _ROWS):
+        part = _sound_records(data, begins[first : first + _ROWS], ends[first : first + _ROWS])
+        if part is None:
+            return None
+        parts.append(part)
+    names = b"\n".join([part.names for part in parts])
+    header_offset, size, name_size, crc32 = (
+        np.concatenate(column) for column in zip(*(part[1:] for part in parts), strict=True)
+    )
+    data_offset = np.append(header_offset[1:], bounds.offset) - size
+    padding = data_offset - header_offset - name_size - LEAST_HEADER_SIZE
+    if (
+        header_offset[0] != 0
+        or padding.min() < 0
+        or padding.max() >= layout.MAX_ALIGNMENT
+        or (data_offset % layout.MIN_ALIGNMENT).any()
+        or not names.isascii()
+        or names.count(b"\n") != begins.size - 1
+    ):
+        return None
+    found = map(columns.integers, (header_offset, data_offset, size, crc32))
+    entries = Entries(names.decode().split("\n"), *found)
+    listed = Records(data, columns.integers(begins))
+    return Directory(entries, listed, entries.names, entries.sizes)
+
+
+_ROWS: Final = 1 << 12  # records that are checked together: their columns stay in a core's cache
+
+
+class _SoundRecords(NamedTuple):
+    """What some records say that break no rule by themselves: their names, and columns."""
+
+    names: bytes
+    header_offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    name_size: NDArray[np.int64]
+    crc32: NDArray[np.int64]
+
+
+def _sound_records(
+    data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
+) -> _SoundRecords | None:
+    """What stands in records from `begins` to `ends`; None where one of them may break a rule."""
+    raw = np.frombuffer(data, np.uint8)
+    packed = _gathered(raw, begins, _PACKED)
+    size, name_size, header_offset = (
+        packed[field].astype(np.int64) for field in ("size", "name_size", "header_offset")
+    )
+    has_zip64 = header_offset == records.SATURATED_32
+    name_begins = begins + DirectoryRecord.SIZE
+    name_ends = name_begins + name_size
+    zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
+    header_offset[has_zip64] = zip64["header_offset"]
+    unix_type = packed["unix_attributes"] & records.UNIX_TYPE_MASK
+    extra_size = np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)
+    is_sound = (
+        (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)
+        & reduce(operator.or_, [packed["needed"] == version for version in VERSIONS_NEEDED])
+        & (packed["flags"] == 0)
+        & (packed["method"] == records.METHOD_STORED)
+        & (packed["compressed_size"] == size)
+        & (size < records.SATURATED_32)
+        & (packed["extra_size"] == extra_size)
+        & (packed["comment_size"] == 0)
+        & (packed["disk"] == 0)
+        & (packed["internal_attributes"] == 0)
+        & (packed["dos_attributes"] & ~np.uint16(records.DOS_FILE_ATTRIBUTES) == 0)
+        & ((unix_type == 0) | (unix_type == records.UNIX_REGULAR))
+        & (name_ends + extra_size == ends)
+    )
+    is_sound_zip64 = (
+        (zip64["identifier"] == records.ZIP64_EXTRA)
+        & (zip64["size"] == zip64["header_offset"].itemsize)
+        & (zip64["header_offset"] >= records.SATURATED_32)
+        & (packed["needed"][has_zip64] == records.VERSION_ZIP64)
+    )
+    if not (is_sound.all() and is_sound_zip64.all()):
+        return None
+    names = columns.lines(data, name_begins, name_ends)
+    return _SoundRecords(names, header_offset, size, name_size, packed["crc32"].astype(np.int64))
+
+
+def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Where the signature of a directory record stands, be it in a name."""
+    first, *others = DirectoryRecord.SIGNATURE
+    searched = raw[: 1 - DirectoryRecord.SIZE]
+    parts = []
+    for start in range(0, max(searched.size, 1), _PIECE_SIZE):
+        found = np.flatnonzero(searched[start : start + _PIECE_SIZE] == first) + start
+        for distance, byte in enumerate(others, 1):
+            found = found[raw[found + distance] == byte]
+        parts.append(found.astype(np.int64, copy=False))
+    return np.concatenate(parts)
+
+
+def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What begins at each of these bytes, as one array; where it would end behind all, nothing."""
+    if not begins.size or raw.size < dtype.itemsize:
+        return np.empty(0, dtype)
+    # Whole items are copied, each in one go.
+    windows: NDArray[Any] = np.ndarray(
+        raw.size - dtype.itemsize + 1, f"V{dtype.itemsize}", raw, strides=1
+    )
+    found: NDArray[Any] = windows[np.minimum(begins, windows.size - 1)].view(dtype)
+    return found

@@ -1,0 +1,160 @@
+"""Finds the central directory by the end records; nothing is searched for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxarchive.errors import Report
+from onnxarchive.zipformat import layout, records
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    EndRecord,
+    Zip64EndRecord,
+    Zip64Locator,
+)
+
+MAX_NAME_SIZE = 1024  # bytes
+# A record with the longest name and a Zip64 field of three values; comments are not allowed.
+MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
+LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # from a Zip64 locator to the end, in bytes
+# What `locate` needs to see of the end of a file, in bytes; less where the file is smaller.
+TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the central directory lies.
+
+    Attributes:
+        offset: Where it begins, in bytes from the start of the file.
+        size: Its size in bytes.
+        count: How many records it holds.
+    """
+
+    offset: int
+    size: int
+    count: int
+
+
+def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
+    """Finds the central directory; nothing is searched for.
+
+    Args:
+        tail: The last `TAIL_SIZE` bytes of the file, or all of a smaller one.
+        file_size: Size of the file in bytes.
+        report: Takes each broken rule (ZIP-2 to ZIP-5, ZIP64-1 to ZIP64-3).
+
+    Returns:
+        Where the directory is, inside the file; None where that cannot be told.
+    """
+    end = EndRecord.unpack(tail, len(tail) - EndRecord.SIZE)
+    if end is None or end.comment_size:
+        report.broken(
+            "ZIP-2",
+            f"expected an end record without comment in the last {EndRecord.SIZE} bytes, found "
+            f"none in {file_size} bytes; the file is no archive, or its end is missing",
+        )
+        return None
+    end_offset = file_size - EndRecord.SIZE
+    stated = (end.disk_count, end.count, end.directory_size, end.directory_offset)
+    saturated = (*(records.SATURATED_16,) * 2, *(records.SATURATED_32,) * 2)
+    if any(value == limit for value, limit in zip(stated, saturated, strict=True)):
+        if stated != saturated:
+            report.broken(
+                "ZIP64-1", f"expected all four values of the end record saturated, found {stated}"
+            )
+        bounds = _locate_zip64(tail, file_size, report)
+        if bounds is None:
+            return None
+        end_offset -= Zip64EndRecord.SIZE + Zip64Locator.SIZE
+    else:
+        _require_equal_counts(end.disk_count, end.count, report)
+        bounds = Bounds(end.directory_offset, end.directory_size, end.count)
+    if end.disk or end.directory_disk:
+        report.broken(
+            "ZIP-3", f"expected disk 0 in the end record, found {end.disk} and {end.directory_disk}"
+        )
+    return _require_inside(bounds, end_offset, report)
+
+
+def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
+    locator_position = len(tail) - LOCATOR_DISTANCE
+    record_position = locator_position - Zip64EndRecord.SIZE
+    record_offset = file_size - TAIL_SIZE
+    locator = Zip64Locator.unpack(tail, locator_position)
+    record = Zip64EndRecord.unpack(tail, record_position)
+    if locator is None:
+        report.broken(
+            "ZIP64-1", "expected a Zip64 locator before the saturated end record, found none"
+        )
+        return None
+    if locator.record_disk or locator.disks != 1:
+        report.broken(
+            "ZIP-3",
+            f"expected disk 0 of 1 in the Zip64 locator, found {locator.record_disk} of "
+            f"{locator.disks}",
+        )
+    if record is None or locator.record_offset != record_offset:
+        report.broken(
+            "ZIP64-3",
+            f"expected the Zip64 end record at offset {record_offset}, directly before its "
+            f"locator, found {'none' if record is None else 'one'} there and a locator that "
+            f"says {locator.record_offset}",
+        )
+        return None
+    if (record.stated_size, record.version_needed) != (
+        Zip64EndRecord.STATED_SIZE,
+        records.VERSION_ZIP64,
+    ):
+        report.broken(
+            "ZIP64-2",
+            f"expected size {Zip64EndRecord.STATED_SIZE} and version "
+            f"{records.VERSION_ZIP64} in the Zip64 end record, found {record.stated_size} and "
+            f"{record.version_needed}",
+        )
+    if record.disk or record.directory_disk:
+        report.broken(
+            "ZIP-3",
+            f"expected disk 0 in the Zip64 end record, found {record.disk} and "
+            f"{record.directory_disk}",
+        )
+    _require_equal_counts(record.disk_count, record.count, report)
+    if not layout.needs_zip64_end(record.count, record.directory_size, record.directory_offset):
+        report.broken(
+            "ZIP64-1",
+            f"expected no Zip64 end record, since the end record can state {record.count} "
+            f"entries in {record.directory_size} bytes at offset "
+            f"{record.directory_offset}, found one",
+        )
+    return Bounds(record.directory_offset, record.directory_size, record.count)
+
+
+def _require_equal_counts(disk_count: int, count: int, report: Report) -> None:
+    if disk_count != count:
+        report.broken(
+            "ZIP-4",
+            f"expected as many entries on the disk as in all, found {disk_count} and {count}",
+        )
+
+
+def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds | None:
+    if bounds.offset + bounds.size != end_offset:
+        report.broken(
+            "ZIP-5",
+            f"expected the directory to end at offset {end_offset}, where the end records "
+            f"begin, found {bounds.size} bytes at offset {bounds.offset}",
+        )
+        return None
+    if bounds.count > layout.MAX_ENTRIES:
+        report.broken(
+            "ZIP-4", f"expected at most {layout.MAX_ENTRIES} entries, found {bounds.count}"
+        )
+        return None
+    if not DirectoryRecord.SIZE * bounds.count <= bounds.size <= MAX_RECORD_SIZE * bounds.count:
+        report.broken(
+            "ZIP-4",
+            f"expected {DirectoryRecord.SIZE} to {MAX_RECORD_SIZE} bytes for each of "
+            f"{bounds.count} directory records, found {bounds.size} bytes in all",
+        )
+        return None
+    return bounds

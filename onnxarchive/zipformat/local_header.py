@@ -1,0 +1,133 @@
+"""Compares a local header with its directory record."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from onnxarchive.errors import Report, shown
+from onnxarchive.zipformat import layout, records
+from onnxarchive.zipformat.directory import hexadecimal
+from onnxarchive.zipformat.entries import Entry
+from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.records import (
+    DirectoryRecord,
+    LocalHeader,
+)
+
+
+def check_local_header(
+    header: bytes, entry: Entry, record: DirectoryRecord, report: Report
+) -> int | None:
+    """Compares an entry's local header with its directory record.
+
+    Args:
+        header: The bytes from `entry.header_offset` to `entry.data_offset`.
+        entry: The entry.
+        record: Its directory record.
+        report: Takes each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
+
+    Returns:
+        The alignment that it states, in bytes; None where it states none that there is.
+    """
+    broken = partial(report.broken, entry=entry.name)
+    local = LocalHeader.unpack(header)
+    if local is None or LocalHeader.SIZE + len(local.name) + len(local.extra) != len(header):
+        broken(
+            "ZIP-7",
+            f"expected a local header of {len(header)} bytes, found {_what_is(header, local)}",
+        )
+        return None
+    for field in (
+        "version_needed",
+        "flags",
+        "method",
+        "time",
+        "date",
+        "crc32",
+        "compressed_size",
+        "uncompressed_size",
+        "name",
+    ):
+        expected, found = getattr(record, field), getattr(local, field)
+        if expected != found:
+            form = shown if field == "name" else str
+            broken(
+                "ZIP-7",
+                f"expected {field.replace('_', ' ')} {form(expected)} as in the directory, "
+                f"found {form(found)}",
+            )
+    try:
+        fields = list(records.unpack_extra(local.extra))
+    except ValueError as error:
+        broken("ZIP-14", f"expected whole extra fields, found {error}")
+        return None
+    zip64_values = layout.local_zip64_values(entry.nbytes)
+    expected_identifiers = [records.ZIP64_EXTRA] * bool(zip64_values) + [records.ALIGNMENT_EXTRA]
+    identifiers = [identifier for identifier, _ in fields]
+    if identifiers != expected_identifiers:
+        broken(
+            "ZIP-14",
+            f"expected the extra fields {hexadecimal(expected_identifiers)}, found "
+            f"{hexadecimal(identifiers)}",
+        )
+        return None
+    if zip64_values:
+        content = fields[0][1]
+        found_values = records.unpack_zip64_values(content)
+        if found_values != zip64_values:
+            found = f"{len(content)} bytes" if found_values is None else shown(found_values)
+            broken(
+                "ZIP64-5",
+                f"expected the sizes {shown(zip64_values)} in the Zip64 field, found {found}",
+            )
+    return _check_alignment(fields[-1][1], entry, record, report)
+
+
+def _what_is(header: bytes, local: LocalHeader | None) -> str:
+    if local is not None:
+        return f"one of {LocalHeader.SIZE + len(local.name) + len(local.extra)} bytes"
+    signature = header[: len(LocalHeader.SIGNATURE)]
+    if signature != LocalHeader.SIGNATURE:
+        return f"bytes that begin with {signature!r}"
+    return "one that is longer"
+
+
+def stated_alignment(header: bytes) -> int:
+    """The alignment that a local header states, in bytes.
+
+    Args:
+        header: The header and all that stands before the entry's data, found right before.
+    """
+    local = LocalHeader.unpack(header, 0)
+    assert local is not None
+    unpacked = records.unpack_alignment(list(records.unpack_extra(local.extra))[-1][1])
+    assert unpacked is not None
+    return unpacked[0]
+
+
+def _check_alignment(
+    content: bytes, entry: Entry, record: DirectoryRecord, report: Report
+) -> int | None:
+    broken = partial(report.broken, entry=entry.name)
+    unpacked = records.unpack_alignment(content)
+    if unpacked is None:
+        broken("ZIP-14", f"expected an alignment field of 2 bytes or more, found {len(content)}")
+        return None
+    alignment, padding = unpacked
+    if not layout.is_alignment(alignment) or entry.data_offset % alignment:
+        broken(
+            "ALIGN-2",
+            f"expected an alignment from {layout.MIN_ALIGNMENT} to {layout.MAX_ALIGNMENT} that "
+            f"offset {entry.data_offset} is a multiple of, found {alignment}",
+        )
+        return None
+    expected = Placement(
+        record.name, entry.nbytes, entry.crc32, entry.header_offset, alignment
+    ).padding
+    if padding != bytes(expected):
+        broken(
+            "ALIGN-3",
+            f"expected {expected} zero bytes of padding, found {len(padding)} bytes"
+            f"{' that are not all zero' if any(padding) else ''}",
+        )
+    return alignment
