@@ -44,6 +44,7 @@ import onnxarchive
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
 from onnxarchive.model import wire
+from onnxarchive.model.wire_data import decode
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.entries import Entry
@@ -207,7 +208,7 @@ def _may_refuse(error: ArchiveError) -> bool:
 def _run_hollow(data: bytes, model: onnx.ModelProto | None, size_threshold: int) -> None:
     try:
         hollow = wire.hollow(data, size_threshold=size_threshold)
-        held = [b"".join(wire.decode(data, span)) for span in hollow.spans]
+        held = [b"".join(decode(data, span)) for span in hollow.spans]
     except ArchiveError as error:
         require(model is None or _may_refuse(error), f"protobuf parses this: {error}")
         return

@@ -15,7 +15,7 @@ from onnxarchive.model.tensors import (
     Path,
     set_location,
 )
-from onnxarchive.model.wire import varint
+from onnxarchive.model.wire_fields import varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

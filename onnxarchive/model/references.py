@@ -20,14 +20,8 @@ from onnxarchive.buffers import columns
 from onnxarchive.model import dtypes
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
-from onnxarchive.model.wire import (
-    LEN,
-    VARINT,
-    VARINT_BITS,
-    VARINT_CONTINUES,
-    WIRE_TYPE_MASK,
-    tag_of,
-)
+from onnxarchive.model.wire import tag_of
+from onnxarchive.model.wire_fields import LEN, VARINT, VARINT_BITS, VARINT_CONTINUES, WIRE_TYPE_MASK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,6 +12,7 @@ from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.tensors import Site
+from onnxarchive.model.wire_data import Span, decode
 from onnxarchive.sources.places import DataFile
 
 
@@ -29,7 +30,7 @@ class Serialized:
     model: onnx.ModelProto
     file: DataFile
     view: memoryview
-    spans: tuple[wire.Span, ...]
+    spans: tuple[Span, ...]
 
     def data(self, site: Site, location: str) -> Data | None:
         """The bytes of a tensor whose location names a span.
@@ -40,7 +41,7 @@ class Serialized:
         span = self.spans[int(location.removeprefix(wire.SPAN_LOCATION))]
         data_type = tensors.stored_type(site.tensor)
         if data_type is None:
-            tensors.set_raw_data(site.tensor, b"".join(wire.decode(self.view, span)))
+            tensors.set_raw_data(site.tensor, b"".join(decode(self.view, span)))
             return None
         if span.is_raw:
             return self.file.part(span.offset, span.nbytes)
@@ -89,11 +90,11 @@ def parse(file: DataFile) -> Serialized:
 class _Decoded:
     """A tensor's numbers in a serialized model, decoded to its bytes as they are gone through."""
 
-    def __init__(self, model: memoryview, span: wire.Span, nbytes: int) -> None:
+    def __init__(self, model: memoryview, span: Span, nbytes: int) -> None:
         self._model = model
         self._span = span
         self.nbytes = nbytes
         self.crc32 = None
 
     def __iter__(self) -> Iterator[memoryview]:
-        return wire.decode(self._model, self._span)
+        return decode(self._model, self._span)

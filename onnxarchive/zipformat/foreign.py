@@ -14,17 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import records
+from onnxarchive.zipformat.foreign_end import (
+    ForeignBounds,
+    format_error,
+    gap,
+    locate_foreign,
+    unsupported,
+)
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
-    EndRecord,
     LocalHeader,
-    Zip64EndRecord,
-    Zip64Locator,
 )
 
-MAX_ENTRIES = 1 << 18
 MAX_NAME_SIZE = 4096  # bytes; no longer path can be opened on Linux
 
 _METHODS = frozenset(
@@ -62,16 +64,6 @@ _FLAGS_ENCRYPTED = (
 )
 _FLAGS_ALLOWED = records.FLAGS_COMPRESSION_LEVEL | records.FLAG_DATA_DESCRIPTOR | records.FLAG_UTF8
 
-_DIRECTORY_SIGNATURES = (
-    DirectoryRecord.SIGNATURE,
-    EndRecord.SIGNATURE,
-    Zip64EndRecord.SIGNATURE,
-    Zip64Locator.SIGNATURE,
-)
-_BEGINS_DIRECTORY = re.compile(b"|".join(map(re.escape, _DIRECTORY_SIGNATURES)))
-_BEGINS_RECORD = re.compile(
-    b"|".join(map(re.escape, (*_DIRECTORY_SIGNATURES, LocalHeader.SIGNATURE)))
-)
 
 # Info-ZIP's zip and the Finder of macOS write UTF-8 and do not say so.
 _UTF8_REMEDY = "pack it with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
@@ -151,7 +143,7 @@ def read(view: memoryview) -> ForeignZip:
         UnsupportedFeatureError: It is encrypted or split, uses a compression method that cannot
             be inflated here, or has too many entries.
     """
-    bounds = _locate(view)
+    bounds = locate_foreign(view)
     listed = list(_list(view, bounds))
     _require_distinct_names(item.name for item in listed)
     data_offsets: dict[int, int] = {}
@@ -160,7 +152,7 @@ def read(view: memoryview) -> ForeignZip:
     # Each header is only looked at when it lies behind all others, so none is read twice.
     for item in sorted(listed, key=lambda item: item.header_offset):
         if item.header_offset < end:
-            raise _format_error(
+            raise format_error(
                 f"expected its local header at offset {end} or later, behind the entry before it, "
                 f"found it at {item.header_offset}: entries overlap",
                 item.name,
@@ -168,23 +160,23 @@ def read(view: memoryview) -> ForeignZip:
         data_offset = _check_local_header(view, item, bounds.offset)
         if item.header_offset > end:
             if not data_offsets:
-                raise _format_error(
+                raise format_error(
                     f"expected the first local header at offset 0, found it at "
                     f"{item.header_offset}",
                     item.name,
                 )
-            dropped.append(_gap(view, end, item.header_offset, f"before entry {item.name!r}"))
+            dropped.append(gap(view, end, item.header_offset, f"before entry {item.name!r}"))
         data_offsets[item.header_offset] = data_offset
         end = _end_of_entry(view, item, data_offset, bounds.offset)
     if not listed and bounds.end_records_offset:
-        raise _format_error(
+        raise format_error(
             f"expected nothing in a zip without entries, found {bounds.end_records_offset} bytes"
         )
     if end < bounds.offset:
-        dropped.append(_gap(view, end, bounds.offset, "before the central directory"))
+        dropped.append(gap(view, end, bounds.offset, "before the central directory"))
     if bounds.end < bounds.end_records_offset:
         dropped.append(
-            _gap(view, bounds.end, bounds.end_records_offset, "after the central directory")
+            gap(view, bounds.end, bounds.end_records_offset, "after the central directory")
         )
     entries = tuple(
         ForeignEntry(
@@ -202,173 +194,7 @@ def read(view: memoryview) -> ForeignZip:
     return ForeignZip(entries, tuple(dropped))
 
 
-def _format_error(message: str, name: str | None = None) -> ArchiveFormatError:
-    return ArchiveFormatError(_about(message, name), entry=name)
-
-
-def _unsupported(message: str, name: str | None = None) -> UnsupportedFeatureError:
-    return UnsupportedFeatureError(_about(message, name), entry=name)
-
-
-def _about(message: str, name: str | None) -> str:
-    return message if name is None else f"entry {name!r}: {message}"
-
-
-def _gap(view: memoryview, start: int, end: int, where: str) -> str:
-    """Tells of bytes that belong to nothing.
-
-    Raises:
-        ArchiveFormatError: They could be a directory: another reader may find other entries there.
-    """
-    gap = view[start:end]
-    found = _BEGINS_DIRECTORY.search(gap)
-    if found is not None:
-        raise _format_error(
-            f"expected one central directory, found the signature of another one, or of another "
-            f"end of the file, at offset {start + found.start()}, in bytes that belong to nothing "
-            f"{where}"
-        )
-    hidden = gap[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE
-    what = "an entry that the directory does not list" if hidden else "they belong to nothing"
-    return f"{end - start} bytes at offset {start} {where} are left out: {what}"
-
-
 # The end of the file
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Where the central directory lies, and where the end records begin after it."""
-
-    offset: int
-    size: int
-    count: int
-    end_records_offset: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.size
-
-
-def _locate(view: memoryview) -> _Bounds:
-    end_offset, end = _find_end_record(view)
-    locator_offset = end_offset - Zip64Locator.SIZE
-    locator = Zip64Locator.unpack(bytes(view[max(0, locator_offset) : end_offset]))
-    if locator is None:
-        # A count of 65,535 needs no Zip64 record in the eyes of Python's zipfile; the records are
-        # counted. Sizes and offsets that look so are always written with one.
-        if records.SATURATED_32 in (end.directory_size, end.directory_offset):
-            raise _format_error(
-                f"expected a Zip64 locator at offset {locator_offset}, since the end record is "
-                f"saturated, found none"
-            )
-        disks = (end.disk, end.directory_disk)
-        bounds = _Bounds(end.directory_offset, end.directory_size, end.count, end_offset)
-        disk_count = end.disk_count
-    else:
-        record_offset, record = _zip64_record(view, locator, locator_offset)
-        _require_one_truth(end, record)
-        disks = (record.disk, record.directory_disk)
-        bounds = _Bounds(
-            record.directory_offset, record.directory_size, record.count, record_offset
-        )
-        disk_count = record.disk_count
-    if disks != (0, 0):
-        raise _unsupported(
-            f"expected one file, found one of several: the end of disk {disks[0]}, with the "
-            f"directory on disk {disks[1]}"
-        )
-    if disk_count != bounds.count:
-        raise _format_error(
-            f"expected as many entries on the disk as in all, found {disk_count} and {bounds.count}"
-        )
-    if bounds.end > bounds.end_records_offset:
-        raise _format_error(
-            f"expected the directory to end at offset {bounds.end_records_offset} or before, where "
-            f"the end records begin, found {bounds.size} bytes at offset {bounds.offset}"
-        )
-    if bounds.size < DirectoryRecord.SIZE * bounds.count:
-        raise _format_error(
-            f"expected at least {DirectoryRecord.SIZE} bytes for each of {bounds.count} directory "
-            f"records, found {bounds.size} bytes in all"
-        )
-    if bounds.count > MAX_ENTRIES:
-        raise _unsupported(f"expected at most {MAX_ENTRIES} entries, found {bounds.count}")
-    return bounds
-
-
-def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
-    """The end record and its offset; it has to be searched for where it has a comment."""
-    tail_offset = max(0, len(view) - EndRecord.SIZE - records.UINT16_MAX)
-    tail = bytes(view[tail_offset:])
-    position = len(tail) - EndRecord.SIZE
-    end = EndRecord.unpack(tail, position)
-    if end is None or end.comment_size:
-        position = tail.rfind(EndRecord.SIGNATURE)
-        end = EndRecord.unpack(tail, position)
-    if end is None:
-        raise _format_error(
-            f"expected an end record in the last {len(tail)} bytes of {len(view)}, found none: "
-            f"the file is no zip, or its end is missing"
-        )
-    comment = tail[position + EndRecord.SIZE :]
-    if len(comment) != end.comment_size:
-        raise _format_error(
-            f"expected a comment of {end.comment_size} bytes after the end record at offset "
-            f"{tail_offset + position}, found {len(comment)} bytes"
-        )
-    if _BEGINS_RECORD.search(comment):
-        raise _format_error(
-            "expected a comment of words, found the signature of a zip record in it"
-        )
-    return tail_offset + position, end
-
-
-def _zip64_record(
-    view: memoryview, locator: Zip64Locator, locator_offset: int
-) -> tuple[int, Zip64EndRecord]:
-    if (locator.record_disk, locator.disks) != (0, 1):
-        raise _unsupported(
-            f"expected one file, found one of several: the Zip64 locator says disk "
-            f"{locator.record_disk} of {locator.disks}"
-        )
-    offset = locator_offset - Zip64EndRecord.SIZE
-    record = Zip64EndRecord.unpack(bytes(view[max(0, offset) : locator_offset]))
-    if record is None or locator.record_offset != offset:
-        raise _format_error(
-            f"expected the Zip64 end record at offset {offset}, directly before its locator, found "
-            f"{'none' if record is None else 'one'} there and a locator that says "
-            f"{locator.record_offset}"
-        )
-    if record.stated_size != Zip64EndRecord.STATED_SIZE:
-        raise _format_error(
-            f"expected size {Zip64EndRecord.STATED_SIZE} in the Zip64 end record, found "
-            f"{record.stated_size}"
-        )
-    if record.version_needed >= records.VERSION_ZIP64_ENCRYPTED:
-        raise _unsupported(
-            f"expected a version needed below {records.VERSION_ZIP64_ENCRYPTED} in the Zip64 end "
-            f"record, found {record.version_needed}: the directory may be encrypted"
-        )
-    return offset, record
-
-
-def _require_one_truth(end: EndRecord, record: Zip64EndRecord) -> None:
-    """Each value of the end record must be saturated or that of the Zip64 end record."""
-    for field, saturated in (
-        ("disk", records.SATURATED_16),
-        ("directory_disk", records.SATURATED_16),
-        ("disk_count", records.SATURATED_16),
-        ("count", records.SATURATED_16),
-        ("directory_size", records.SATURATED_32),
-        ("directory_offset", records.SATURATED_32),
-    ):
-        stated, expected = getattr(end, field), getattr(record, field)
-        if stated not in (saturated, expected):
-            raise _format_error(
-                f"expected {field.replace('_', ' ')} {expected} in the end record, as in the Zip64 "
-                f"end record, found {stated}"
-            )
 
 
 # The central directory
@@ -396,19 +222,19 @@ class _Listed:
         return bool(self.flags & records.FLAG_DATA_DESCRIPTOR)
 
 
-def _list(view: memoryview, bounds: _Bounds) -> Iterator[_Listed]:
+def _list(view: memoryview, bounds: ForeignBounds) -> Iterator[_Listed]:
     position = bounds.offset
     for index in range(bounds.count):
         record = _unpacked(DirectoryRecord, view, position, bounds.end)
         if record is None:
-            raise _format_error(
+            raise format_error(
                 f"expected directory record {index + 1} of {bounds.count} at offset {position}, "
                 f"found none"
             )
         position += record.packed_size
         yield _listed(record)
     if position != bounds.end:
-        raise _format_error(
+        raise format_error(
             f"expected {bounds.count} directory records of {bounds.size} bytes in all, found "
             f"{position - bounds.offset} bytes"
         )
@@ -440,7 +266,7 @@ def _listed(record: DirectoryRecord) -> _Listed:
     zip64 = _zip64_values(record.extra, stated, name)
     for index, value in zip64.items():
         if stated[index] not in (_SATURATED[index], value):
-            raise _format_error(
+            raise format_error(
                 f"expected {_VALUE_NAMES[index]} {stated[index]} in the Zip64 field, as in the "
                 f"directory record, found {value}",
                 name,
@@ -448,9 +274,9 @@ def _listed(record: DirectoryRecord) -> _Listed:
         values[index] = value
     nbytes, compressed_nbytes, header_offset, disk = values
     if disk:
-        raise _unsupported(f"expected it on disk 0, found it on disk {disk}", name)
+        raise unsupported(f"expected it on disk 0, found it on disk {disk}", name)
     if record.method == records.METHOD_STORED and compressed_nbytes != nbytes:
-        raise _format_error(
+        raise format_error(
             f"expected equal sizes of a stored entry, found {compressed_nbytes} bytes stored of "
             f"{nbytes}",
             name,
@@ -472,12 +298,12 @@ def _listed(record: DirectoryRecord) -> _Listed:
 def _name(record: DirectoryRecord) -> str:
     shown = record.name.decode(errors="backslashreplace")
     if len(record.name) > MAX_NAME_SIZE:
-        raise _format_error(
+        raise format_error(
             f"expected a name of at most {MAX_NAME_SIZE} bytes, found {len(record.name)}",
             shown[:_USUAL_SIZE],
         )
     if not record.name.isascii() and not record.flags & records.FLAG_UTF8:
-        raise _format_error(
+        raise format_error(
             f"expected a name of ASCII, or one that is marked as UTF-8, found the bytes "
             f"{record.name!r}; {_UTF8_REMEDY}",
             shown,
@@ -485,7 +311,7 @@ def _name(record: DirectoryRecord) -> str:
     try:
         name = record.name.decode()
     except UnicodeDecodeError:
-        raise _format_error(
+        raise format_error(
             f"expected a name in UTF-8, as it is marked, found the bytes {record.name!r}", shown
         ) from None
     if name == _HERE:
@@ -493,21 +319,21 @@ def _name(record: DirectoryRecord) -> str:
     path = name.removeprefix(_HERE)
     components = path.removesuffix("/").split("/")
     if not {"", ".", ".."}.isdisjoint(components) or "\\" in path or _DRIVE.match(path):
-        raise _format_error(
+        raise format_error(
             "expected a relative path with slashes, without '.', '..' and drive letter, found "
             "another name",
             name,
         )
     if _CONTROL_CHARACTER.search(name):
-        raise _format_error("expected a name without control characters, found some", name)
+        raise format_error("expected a name without control characters, found some", name)
     return path
 
 
 def _check_flags(flags: int, name: str) -> None:
     if flags & _FLAGS_ENCRYPTED:
-        raise _unsupported(f"expected it not to be encrypted, found flags {flags:#06x}", name)
+        raise unsupported(f"expected it not to be encrypted, found flags {flags:#06x}", name)
     if flags & ~_FLAGS_ALLOWED:
-        raise _unsupported(
+        raise unsupported(
             f"expected no flags but {_FLAGS_ALLOWED:#06x}, found {flags:#06x}: patched data or "
             f"reserved flags",
             name,
@@ -516,7 +342,7 @@ def _check_flags(flags: int, name: str) -> None:
 
 def _check_method(method: int, name: str) -> None:
     if method not in _METHODS:
-        raise _unsupported(
+        raise unsupported(
             f"expected it stored or compressed by deflate, deflate64, bzip2 or LZMA, found method "
             f"{method} ({_OTHER_METHODS.get(method, 'unknown')})",
             name,
@@ -528,7 +354,7 @@ def _check_version(version: int, method: int, name: str) -> None:
     if version > records.VERSION_LZMA or (
         version == records.VERSION_LZMA and method != records.METHOD_LZMA
     ):
-        raise _unsupported(
+        raise unsupported(
             f"expected a version needed below {records.VERSION_LZMA}, or that with LZMA, found "
             f"{version}",
             name,
@@ -544,13 +370,13 @@ def _check_attributes(record: DirectoryRecord, listed: _Listed) -> None:
         expected_types.append(records.UNIX_DIRECTORY)
         dos_type &= ~records.DOS_DIRECTORY
     if unix_type not in expected_types or dos_type:
-        raise _format_error(
+        raise format_error(
             f"expected a regular file, or a folder with a slash at the end of its name, found "
             f"attributes {record.external_attributes:#010x}: a link, a device or a folder",
             listed.name,
         )
     if listed.is_folder and (listed.nbytes or listed.crc32):
-        raise _format_error(
+        raise format_error(
             f"expected a folder to be empty, found {listed.nbytes} bytes", listed.name
         )
 
@@ -561,7 +387,7 @@ def _require_distinct_names(names: Iterable[str]) -> None:
     for name in names:
         folded = name.encode().lower()
         if folded in seen:
-            raise _format_error(
+            raise format_error(
                 f"expected every name once, whatever its case, found it after {seen[folded]!r}",
                 name,
             )
@@ -587,9 +413,9 @@ def _extra_fields(extra: bytes, name: str) -> list[tuple[int, bytes]]:
     try:
         fields = list(records.unpack_extra(extra))
     except ValueError as error:
-        raise _format_error(f"expected whole extra fields, found {error}", name) from None
+        raise format_error(f"expected whole extra fields, found {error}", name) from None
     if any(identifier == records.UNICODE_PATH_EXTRA for identifier, _ in fields):
-        raise _format_error(
+        raise format_error(
             f"expected one name, found a second one in extra field "
             f"{records.UNICODE_PATH_EXTRA:#06x}; {_UTF8_REMEDY}",
             name,
@@ -600,9 +426,9 @@ def _extra_fields(extra: bytes, name: str) -> list[tuple[int, bytes]]:
 def _zip64_content(fields: Sequence[tuple[int, bytes]], missing: Sequence[int], name: str) -> bytes:
     contents = [content for identifier, content in fields if identifier == records.ZIP64_EXTRA]
     if len(contents) > 1:
-        raise _format_error(f"expected one Zip64 field, found {len(contents)}", name)
+        raise format_error(f"expected one Zip64 field, found {len(contents)}", name)
     if missing and not contents:
-        raise _format_error(
+        raise format_error(
             f"expected a Zip64 field for its {_VALUE_NAMES[missing[0]]}, found none", name
         )
     return contents[0] if contents else b""
@@ -618,7 +444,7 @@ def _zip64_form(
         layout = struct.Struct("<" + "".join(_ZIP64_CODES[index] for index in form))
         if layout.size == len(content) and set(missing) <= set(form):
             return dict(zip(form, layout.unpack(content), strict=True))
-    raise _format_error(
+    raise format_error(
         f"expected {', '.join(_VALUE_NAMES[index] for index in missing) or 'nothing'} in the Zip64 "
         f"field, found {len(content)} bytes",
         name,
@@ -632,7 +458,7 @@ def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
     """Compares the local header with the directory record; gives where the data begins."""
     header = _unpacked(LocalHeader, view, item.header_offset, end)
     if header is None:
-        raise _format_error(
+        raise format_error(
             f"expected its local header at offset {item.header_offset}, before the directory at "
             f"{end}, found none",
             item.name,
@@ -643,7 +469,7 @@ def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
         ("method", item.method, header.method),
     ):
         if expected != found:
-            raise _format_error(
+            raise format_error(
                 f"expected {field} {expected!r} in its local header, as in the directory, found "
                 f"{found!r}",
                 item.name,
@@ -671,7 +497,7 @@ def _check_local_values(header: LocalHeader, item: _Listed) -> None:
 def _require_equal(what: str, expected: int, found: int, item: _Listed) -> None:
     # 4.4.4: before a data descriptor the local header has zeros; some writers fill them in later.
     if found != expected and not (item.has_descriptor and found == 0):
-        raise _format_error(
+        raise format_error(
             f"expected {what} {expected} in its local header, as in the directory, found {found}",
             item.name,
         )
@@ -694,7 +520,7 @@ def _end_of_entry(view: memoryview, item: _Listed, data_offset: int, directory_o
     """Where the entry ends, its data descriptor included."""
     end = data_offset + item.compressed_nbytes
     if end > directory_offset:
-        raise _format_error(
+        raise format_error(
             f"expected its {item.compressed_nbytes} bytes of data, which begin at offset "
             f"{data_offset}, to end at {directory_offset} or before, where the directory begins: "
             f"they overlap or lie beyond the file",
@@ -706,7 +532,7 @@ def _end_of_entry(view: memoryview, item: _Listed, data_offset: int, directory_o
         descriptor_end = end + len(descriptor)
         if view[end : min(descriptor_end, directory_offset)] == descriptor:
             return descriptor_end
-    raise _format_error(
+    raise format_error(
         f"expected a data descriptor at offset {end} with CRC-32 {item.crc32:#010x} and sizes "
         f"{item.compressed_nbytes} and {item.nbytes}, as in the directory, found none",
         item.name,

@@ -31,9 +31,10 @@ from onnx import (
 )
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.model import schema, wire
+from onnxarchive.model import schema, wire, wire_data
 from onnxarchive.model.tensors import set_location
-from onnxarchive.model.wire import SPAN_LOCATION, Hollow, Span, decode, fill, hollow
+from onnxarchive.model.wire import SPAN_LOCATION, Hollow, fill, hollow
+from onnxarchive.model.wire_data import _PIECE_BYTES, Span, decode
 
 MAX_INT32 = 2**31 - 1
 REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -606,7 +607,8 @@ def test_a_map_can_be_closed_when_its_model_is_hollowed(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model_of(raw_tensor()))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        assert len(hollow(mapped).spans) == 1  # leaving the block closes the map
+        # Leaving the block closes the map.
+        assert len(hollow(mapped).spans) == 1  # type: ignore[arg-type]
 
 
 # Malformed models
@@ -760,7 +762,7 @@ def test_typed_data_decodes_to_what_numpy_helper_reads(
 ) -> None:
     tensor = typed_tensor(*payload)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_PIECE_BYTES", piece)
+        patch.setattr(wire_data, "_PIECE_BYTES", piece)
         assert decoded(tensor) == raw_bytes(TensorProto.FromString(tensor), payload[1])
 
 
@@ -776,7 +778,7 @@ def test_each_data_type_decodes_across_many_pieces(field: str, name: str) -> Non
         getattr(message, field).extend(signed.tolist())
         payload = message.SerializeToString()
         payload = payload[1 + len(varint(len(payload))) :]
-        assert len(payload) > wire._PIECE_BYTES
+        assert len(payload) > _PIECE_BYTES
     tensor = typed_tensor(field, name, payload)
     assert decoded(tensor) == raw_bytes(TensorProto.FromString(tensor), name)
 
@@ -785,7 +787,7 @@ def test_each_data_type_decodes_across_many_pieces(field: str, name: str) -> Non
 def test_varints_are_whole_wherever_a_piece_is_cut(
     border: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_PIECE_BYTES", max(border, 10))
+    monkeypatch.setattr(wire_data, "_PIECE_BYTES", max(border, 10))
     numbers = [1, -1, 2**63 - 1, 127, 128, -(2**63), 300, 0] * 4
     payload = b"\1" * (border % 10) + b"".join(varint(number % 2**64) for number in numbers)
     tensor = typed_tensor("int64_data", "INT64", payload)
@@ -1016,7 +1018,7 @@ def test_a_plain_model_beyond_two_gibibytes_is_refused() -> None:
     data = model_of(external_tensor(b"w"))
     with mmap.mmap(-1, MAX_INT32) as untouched:
         with pytest.raises(UnsupportedFeatureError, match="2147483647"):
-            fill(data, lambda _: untouched)
+            fill(data, lambda _: untouched)  # type: ignore[arg-type, return-value]
         room = MAX_INT32 - 40
         with memoryview(untouched) as view, view[:room] as part:
             pieces = fill(data, lambda _: part)
@@ -1070,7 +1072,7 @@ def test_hollowing_does_not_touch_the_weights(tmp_path: Path, field: str) -> Non
 def test_a_model_of_more_than_two_gibibytes_is_refused_before_it_is_read() -> None:
     untouched = mmap.mmap(-1, MAX_INT32 + 1)
     with untouched, pytest.raises(ArchiveFormatError, match="at most 2147483647 bytes"):
-        hollow(untouched)
+        hollow(untouched)  # type: ignore[arg-type]
 
 
 def test_small_messages_are_stepped_over() -> None:

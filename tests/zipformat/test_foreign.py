@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import foreign, records
 from onnxarchive.zipformat.foreign import ForeignZip
+from onnxarchive.zipformat.foreign_end import MAX_ENTRIES
 from onnxarchive.zipformat.inflate import inflate
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
@@ -704,7 +705,7 @@ def test_lzma_needs_version_63() -> None:
 
 
 def test_more_entries_than_the_limit_are_refused_before_any_is_read() -> None:
-    count = foreign.MAX_ENTRIES + 1
+    count = MAX_ENTRIES + 1
     size = count * DirectoryRecord.SIZE
     zip64 = Zip64EndRecord(44, 45, 45, 0, 0, count, count, size, 0)
     end = EndRecord(0, 0, 0xFFFF, 0xFFFF, MAX_32, MAX_32, 0)

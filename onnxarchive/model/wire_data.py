@@ -1,0 +1,126 @@
+"""The data of one tensor in a serialized model, decoded to raw data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from onnxarchive.buffers.data import Buffer, as_bytes
+from onnxarchive.model import dtypes
+from onnxarchive.model.wire_fields import (
+    MAX_VARINT_WIDTH,
+    VARINT_BITS,
+    VARINT_CONTINUES,
+    VARINT_MASK,
+    malformed,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+_PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
+
+FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
+# Bytes of raw data that a number of a typed field gives, for each data type that the field suits.
+ELEMENT_WIDTHS: Final[dict[tuple[str, int], int]] = {
+    (data_type.typed_field, number): data_type.typed_nbytes
+    for number, data_type in dtypes.BY_NUMBER.items()
+}
+_SIX_BITS: Final = 6
+_SIX_BIT_TYPES: Final = frozenset(
+    number for number, data_type in dtypes.BY_NUMBER.items() if data_type.bit_width == _SIX_BITS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the data of one tensor lies in a serialized model.
+
+    Attributes:
+        offset: Byte offset of the payload in the model.
+        nbytes: Size of the payload in bytes, as it stands in the model.
+        field: The field of TensorProto that holds it: `raw_data`, or a packed typed field.
+        data_type: The tensor's `data_type`, which gives a typed field its meaning.
+    """
+
+    offset: int
+    nbytes: int
+    field: str
+    data_type: int
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the payload is raw data as it stands, so that `nbytes` is the tensor's size."""
+        return self.field in FIXED_WIDTH_FIELDS
+
+
+def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
+    """Gives the raw data of a tensor: little-endian, row-major, sub-byte types packed.
+
+    A number of a typed field that is too large for the data type is cut to its low bits, as onnx
+    cuts it. How many elements there are is not compared with the tensor's dims.
+
+    Args:
+        data: The model that was hollowed.
+        span: A span of it.
+
+    Yields:
+        Pieces of at most 2 MiB. They are views of `data` where the payload is raw data already.
+
+    Raises:
+        ArchiveFormatError: The payload is malformed.
+    """
+    payload = as_bytes(data)[span.offset : span.offset + span.nbytes]
+    if len(payload) != span.nbytes:
+        raise malformed(span.offset, f"{span.nbytes} bytes of data", f"{len(payload)}")
+    if span.is_raw:
+        for start in range(0, len(payload), _PIECE_BYTES):
+            yield payload[start : start + _PIECE_BYTES]
+        return
+    element = np.dtype(f"<u{ELEMENT_WIDTHS[span.field, span.data_type]}")
+    pieces: Iterable[npt.NDArray[Any]] = (
+        values.astype(element) for values in _varints(payload, span.offset)
+    )
+    if span.data_type in _SIX_BIT_TYPES:
+        pieces = _packed_six_bit(pieces)
+    for piece in pieces:
+        yield piece.view(np.uint8).data
+
+
+def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64]]:
+    """Yields the numbers of a packed field, a piece of it at a time."""
+    start = 0
+    while start < len(payload):
+        piece = np.frombuffer(payload[start : start + _PIECE_BYTES], np.uint8)
+        ends = np.flatnonzero(piece < VARINT_CONTINUES) + 1
+        widths = np.diff(ends, prepend=0)
+        firsts = ends - widths
+        if not ends.size or widths.max() > MAX_VARINT_WIDTH:
+            bad = firsts[(widths > MAX_VARINT_WIDTH).argmax()] if ends.size else 0
+            raise malformed(
+                offset + start + int(bad), f"a varint of at most {MAX_VARINT_WIDTH} bytes", "none"
+            )
+        values = (piece[firsts] & VARINT_MASK).astype(np.uint64)
+        for width in range(1, widths.max()):
+            longer = np.flatnonzero(widths > width)
+            bits = (piece[firsts[longer] + width] & VARINT_MASK).astype(np.uint64)
+            values[longer] |= bits << np.uint64(width * VARINT_BITS)
+        yield values
+        start += int(ends[-1])  # a varint that is cut here begins the next piece
+
+
+def _packed_six_bit(codes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Packs four six-bit codes into three bytes, the first in the lowest bits."""
+    rest = np.empty(0, np.uint8)
+    for piece in codes:
+        whole = np.concatenate([rest, piece])
+        cut = whole.size - whole.size % 4
+        rest = whole[cut:]
+        if cut:
+            yield dtypes.pack(whole[:cut], _SIX_BITS)
+    if rest.size:
+        yield dtypes.pack(rest, _SIX_BITS)
