@@ -198,7 +198,7 @@ def _is_leftover(file: MappedFile) -> bool:
     begun = file.read(0, LocalHeader.MAX_SIZE)
     local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
     if local is None:
-        return not any(piece.strip(b"\0") for piece in file.pieces(0, file.size))
+        return file.has_zeros_alone(0, file.size)
     is_cut = len(begun) < LocalHeader.SIZE + len(local.name) + len(local.extra)
     is_stored = local.method == METHOD_STORED
     return is_stored and (is_cut or layout.placement(local, 0) is not None)
