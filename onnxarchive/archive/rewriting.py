@@ -1,8 +1,8 @@
 """Writes the end of an archive anew: new tensors, model, directory and end records.
 
 Every entry but the model stays where it is. The new end goes into a clone where the file system can
-share blocks, else into the file itself with an undo log. What would remove an entry writes a new
-file, in the order of `save`, and only on request.
+share blocks and the clone can have the owner and the name, else into the file itself with an undo
+log. What would remove an entry writes a new file, in the order of `save`, and only on request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.sources.opening import open_model
-from onnxarchive.storage import undo
+from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
 from onnxarchive.storage.filesystem import clone
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Options", "write_model", "write_tensor"]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
+# Errors of a mount point, and of a directory that lets nobody take a name from another user.
+_NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 # A new model: one whose tensors may refer to the archive, or the path of a .onnx.
 Model: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
@@ -336,7 +338,7 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
         zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset)
         stream(new, zip_writer, options.progress)
 
-    changed = _changed_clone(archive, offset, write)
+    changed = _changed_clone(archive, offset, write, else_in_place=not options.copy)
     if changed is not None:
         return changed
     if options.copy:
@@ -384,7 +386,7 @@ def _replace_entry(
             progress,
         )
 
-    changed = _changed_clone(archive, entry.header_offset, write)
+    changed = _changed_clone(archive, entry.header_offset, write, else_in_place=False)
     if changed is not None:
         return changed
     given = partial(Stored, data, crc32)
@@ -393,7 +395,7 @@ def _replace_entry(
 
 
 def _changed_clone(
-    archive: Archive, offset: int, write: Callable[[PositionalWriter], None]
+    archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
     """Changes a clone that then takes the archive's name; None if there can be none.
 
@@ -401,6 +403,8 @@ def _changed_clone(
         archive: The archive.
         offset: Where `write` begins, in bytes from the start of the file.
         write: Writes up to the new end of the file.
+        else_in_place: Whether the file can be changed in its place, too, as is better where a clone
+            would have another owner.
     """
     archive.file.require_locking_process()
     try:
@@ -408,7 +412,9 @@ def _changed_clone(
     except OSError:  # of this directory, which the other ways name if they need it
         return None
     try:
-        if not clone(archive.file, replacement.fileno()):
+        old = os.fstat(archive.file.fileno())
+        is_fit = not else_in_place or attributes.keep_owner(replacement.fileno(), old)
+        if not (is_fit and clone(archive.file, replacement.fileno())):
             replacement.discard()
             return None
         replacement.file.offset = offset
@@ -420,6 +426,6 @@ def _changed_clone(
     try:
         return replacement.commit_open()
     except OSError as error:
-        if error.errno != errno.EBUSY:
+        if not else_in_place or error.errno not in _NO_RENAME:
             raise
-        return None  # a mount point, whose file can be changed in its place
+        return None

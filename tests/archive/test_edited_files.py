@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from edits import (
     NAME,
     added,
     changed,
+    copying_clone,
     new_model,
     no_clones_fixture,  # noqa: F401
     nobody_fixture,  # noqa: F401
@@ -33,6 +35,7 @@ from edits import (
 from models import model_of
 
 import onnxarchive
+from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import Recovery, recover
 from onnxarchive.errors import ArchiveFormatError
@@ -238,6 +241,33 @@ def test_an_unwritable_directory_lets_a_writable_file_be_edited_in_its_place_alo
         require(path, saved(new_model()))
         assert path.stat().st_ino == inode
         replace_model(path, weights(2))
+    require(path, before)
+
+
+@posix
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EPERM, errno.EACCES])
+def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
+    path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(rewriting, "clone", copying_clone)
+    monkeypatch.setattr(os, "replace", refuse)
+    for edit in IN_PLACE.values():
+        inode = path.stat().st_ino
+        edit(path)
+        require(path, saved(new_model()))
+        assert path.stat().st_ino == inode
+        path.write_bytes(before)
+        with pytest.raises(OSError, match=r"\.onnxa") as caught:
+            edit(path, copy=True)
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+        require(path, before)
+    with pytest.raises(OSError, match=r"\.onnxa"):
+        EDITS["replace_tensor"](path)
     require(path, before)
 
 
