@@ -51,6 +51,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
     """Rolls back an interrupted edit of an archive, and removes what killed processes left.
 
     A file that is a whole archive is never changed. Opening an archive for editing rolls back, too.
+    In a directory that may not be listed, what killed processes left stays.
 
     Args:
         path: The archive, which need not exist: a first `save` may have been killed.

@@ -32,6 +32,7 @@ from edits import (
     way_fixture,  # noqa: F401
     weights,
 )
+from interruptions import interrupt
 from models import model_of
 
 import onnxarchive
@@ -286,6 +287,22 @@ def test_a_file_of_others_is_not_changed(own_path: Path) -> None:
             change(path)
         assert caught.value.filename == str(path)
     assert os.listdir(path.parent) == [path.name]
+
+
+@posix
+@pytest.mark.usefixtures("nobody")
+def test_in_a_directory_that_may_not_be_listed_an_interrupted_edit_is_rolled_back(
+    own_path: Path,
+) -> None:
+    onnxarchive.save(weights(2), own_path)
+    interrupted = interrupt(own_path, lambda path: replace_model(path, new_model()))
+    own_path.write_bytes(interrupted.states["new end begun"])
+    own_path.parent.chmod(0o300)
+    try:
+        assert recover(own_path) == Recovery(True, ())
+    finally:
+        own_path.parent.chmod(0o700)
+    require(own_path, interrupted.old)
 
 
 @pytest.mark.parametrize("name", [NAME, "-", "a'b\n.onnxa", "%s", "n" * 200])
