@@ -38,7 +38,7 @@ from onnxarchive.archive.referring import (
 )
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
-from onnxarchive.buffers.counting import Progress
+from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
@@ -366,11 +366,14 @@ def _replace_entry(
     header = archive.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     unpacked = LocalHeader.unpack(header, 0)
     assert unpacked is not None
+    nbytes = data.nbytes  # which are written before the model
+    rest = progress and (lambda done, total: progress(nbytes + done, nbytes + total))
 
     def write(target: PositionalWriter) -> None:
+        counter = ProgressCounter(progress, nbytes + model.nbytes)
         target.write(replace(unpacked, crc32=crc32).pack())
         written_crc32 = 0
-        for piece in pieces(data):
+        for piece in counter(pieces(data)):
             written_crc32 = checksums.crc32(piece, written_crc32)
             target.write(piece)
         if written_crc32 != crc32:
@@ -383,7 +386,7 @@ def _replace_entry(
         stream(
             model,
             ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset),
-            progress,
+            rest,
         )
 
     changed = _changed_clone(archive, entry.header_offset, write, else_in_place=False)
