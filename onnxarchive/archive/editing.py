@@ -16,6 +16,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -467,13 +468,17 @@ class EditableArchive(Archive):
     def _locked(self, timeout: float | None, *, copy: bool) -> Iterator[Archive]:
         """The archive as it is in its file, which nobody else opens or edits meanwhile."""
         require_process(self._process)
+        locking.require_timeout(timeout)
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        begin = time.monotonic()
         with naming(self.path):
             self._require_no_edit_by_this_thread()
             if not self._editor.acquire(timeout=seconds):
                 raise LockedError("expected to edit the archive, found another thread editing it")
             try:
                 self._draft.is_editing = True
+                if timeout is not None:
+                    timeout = max(timeout - (time.monotonic() - begin), 0)
                 file = self.file  # the one that the last edit has left
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):

@@ -51,6 +51,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
     """Rolls back an interrupted edit of an archive, and removes what killed processes left.
 
     A file that is a whole archive is never changed. Opening an archive for editing rolls back, too.
+    In a directory that may not be listed, what killed processes left stays.
 
     Args:
         path: The archive, which need not exist: a first `save` may have been killed.
@@ -198,7 +199,7 @@ def _is_leftover(file: MappedFile) -> bool:
     begun = file.read(0, LocalHeader.MAX_SIZE)
     local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
     if local is None:
-        return not any(piece.strip(b"\0") for piece in file.pieces(0, file.size))
+        return file.has_zeros_alone(0, file.size)
     is_cut = len(begun) < LocalHeader.SIZE + len(local.name) + len(local.extra)
     is_stored = local.method == METHOD_STORED
     return is_stored and (is_cut or layout.placement(local, 0) is not None)

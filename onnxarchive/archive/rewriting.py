@@ -1,8 +1,8 @@
 """Writes the end of an archive anew: new tensors, model, directory and end records.
 
 Every entry but the model stays where it is. The new end goes into a clone where the file system can
-share blocks, else into the file itself with an undo log. What would remove an entry writes a new
-file, in the order of `save`, and only on request.
+share blocks and the clone can have the owner and the name, else into the file itself with an undo
+log. What would remove an entry writes a new file, in the order of `save`, and only on request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from onnxarchive.archive.referring import (
 )
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
-from onnxarchive.buffers.counting import Progress
+from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import dtypes, proto, tensors
@@ -46,7 +46,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.sources.opening import Source, open_model
-from onnxarchive.storage import undo
+from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
 from onnxarchive.storage.filesystem import clone
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Options", "write_model", "write_tensor"]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
+# Errors of a mount point, and of a directory that lets nobody take a name from another user.
+_NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 # A new model: one whose tensors may refer to the archive, or the path of a .onnx.
 Model: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
@@ -344,7 +346,7 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
         zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset)
         stream(new, zip_writer, options.progress)
 
-    changed = _changed_clone(archive, offset, write)
+    changed = _changed_clone(archive, offset, write, else_in_place=not options.copy)
     if changed is not None:
         return changed
     if options.copy:
@@ -373,11 +375,14 @@ def _replace_entry(
     header = archive.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     unpacked = LocalHeader.unpack(header, 0)
     assert unpacked is not None
+    nbytes = data.nbytes  # which are written before the model
+    rest = progress and (lambda done, total: progress(nbytes + done, nbytes + total))
 
     def write(target: PositionalWriter) -> None:
+        counter = ProgressCounter(progress, nbytes + model.nbytes)
         target.write(replace(unpacked, crc32=crc32).pack())
         written_crc32 = 0
-        for piece in pieces(data):
+        for piece in counter(pieces(data)):
             written_crc32 = checksums.crc32(piece, written_crc32)
             target.write(piece)
         if written_crc32 != crc32:
@@ -390,10 +395,10 @@ def _replace_entry(
         stream(
             model,
             ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset),
-            progress,
+            rest,
         )
 
-    changed = _changed_clone(archive, entry.header_offset, write)
+    changed = _changed_clone(archive, entry.header_offset, write, else_in_place=False)
     if changed is not None:
         return changed
     given = partial(Stored, data, crc32)
@@ -402,7 +407,7 @@ def _replace_entry(
 
 
 def _changed_clone(
-    archive: Archive, offset: int, write: Callable[[PositionalWriter], None]
+    archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
     """Changes a clone that then takes the archive's name; None if there can be none.
 
@@ -410,6 +415,8 @@ def _changed_clone(
         archive: The archive.
         offset: Where `write` begins, in bytes from the start of the file.
         write: Writes up to the new end of the file.
+        else_in_place: Whether the file can be changed in its place, too, as is better where a clone
+            would have another owner.
     """
     archive.file.require_locking_process()
     try:
@@ -417,7 +424,9 @@ def _changed_clone(
     except OSError:  # of this directory, which the other ways name if they need it
         return None
     try:
-        if not clone(archive.file, replacement.fileno()):
+        old = os.fstat(archive.file.fileno())
+        is_fit = not else_in_place or attributes.keep_owner(replacement.fileno(), old)
+        if not (is_fit and clone(archive.file, replacement.fileno())):
             replacement.discard()
             return None
         replacement.file.offset = offset
@@ -429,6 +438,6 @@ def _changed_clone(
     try:
         return replacement.commit_open()
     except OSError as error:
-        if error.errno != errno.EBUSY:
+        if not else_in_place or error.errno not in _NO_RENAME:
             raise
-        return None  # a mount point, whose file can be changed in its place
+        return None

@@ -5,16 +5,17 @@ All three stream: weights go from file to file and are never in memory as a whol
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
 import onnx
 
-from onnxarchive.archive.opening import open
+from onnxarchive.archive import recovery
 from onnxarchive.archive.planning import (
     DEFAULT_SIZE_THRESHOLD,
     Asset,
@@ -246,11 +247,21 @@ def export(
                 f"expected another file than {beside} for external_data, found it to be where "
                 f"{os.fspath(destination)} leads"
             )
-    with open(path) as archive, naming(path):
+    with _opened(path) as (archive, model_proto):
         if external_data is None:
-            _export_single(archive, destination, progress)
+            _export_single(archive, model_proto, destination, progress)
         else:
             _export_external(archive, destination, external_data, progress)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Archive, memoryview]]:
+    """An open archive and the bytes of its model, which an edit may overwrite in the file."""
+    with recovery.opened(path, rule="FILE-1") as file:
+        archive = Archive(file)
+        model_proto = archive.read(MODEL_PROTO)
+    with archive, naming(path):
+        yield archive, model_proto
 
 
 def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
@@ -265,7 +276,10 @@ def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
 
 
 def _export_single(
-    archive: Archive, destination: str | os.PathLike[str], progress: Progress | None
+    archive: Archive,
+    model_proto: memoryview,
+    destination: str | os.PathLike[str],
+    progress: Progress | None,
 ) -> None:
     total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive.sites))
     if total >= proto.SIZE_LIMIT:
@@ -279,7 +293,7 @@ def _export_single(
         filled.add(key)
         return archive.read(key)
 
-    parts = wire.fill(archive.read(MODEL_PROTO), fill_in)
+    parts = wire.fill(model_proto, fill_in)
     if filled != set(archive.sites):
         # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
         parts = [proto.serialize(complete_model(archive))]
@@ -357,7 +371,7 @@ def extract(
         ChecksumError: Bytes of an entry have changed.
         OSError: The directory cannot be made, or is not empty.
     """
-    with open(path) as archive, naming(path), new_directory(directory) as made:
+    with _opened(path) as (archive, model_proto), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
         counter = ProgressCounter(progress, total)
         process = os.getpid()
@@ -367,5 +381,6 @@ def extract(
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)
-                for piece in counter(pieces(read_verified(archive, name))):
+                data = model_proto if name == MODEL_PROTO else read_verified(archive, name)
+                for piece in counter(pieces(data)):
                     target_writer.write(piece)

@@ -13,7 +13,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
@@ -109,15 +109,15 @@ class DirectoryPlace:
         """As `Place.names`: the files in the directory itself, and those below `assets`."""
         found, folders = [], []
         for entry in self._root.scan(""):
-            if entry.is_file():
+            if _leads_to(entry.is_file):
                 found.append(entry.name)
-            elif entry.name == _ASSETS and entry.is_dir():
+            elif entry.name == _ASSETS and _leads_to(entry.is_dir):
                 folders.append(_ASSETS)
         while folders:
             folder = folders.pop()
             for entry in self._root.scan(folder):
                 name = f"{folder}/{entry.name}"
-                if not entry.is_dir():
+                if not _leads_to(entry.is_dir):
                     found.append(name)
                 elif not entry.is_symlink():
                     folders.append(name)
@@ -145,6 +145,14 @@ class DirectoryPlace:
             ) from None
         self.paths.append(os.path.join(self._root.path, path))
         return found
+
+
+def _leads_to(is_kind: Callable[[], bool]) -> bool:
+    """What a test of a directory entry says; False for a link that cannot be followed."""
+    try:
+        return is_kind()
+    except OSError:  # of a loop, say; whoever names the entry is told
+        return False
 
 
 class ZipPlace:

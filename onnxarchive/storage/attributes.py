@@ -63,11 +63,9 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
         if name.startswith(_POSIX_ACLS):  # the directory's default
             os.removexattr(descriptor, name)
     lost = []
-    if hasattr(os, "fchown"):
-        for owner in ((old.st_uid, old.st_gid), (-1, old.st_gid)):
-            with contextlib.suppress(OSError):
-                os.fchown(descriptor, *owner)
-                break
+    if not keep_owner(descriptor, old):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, -1, old.st_gid)
     new = os.fstat(descriptor)
     mode = stat.S_IMODE(old.st_mode)
     if new.st_uid != old.st_uid:
@@ -93,6 +91,25 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
             f"expected {target} to keep the attributes of the file that it replaces, found that "
             f"these could not be kept: {', '.join(lost)}"
         )
+
+
+def keep_owner(descriptor: int, old: os.stat_result) -> bool:
+    """Gives a new file owner and group of the one it replaces.
+
+    Args:
+        descriptor: The new file.
+        old: Status of the old one.
+
+    Returns:
+        Whether the system permits that.
+    """
+    if not hasattr(os, "fchown"):  # Windows
+        return True
+    try:
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

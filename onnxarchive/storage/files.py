@@ -196,6 +196,30 @@ class MappedFile:
             offset += len(piece)
             size -= len(piece)
 
+    def has_zeros_alone(self, offset: int, size: int) -> bool:
+        """Whether `size` bytes from `offset` are all zeros; holes of the file are not read."""
+        return not any(
+            piece.strip(b"\0")
+            for begin, end in self._written_parts(offset, offset + size)
+            for piece in self.pieces(begin, end - begin)
+        )
+
+    def _written_parts(self, offset: int, end: int) -> Iterator[tuple[int, int]]:
+        """Begin and end of each part that is no hole; one part if the system cannot tell."""
+        if not hasattr(os, "SEEK_DATA"):  # Windows
+            yield offset, end
+            return
+        descriptor = self._require_open()
+        while offset < end:
+            try:
+                begin = os.lseek(descriptor.number, offset, os.SEEK_DATA)
+                offset = os.lseek(descriptor.number, begin, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # a file system that does not know
+                    yield offset, end
+                return  # the rest is a hole, or beyond the end of the file
+            yield begin, min(offset, end)
+
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Writes all of `data` from `offset` on, which may be beyond the end of the file.
 

@@ -123,9 +123,18 @@ def unlock(descriptor: int) -> None:
             _at_locked_byte(descriptor, lambda: msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1))
 
 
-def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
+def require_timeout(timeout: float | None) -> None:
+    """Refuses a timeout that is negative or not a number.
+
+    Raises:
+        ValueError: It is.
+    """
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
+
+
+def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
+    require_timeout(timeout)
     if _held and _this_thread_with(descriptor) in _held:
         if _is_locked_now(descriptor, is_shared):  # an interrupt has ended the edit
             return

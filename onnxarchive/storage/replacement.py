@@ -99,7 +99,8 @@ def remove_abandoned(
 ) -> list[str]:
     """Removes the temporary files of processes that were killed while they wrote `path`.
 
-    Those that are being written are locked, and stay; so does what is not a regular file.
+    Those that are being written are locked, and stay; so does what is not a regular file, and what
+    lies in a directory that may not be listed.
 
     Args:
         path: The file that was to be written.
@@ -114,7 +115,10 @@ def remove_abandoned(
     removed = []
     for target in sorted(targets):
         directory, prefix = os.path.split(_temporary_prefix(target))
-        for name in sorted(os.listdir(directory)):
+        names: list[str] = []
+        with contextlib.suppress(PermissionError):  # to list it, which writing in it does not need
+            names = sorted(os.listdir(directory))
+        for name in names:
             if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
                 continue
             found = os.path.join(directory, name)

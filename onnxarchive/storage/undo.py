@@ -33,6 +33,8 @@ from onnxarchive.storage.filesystem import reserve
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 _TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
+# More than a model (of less than 2 GiB), directory and end records take. A hole may be of any size.
+_MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 
 
@@ -88,7 +90,7 @@ def find(file: MappedFile) -> UnfinishedEdit | None:
     if magic != _MAGIC or trailer != signed + hashlib.sha256(signed).digest():
         return None
     copy_offset = position - (old_size - offset)
-    if not offset <= old_size <= copy_offset:
+    if not (offset <= old_size <= copy_offset and old_size - offset <= _MAX_END_NBYTES):
         return None
     found = hashlib.sha256()
     for piece in file.pieces(copy_offset, old_size - offset):
@@ -108,9 +110,9 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
     """
     edit = UnfinishedEdit(offset, old_size)
     position = file.size - _TRAILER_SIZE - edit.end_nbytes
-    if position < old_size:
+    if position < old_size or edit.end_nbytes > _MAX_END_NBYTES:
         return None
-    if any(piece.strip(b"\0") for piece in file.pieces(old_size, position - old_size)):
+    if not file.has_zeros_alone(old_size, position - old_size):
         return None
     for piece in _log(file, edit):
         found = np.frombuffer(file.read(position, len(piece)), np.uint8)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,7 +38,7 @@ import onnxarchive
 from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError, LockedError
-from onnxarchive.storage import files
+from onnxarchive.storage import files, locking
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork is made")
 
@@ -396,6 +398,47 @@ def test_another_thread_sees_the_state_before_and_waits_to_edit(
         waiting.result()
     assert dict(archive.metadata) == {"a": "1", "b": "by this thread"}
     assert archive.model == referring(path)
+
+
+def test_a_timeout_is_one_for_both_locks_of_an_edit(
+    archive: EditableArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exclusive = locking.exclusive
+    given: list[float] = []
+
+    def watched(descriptor: int, timeout: float | None) -> contextlib.AbstractContextManager[None]:
+        given.append(-1 if timeout is None else timeout)
+        return exclusive(descriptor, timeout)
+
+    with ThreadPoolExecutor(1) as executor:
+        with archive.edit():
+            monkeypatch.setattr(locking, "exclusive", watched)
+            begun = threading.Event()
+
+            def edit() -> None:
+                begun.set()
+                with archive.edit(timeout=60):
+                    pass
+
+            waiting = executor.submit(edit)
+            begun.wait()
+            time.sleep(0.5)
+        waiting.result()
+    assert len(given) == 1
+    assert 0 < given[0] < 59.9
+
+
+@pytest.mark.parametrize("timeout", [-1, -2.5, float("nan")])
+def test_a_timeout_is_not_negative(archive: EditableArchive, timeout: float) -> None:
+    calls: list[Callable[[], object]] = [
+        archive.edit(timeout=timeout).__enter__,
+        lambda: archive.rename(timeout=timeout),
+        lambda: archive.replace_model(new_model(), timeout=timeout),
+        lambda: archive.replace_tensor("w0", np.ones(300, np.float32), timeout=timeout),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^expected a timeout of 0 seconds or more, found"):
+            call()
 
 
 def referring_bytes(archive: EditableArchive) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from edits import (
     NAME,
     added,
     changed,
+    copying_clone,
     new_model,
     no_clones_fixture,  # noqa: F401
     nobody_fixture,  # noqa: F401
@@ -30,9 +32,11 @@ from edits import (
     way_fixture,  # noqa: F401
     weights,
 )
+from interruptions import interrupt
 from models import model_of
 
 import onnxarchive
+from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import Recovery, recover
 from onnxarchive.errors import ArchiveFormatError
@@ -241,6 +245,33 @@ def test_an_unwritable_directory_lets_a_writable_file_be_edited_in_its_place_alo
     require(path, before)
 
 
+@posix
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EPERM, errno.EACCES])
+def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
+    path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    onnxarchive.save(weights(2), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(rewriting, "clone", copying_clone)
+    monkeypatch.setattr(os, "replace", refuse)
+    for edit in IN_PLACE.values():
+        inode = path.stat().st_ino
+        edit(path)
+        require(path, saved(new_model()))
+        assert path.stat().st_ino == inode
+        path.write_bytes(before)
+        with pytest.raises(OSError, match=r"\.onnxa") as caught:
+            edit(path, copy=True)
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+        require(path, before)
+    with pytest.raises(OSError, match=r"\.onnxa"):
+        EDITS["replace_tensor"](path)
+    require(path, before)
+
+
 @pytest.mark.usefixtures("nobody")
 def test_a_file_of_others_is_not_changed(own_path: Path) -> None:
     if os.getuid():
@@ -256,6 +287,22 @@ def test_a_file_of_others_is_not_changed(own_path: Path) -> None:
             change(path)
         assert caught.value.filename == str(path)
     assert os.listdir(path.parent) == [path.name]
+
+
+@posix
+@pytest.mark.usefixtures("nobody")
+def test_in_a_directory_that_may_not_be_listed_an_interrupted_edit_is_rolled_back(
+    own_path: Path,
+) -> None:
+    onnxarchive.save(weights(2), own_path)
+    interrupted = interrupt(own_path, lambda path: replace_model(path, new_model()))
+    own_path.write_bytes(interrupted.states["new end begun"])
+    own_path.parent.chmod(0o300)
+    try:
+        assert recover(own_path) == Recovery(True, ())
+    finally:
+        own_path.parent.chmod(0o700)
+    require(own_path, interrupted.old)
 
 
 @pytest.mark.parametrize("name", [NAME, "-", "a'b\n.onnxa", "%s", "n" * 200])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -37,7 +39,7 @@ from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError
-from onnxarchive.storage import files
+from onnxarchive.storage import files, locking
 from onnxarchive.zipformat.records import LocalHeader
 
 # Weights are not read
@@ -269,6 +271,42 @@ def test_views_that_are_first_asked_for_after_a_change_are_right(
         act(path)
         expected = {tensor.name: tensor.raw_data for tensor in LONG.graph.initializer}
         assert bytes_of(archive) == {**expected, "assets/labels": b"cat" * 5000}
+
+
+COPIES: dict[str, Callable[[Path, Path], object]] = {
+    "load": lambda path, target: onnx.save(onnxarchive.load(path), target),
+    "export": onnxarchive.export,
+    "export beside": lambda path, target: onnxarchive.export(path, target, external_data="data"),
+    "extract": lambda path, target: onnxarchive.extract(path, target),
+}
+
+
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {it.relative_to(folder): it.read_bytes() for it in folder.rglob("*") if it.is_file()}
+
+
+@pytest.mark.usefixtures("no_clones")
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES.keys())
+def test_an_archive_that_is_edited_once_it_is_open_is_copied_as_it_was_opened(
+    path: Path, tmp_path: Path, copy: Callable[[Path, Path], object]
+) -> None:
+    onnxarchive.save(weights(3), path)
+    (tmp_path / "expected").mkdir()
+    (tmp_path / "found").mkdir()
+    copy(path, tmp_path / "expected" / "copy")
+    unlock = locking.unlock
+    edits = [partial(replace_model, path, changed(referring(path), documented("x" * 5000)))]
+
+    def unlock_and_edit(descriptor: int) -> None:
+        unlock(descriptor)
+        while edits:
+            edits.pop()()
+
+    with patch.object(locking, "unlock", unlock_and_edit):
+        copy(path, tmp_path / "found" / "copy")
+    with onnxarchive.open(path) as archive:
+        assert archive.model.doc_string == "x" * 5000
+    assert files_below(tmp_path / "found") == files_below(tmp_path / "expected")
 
 
 def test_the_model_of_an_archive_that_was_changed_is_refused_and_never_crashes(

@@ -47,6 +47,28 @@ def tensor_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return {"copy": request.param == "with copy"}
 
 
+def test_progress_counts_every_entry_that_is_written(
+    path: Path, tensor_way: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    onnxarchive.save(model_of(*(raw_tensor(f"w{i}", dims=(400_000,)) for i in range(2))), path)
+    with onnxarchive.open(path) as archive:
+        nbytes = {name: entry.nbytes for name, entry in archive.entries.items()}
+    if "on a clone" in request.node.name:
+        del nbytes["w0"]
+    calls: list[tuple[int, int]] = []
+    replace_tensor(
+        path,
+        "w1",
+        np.ones(400_000, np.float32),
+        progress=lambda *numbers: calls.append(numbers),
+        **tensor_way,
+    )
+    done, totals = zip(*calls, strict=True)
+    assert set(totals) == {sum(nbytes.values())}
+    assert list(done) == sorted(set(done))
+    assert done[-1] == totals[0]
+
+
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_tensor_gets_other_elements(

@@ -217,10 +217,27 @@ def test_a_link_that_stays_in_the_directory_is_followed(tmp_path: Path) -> None:
     assert _converted(directory) == _single(tmp_path, _model())
 
 
-def test_an_asset_that_is_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+def test_links_that_lead_to_no_file_are_left_out_if_nothing_names_them(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model())
+    (directory / "loop").symlink_to("loop")
+    (directory / "gone").symlink_to("nowhere")
+    (directory / "too long").symlink_to("n" * 300)
+    assert _converted(directory) == _single(tmp_path, _model())
+
+
+def test_a_tensor_whose_location_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    directory = _save(tmp_path / "m", _model(), locations={"a/w": "loop"})
+    (directory / "loop").unlink()
+    (directory / "loop").symlink_to("loop")
+    with pytest.raises(ArchiveFormatError, match=r"'loop'.*symbolic links"):
+        onnxarchive.convert(directory, tmp_path / "m.onnxa")
+
+
+@pytest.mark.parametrize("target", ["nowhere", "gone.txt", "n" * 300])
+def test_an_asset_that_is_a_link_to_nothing_is_named(tmp_path: Path, target: str) -> None:
     directory = _save(tmp_path / "m", _model())
     (directory / "assets").mkdir()
-    (directory / "assets" / "gone.txt").symlink_to("nowhere")
+    (directory / "assets" / "gone.txt").symlink_to(target)
     with pytest.raises((ArchiveFormatError, OSError), match=r"gone\.txt"):
         onnxarchive.convert(directory, tmp_path / "m.onnxa")
 

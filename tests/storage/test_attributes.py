@@ -650,6 +650,28 @@ def test_in_a_directory_of_another_user_a_file_that_all_may_write_is_edited_in_i
     assert os.listdir(path.parent) == [path.name]
 
 
+@root
+@linux
+@pytest.mark.parametrize("write", [replace, by_edit])
+@pytest.mark.parametrize("mode", [0o1777, 0o777], ids=["sticky", "of all"])
+@pytest.mark.parametrize("writer", [OWNER, MEMBER])
+def test_an_edit_changes_no_owner_and_no_group_where_a_clone_would(
+    path: Path, write: Write, mode: int, writer: int
+) -> None:
+    os.chown(path, OWNER, TEAM)
+    path.chmod(0o666)
+    path.parent.chmod(mode)
+    inode = path.stat().st_ino
+    # The owner is no member of the group any more, and the member is not the owner.
+    with user(writer, *((OTHERS, TEAM) if writer == MEMBER else (OTHERS,))):
+        by_clone(path, write)
+    assert path.stat().st_ino == inode
+    assert attributes_of(path) == (OWNER, TEAM, 0o666, {})
+    with onnxarchive.open(path) as archive:
+        assert archive.model.doc_string == "new"
+    assert os.listdir(path.parent) == [path.name]
+
+
 # Who is told
 
 

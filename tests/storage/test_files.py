@@ -108,6 +108,38 @@ def test_pieces_are_no_larger_than_they_should_be(
         assert list(file.pieces(10, 0)) == []
 
 
+@pytest.mark.parametrize("holes", ["found", "not known to the file system", "found by no call"])
+def test_zeros_are_told_from_other_bytes_in_and_between_holes(
+    source: Path, holes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 1 << 20
+    with source.open("wb") as target:
+        target.seek(2 * mib)
+        target.write(b"1" + bytes(4095))
+        target.truncate(4 * mib)
+    if holes == "found by no call":
+        monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+    elif holes == "not known to the file system":
+
+        def refuse(*_: int) -> int:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+        monkeypatch.setattr(os, "lseek", refuse)
+    with MappedFile(source) as file:
+        for offset, size, expected in (
+            (0, 0, True),
+            (0, 2 * mib, True),
+            (0, 2 * mib + 1, False),
+            (2 * mib, 0, True),
+            (2 * mib, 1, False),
+            (2 * mib + 1, 4 * mib, True),
+            (0, 4 * mib, False),
+            (3 * mib, mib, True),
+            (5 * mib, mib, True),
+        ):
+            assert file.has_zeros_alone(offset, size) == expected, (offset, size)
+
+
 def test_threads_that_read_at_once_get_their_own_bytes(source: Path, reading: str) -> None:
     wrong: list[int] = []
 

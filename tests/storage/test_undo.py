@@ -663,6 +663,96 @@ def test_recovery_changes_nothing_but_exact_logs(
         assert path.read_bytes() == content
 
 
+# Holes
+
+
+TIB = 1 << 40
+
+sparse = pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="no system call finds the holes")
+
+
+@pytest.fixture
+def little_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a test read some MiB of files and no more."""
+    pread = os.pread
+    left = 16 << 20
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        nonlocal left
+        left -= size
+        assert left >= 0, "holes are read"
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_hole_behind_an_archive_is_an_edit_that_was_interrupted_and_is_not_read(
+    path: Path, archive: Interrupted
+) -> None:
+    path.write_bytes(archive.old)
+    os.truncate(path, TIB)
+    for read in (onnxarchive.open, onnxarchive.check):
+        with pytest.raises(UnfinishedEditError):
+            read(path)
+    assert recover(path).is_rolled_back
+    assert path.read_bytes() == archive.old
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_log_that_is_torn_is_found_behind_a_hole_and_what_follows_other_bytes_is_none(
+    path: Path, archive: Interrupted
+) -> None:
+    torn = archive.log[: len(archive.log) // 2]
+    for other in (b"", b"1"):
+        path.write_bytes(archive.old)
+        with path.open("r+b") as file:
+            file.seek(TIB // 2)
+            file.write(other)
+            file.seek(TIB)
+            file.write(torn)
+            file.truncate(TIB + len(archive.log))
+        if other:
+            require_refused_unread(path)
+        else:
+            assert recover(path).is_rolled_back
+            assert path.read_bytes() == archive.old
+
+
+def require_refused_unread(path: Path) -> None:
+    for act in (onnxarchive.open, recover):
+        with pytest.raises(ArchiveError) as refused:
+            act(path)
+        assert not isinstance(refused.value, UnfinishedEditError)
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_log_of_a_larger_end_than_archives_have_is_none_and_is_not_read(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(2 * TIB)
+        file.seek(0, os.SEEK_END)
+        file.write(trailer(b"", 4, TIB))
+    with MappedFile(path) as found:
+        assert undo.find(found) is None
+        assert undo.find_torn(found, 4, TIB - 4096) is None
+    require_refused_unread(path)
+
+
+@sparse
+@pytest.mark.usefixtures("little_reading")
+def test_a_temporary_file_of_which_nothing_reached_the_disk_is_removed_unread(
+    path: Path, archive: Interrupted
+) -> None:
+    path.write_bytes(archive.old)
+    left = path.with_name(f".{path.name}.1-1.tmp")
+    left.touch()
+    os.truncate(left, TIB)
+    assert recover(path).removed == (str(left),)
+
+
 # Other zip readers
 
 
