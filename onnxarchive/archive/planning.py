@@ -24,7 +24,7 @@ from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import spool
+from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
 
 # Tensors of attributes and the like of this many bytes or more are written from where they lie.

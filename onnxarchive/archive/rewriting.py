@@ -48,8 +48,9 @@ from onnxarchive.model.tensors import Path, Site
 from onnxarchive.sources.opening import Source, open_model
 from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import MappedFile, PositionalWriter, require_no_input
+from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import clone
+from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.records import LocalHeader

@@ -24,7 +24,8 @@ from onnxarchive.buffers.data import Data, Stored, SupportsWrite
 from onnxarchive.model import ir
 from onnxarchive.model.tensors import Site
 from onnxarchive.storage import locking, threads
-from onnxarchive.storage.files import MappedFile, require_no_input
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.paths import require_no_input
 from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:

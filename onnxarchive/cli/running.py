@@ -22,7 +22,8 @@ from onnxarchive.conversion.sources import open_source
 from onnxarchive.interop.comparing import Comparison, Difference, compare, require_tolerances
 from onnxarchive.interop.running import Memory, Outcome, Value, run
 from onnxarchive.model.keys import Keys
-from onnxarchive.storage.files import MappedFile, require_no_input
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement, replacing
 
 if TYPE_CHECKING:

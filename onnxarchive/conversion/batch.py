@@ -20,7 +20,7 @@ from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.sources.opening import is_model_file
 from onnxarchive.storage import attributes
-from onnxarchive.storage.files import is_below
+from onnxarchive.storage.paths import is_below
 from onnxarchive.storage.threads import require_jobs
 from onnxarchive.zipformat import layout
 

@@ -33,8 +33,9 @@ from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.storage.files import PositionalWriter, make_file, require_no_input, require_process
+from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.threads import require_jobs
 from onnxarchive.zipformat import layout

@@ -30,7 +30,8 @@ from onnxarchive.model import dtypes, proto, tensors, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import Path, Site
-from onnxarchive.storage.files import MappedFile, is_below, require_no_input
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
 
 _HELD_NBYTES: Final = 1024

@@ -24,7 +24,7 @@ from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import Site
-from onnxarchive.storage.files import require_no_input
+from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import onnx
 
@@ -41,9 +41,6 @@ from onnxarchive.model.wire_fields import (
     read_int32,
     varint,
 )
-
-if TYPE_CHECKING:
-    pass
 
 SPAN_LOCATION: Final = "\0onnxarchive/span/"
 """What the location of a hollowed tensor begins with; no file path holds a NUL character."""

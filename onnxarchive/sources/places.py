@@ -23,7 +23,7 @@ from onnxarchive.buffers.data import Data, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import spool
+from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat.foreign import MAX_NAME_SIZE, ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 from onnxarchive.zipformat.records import METHOD_STORED

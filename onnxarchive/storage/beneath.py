@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.storage.files import is_below
+from onnxarchive.storage.paths import is_below
 
 # As `MappedFile` opens files.
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -7,10 +7,9 @@ import errno
 import mmap
 import os
 import stat
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import IO, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming
 from onnxarchive.storage import locking
@@ -532,63 +531,6 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     error = ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule)
     error.path = path
     return error
-
-
-def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
-    """Bytes as a view of a file without a name, which goes when the last view does.
-
-    Args:
-        pieces: The bytes.
-        directory: Where the file is made; None for the system's directory of temporary files.
-
-    Raises:
-        OSError: It cannot be made, or the disk is full; the directory is named.
-    """
-    with _unnamed(directory) as file:
-        try:
-            name = _name_of_unnamed(directory)
-            writer = PositionalWriter(MappedFile(name, descriptor=os.dup(file.fileno())))
-            for piece in pieces:
-                writer.write(piece)
-            if not writer.offset:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), writer.offset, access=mmap.ACCESS_READ))
-        except OSError as error:
-            if error.filename is None:  # else it is of what is read
-                error.filename = _name_of_unnamed(directory)
-            raise
-
-
-def _unnamed(directory: str | None) -> IO[bytes]:
-    try:
-        return tempfile.TemporaryFile(prefix=".onnxarchive-", dir=directory)
-    except OSError as error:
-        error.filename = _name_of_unnamed(directory)
-        raise
-
-
-def _name_of_unnamed(directory: str | None) -> str:
-    return f"a temporary file in {directory or tempfile.gettempdir()}"
-
-
-def is_below(path: str, directory: str) -> bool:
-    """Whether `path` is `directory` or lies in it; both are absolute, without links."""
-    try:
-        return os.path.commonpath([path, directory]) == directory
-    except ValueError:  # on another drive
-        return False
-
-
-def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Refuses to write over what is being read.
-
-    Raises:
-        ValueError: `target` is one of the files `inputs`, under whatever name.
-    """
-    for path in inputs:
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samefile(target, path):
-                raise ValueError(f"expected another file than the input {path}, found {target!s}")
 
 
 def sync(descriptor: int) -> None:

@@ -23,12 +23,13 @@ from onnxarchive.storage.files import (
     MemoryFile,
     PositionalWriter,
     opened,
-    require_no_input,
     sync,
     sync_directory,
     write_at,
 )
+from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import replacing
+from onnxarchive.storage.spooling import spool
 
 CONTENT = bytes(range(256)) * 64
 
@@ -756,5 +757,5 @@ def test_an_error_of_what_is_spooled_names_what_is_read_and_not_the_temporary_fi
         raise OSError(errno.EIO, "broken", "weights.data")
 
     with pytest.raises(OSError, match=r"broken: 'weights\.data'"):
-        files.spool(pieces(), os.fspath(tmp_path))
+        spool(pieces(), os.fspath(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,32 @@
+"""Paths that lie in one another, and outputs that would be written over inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Whether `path` is `directory` or lies in it; both are absolute, without links."""
+    try:
+        return os.path.commonpath([path, directory]) == directory
+    except ValueError:  # on another drive
+        return False
+
+
+def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
+    """Refuses to write over what is being read.
+
+    Raises:
+        ValueError: `target` is one of the files `inputs`, under whatever name.
+    """
+    for path in inputs:
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samefile(target, path):
+                raise ValueError(f"expected another file than the input {path}, found {target!s}")
