@@ -2,7 +2,8 @@
 """Sets up an environment and runs the project's commands in it; needs nothing but Python 3.10.
 
 python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
-python3 tools/dev.py test    formatting, lint, types, rooms, tests; further arguments go to pytest
+python3 tools/dev.py test    formatting, lint, types, rooms, tests; further arguments go to pytest;
+                             --all runs every test, also sweeps, large files and outside tools
 python3 tools/dev.py python  the environment's Python with the arguments that follow
 """
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["demo", "test", "python"])
+    parser.add_argument("--all", action="store_true", help=argparse.SUPPRESS)
     arguments, rest = parser.parse_known_args(argv)
     if sys.version_info < OLDEST_PYTHON:
         sys.exit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
@@ -48,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             run("-m", "ruff", "check")
             run("-m", "mypy")
             run("-c", LINT_IMPORTS)
-            run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *rest)
+            chosen = () if arguments.all else ("-m", "not (sweep or large or tool)")
+            run("-m", "pytest", "--numprocesses", "auto", "--dist", "worksteal", *chosen, *rest)
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0

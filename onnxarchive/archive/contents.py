@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnxarchive.buffers import checksums
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import Report, shown
 from onnxarchive.model import keys, proto, tensors
@@ -162,9 +163,7 @@ def check_data(
 
 def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
     """The bytes of an entry in pieces; its CRC-32 is compared behind the last."""
-    crc32 = nbytes = 0
-    for piece in file.pieces(entry.data_offset, entry.nbytes):
-        crc32 = checksums.crc32(piece, crc32)
-        nbytes += len(piece)
+    found = Crc32()
+    for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
         yield memoryview(piece)
-    check_crc32(entry, nbytes, crc32, report)
+    check_crc32(entry, found.nbytes, found.value, report)

@@ -10,12 +10,12 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import TypeAlias
 
 import onnx
 
-from onnxarchive.buffers import checksums
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, wire
@@ -272,7 +272,7 @@ def _verified(site: Site, data: Data) -> Data:
     What is no entry's mapped bytes has none, or compares it when it is gone through.
     """
     if isinstance(data, Stored) and data.crc32 is not None:
-        found = reduce(lambda before, piece: checksums.crc32(piece, before), data, 0)
+        found = Crc32.of(data).value
         if found != data.crc32:
             raise ChecksumError(
                 f"{site}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "

@@ -38,6 +38,7 @@ from onnxarchive.archive.referring import (
 )
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
@@ -244,10 +245,7 @@ def _is_entry(item: Item, archive: Archive) -> bool:
     data = item.data()
     if isinstance(data, EntryData):
         return data.name == item.name
-    crc32 = 0
-    for piece in data:
-        crc32 = checksums.crc32(piece, crc32)
-    if crc32 != entry.crc32:
+    if Crc32.of(data).value != entry.crc32:
         return False
     offset = entry.data_offset
     for piece in data:
@@ -382,14 +380,13 @@ def _replace_entry(
     def write(target: PositionalWriter) -> None:
         counter = ProgressCounter(progress, nbytes + model.nbytes)
         target.write(replace(unpacked, crc32=crc32).pack())
-        written_crc32 = 0
-        for piece in counter(pieces(data)):
-            written_crc32 = checksums.crc32(piece, written_crc32)
+        written = Crc32()
+        for piece in written(counter(pieces(data))):
             target.write(piece)
-        if written_crc32 != crc32:
+        if written.value != crc32:
             raise ChecksumError(
                 f"{archive.path}: entry {shown(key)}: expected an array that nobody changes while "
-                f"it is written, with CRC-32 {crc32:#010x}, found {written_crc32:#010x}"
+                f"it is written, with CRC-32 {crc32:#010x}, found {written.value:#010x}"
             )
         target.offset = offset
         kept = (len(archive.entries) - 1, packed)

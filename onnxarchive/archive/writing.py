@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from onnxarchive.archive.planning import Item, Plan, given_data, require_names
-from onnxarchive.buffers import checksums
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite
 from onnxarchive.errors import ArchiveFormatError, Report
@@ -161,18 +161,15 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
     is_constant = _is_constant(data)
     if known is not None and not is_constant:
         return FetchedEntry(item.name, _checked(item, data), item.nbytes, known)
-    nbytes = crc32 = 0
-    for piece in _checked(item, data):
-        nbytes += len(piece)
-        crc32 = checksums.crc32(piece, crc32)
+    found = Crc32.of(_checked(item, data))
     if known is not None:  # found another one, that is told when it is written
-        return FetchedEntry(item.name, data, item.nbytes, known, is_constant=crc32 == known)
-    if nbytes != item.nbytes:
+        return FetchedEntry(item.name, data, item.nbytes, known, is_constant=found.value == known)
+    if found.nbytes != item.nbytes:
         raise ArchiveFormatError(
             f"{item.site or item.name}: expected {item.nbytes} bytes, as its shape and data type "
-            f"need, found {nbytes}"
+            f"need, found {found.nbytes}"
         )
-    return FetchedEntry(item.name, data, nbytes, crc32, is_constant)
+    return FetchedEntry(item.name, data, found.nbytes, found.value, is_constant)
 
 
 def _copied(data: Data) -> Data:

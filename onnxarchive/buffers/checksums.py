@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 from zlib_ng import zlib_ng
 
 from onnxarchive.buffers.data import Buffer
+
+_Piece = TypeVar("_Piece", bound="bytes | memoryview")
 
 
 def crc32(data: Buffer, before: int = 0) -> int:
     """CRC-32 of `data`, following bytes whose CRC-32 is `before` (APPNOTE 4.4.7)."""
     return zlib_ng.crc32(data, before)
+
+
+class Crc32:
+    """CRC-32 and size of bytes that come in pieces.
+
+    Attributes:
+        value: CRC-32 of the pieces so far.
+        nbytes: Their size in bytes.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.nbytes = 0
+
+    @classmethod
+    def of(cls, pieces: Iterable[bytes | memoryview]) -> Crc32:
+        """That of all pieces, which are gone through."""
+        found = cls()
+        deque(found(pieces), maxlen=0)
+        return found
+
+    def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+        """Passes pieces on, each of which counts before it is passed."""
+        for piece in pieces:
+            self.value = crc32(piece, self.value)
+            self.nbytes += len(piece)
+            yield piece

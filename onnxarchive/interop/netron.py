@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias
 from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers import checksums
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError
 from onnxarchive.interop.optional import needing
 from onnxarchive.model.keys import MODEL_PROTO
@@ -236,15 +236,13 @@ class _Pages:
             ChecksumError: It is not.
         """
         entry = self._archive.entries[name]
-        crc32 = nbytes = 0
+        found = Crc32()
         held = b""
-        for piece in self._archive.file.pieces(entry.data_offset, entry.nbytes):
+        for piece in found(self._archive.file.pieces(entry.data_offset, entry.nbytes)):
             if held:
                 yield held
-            crc32 = checksums.crc32(piece, crc32)
-            nbytes += len(piece)
             held = piece
-        check_crc32(entry, nbytes, crc32, Report())
+        check_crc32(entry, found.nbytes, found.value, Report())
         if held:
             yield held
 

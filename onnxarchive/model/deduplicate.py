@@ -20,8 +20,8 @@ from typing import Generic, TypeAlias, TypeVar, cast
 import numpy as np
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
-from zlib_ng import zlib_ng
 
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import Path, Site
@@ -282,7 +282,7 @@ def _identical(alike: list[Site], resolve: _Resolve) -> Iterator[list[Site]]:
     Bytes of the same CRC-32 that differ are an accident, or were made so that each would have to be
     compared with each: SHA-256 tells them apart.
     """
-    for group in _groups(alike, lambda site: _crc32(_data(site, resolve))):
+    for group in _groups(alike, lambda site: Crc32.of(_data(site, resolve)).value):
         first, *others = group
         if all(_are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
             yield group
@@ -331,13 +331,6 @@ def _data(site: Site, resolve: _Resolve) -> Iterable[memoryview]:
     if site.tensor.data_location == tensors.EXTERNAL:
         return resolve(site)
     return [tensors.raw_data(site)]
-
-
-def _crc32(data: Iterable[memoryview]) -> int:
-    checksum = 0
-    for piece in data:
-        checksum = zlib_ng.crc32(piece, checksum)
-    return checksum
 
 
 def _sha256(data: Iterable[memoryview]) -> bytes:

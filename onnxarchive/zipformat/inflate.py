@@ -20,7 +20,7 @@ from typing import Protocol, cast
 
 from zlib_ng import zlib_ng
 
-from onnxarchive.buffers import checksums
+from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import PIECE_SIZE, pieces
 from onnxarchive.errors import (
     ArchiveError,
@@ -75,28 +75,26 @@ def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
     """
     data = view[entry.data_offset : entry.data_offset + entry.compressed_nbytes]
     inflated = _METHODS[entry.method](data, entry)
-    nbytes = crc = 0
-    while (piece := _next_piece(inflated, entry)) is not None:
-        nbytes += len(piece)
-        if nbytes > entry.nbytes:
+    found = Crc32()
+    for piece in found(_decoded(inflated, entry)):
+        if found.nbytes > entry.nbytes:
             raise _damaged(entry, f"expected {entry.nbytes} bytes inflated, found more")
-        crc = checksums.crc32(piece, crc)
         if piece:
             yield memoryview(piece)
-    if nbytes != entry.nbytes:
-        raise _damaged(entry, f"expected {entry.nbytes} bytes inflated, found {nbytes}")
-    if crc != entry.crc32:
+    if found.nbytes != entry.nbytes:
+        raise _damaged(entry, f"expected {entry.nbytes} bytes inflated, found {found.nbytes}")
+    if found.value != entry.crc32:
         raise ChecksumError(
-            f"entry {entry.name!r}: expected CRC-32 {entry.crc32:#010x}, found {crc:#010x}",
+            f"entry {entry.name!r}: expected CRC-32 {entry.crc32:#010x}, found {found.value:#010x}",
             entry=entry.name,
         )
 
 
-def _next_piece(
+def _decoded(
     inflated: Iterator[bytes | memoryview], entry: ForeignEntry
-) -> bytes | memoryview | None:
+) -> Iterator[bytes | memoryview]:
     try:
-        return next(inflated, None)
+        yield from inflated
     except ArchiveError:
         raise
     except _DECODING_ERRORS as error:

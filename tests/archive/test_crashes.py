@@ -24,6 +24,8 @@ import onnxarchive
 from onnxarchive.archive import editing, rewriting
 from onnxarchive.storage import files, filesystem, locking, replacement, undo
 
+pytestmark = pytest.mark.sweep
+
 # Where files are written, locked and closed.
 MODULES = (editing, files, filesystem, locking, replacement, rewriting, undo)
 

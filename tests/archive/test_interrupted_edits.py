@@ -202,6 +202,7 @@ def require_all_right(cases: list[Case], edit: Interrupted, way: str) -> None:
             raise AssertionError(f"{way}, {case}") from error
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", [*COMMANDS, "onnx.save"])
 def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
     tmp_path: Path,
@@ -238,6 +239,7 @@ def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
     assert len(cases) == 4 * 6 * 5
 
 
+@pytest.mark.sweep
 def test_a_file_whose_edit_was_interrupted_gives_the_old_archive_or_is_left_as_it_is(
     tmp_path: Path, edit: Interrupted, record_property: Callable[[str, Any], None]
 ) -> None:

@@ -19,6 +19,8 @@ from kill_edits import DisagreementError, Event, State
 
 import onnxarchive
 
+pytestmark = pytest.mark.sweep
+
 BEFORE = State(1, 1, False)
 UNFINISHED = [
     "UnfinishedEditError",

@@ -37,7 +37,10 @@ NODES = 2000
 NODE_SIZE = 4096  # bytes of text in a node
 MODEL_SIZE = NODES * NODE_SIZE
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files are sparse elsewhere")
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(sys.platform == "win32", reason="files are sparse elsewhere"),
+]
 
 
 @cache

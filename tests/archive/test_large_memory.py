@@ -18,9 +18,13 @@ from sparse_files import convert_sparsely, external, require_room, write_data, w
 MIB = 1 << 20
 COUNT = 1024
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is resident"
-)
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(
+        not os.path.exists("/proc/self/status"),
+        reason="/proc/self/status says how much is resident",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ in_every_order = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sweep
 @in_every_order
 @pytest.mark.parametrize("broken", [0, 1, 2, 300, 301, COUNT - 1])
 def test_a_broken_header_is_refused_when_its_tensor_is_read_and_hides_no_other(

@@ -158,6 +158,7 @@ def serial_states(start: State, run: Run, editors: dict[str, Editor]) -> Iterabl
         yield state
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("clone", [no_clone, copying_clone])
 @pytest.mark.parametrize(("one", "other"), [*combinations_with_replacement(EDITORS, 2)], ids=str)
 def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(

@@ -25,6 +25,8 @@ from sparse_files import GIB, convert_sparsely, external, require_room, write_da
 import onnxarchive
 from onnxarchive.buffers import checksums
 
+pytestmark = pytest.mark.large
+
 SIZE = 4 * GIB + 100
 # Bytes that are not 0, at offsets of the large tensor.
 MARKS = {

@@ -40,7 +40,10 @@ SYSTEMS = {
     "btrfs": (256 * MIB, ["mkfs.btrfs", "-q", "-m", "single"]),
 }
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="clones are Linux's")
+pytestmark = [
+    pytest.mark.tool,
+    pytest.mark.skipif(sys.platform != "linux", reason="clones are Linux's"),
+]
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

@@ -261,6 +261,7 @@ def _converting(
         yield process
 
 
+@pytest.mark.tool
 @needs_proc
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(
@@ -326,6 +327,7 @@ def test_a_worker_that_is_starting_leaves_the_terminals_interrupt_to_its_parent(
     assert f"{COUNT} models converted, 0 failed" in output
 
 
+@pytest.mark.tool
 @needs_proc
 def test_workers_whose_parent_is_killed_end_and_leave_no_temporary_file(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -339,6 +341,7 @@ def test_workers_whose_parent_is_killed_end_and_leave_no_temporary_file(tmp_path
     assert len(list(out.iterdir())) < COUNT
 
 
+@pytest.mark.tool
 @needs_proc
 def test_a_worker_that_is_killed_is_a_failure_that_is_listed(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -211,6 +211,7 @@ def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view
     assert read(view.url)
 
 
+@pytest.mark.tool
 @posix
 @needs_netron
 def test_a_browser_shows_the_page_that_it_is_led_to(view: View, browser: Any) -> None:

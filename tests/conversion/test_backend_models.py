@@ -43,6 +43,7 @@ def test_the_test_data_is_there() -> None:
     assert len(LIGHT) == 9
 
 
+@pytest.mark.sweep
 @every_model
 @pytest.mark.parametrize(
     "options", [{}, {"size_threshold": 0, "convert_attribute": True}], ids=["1024", "everything"]
@@ -160,6 +161,7 @@ def test_onnxruntime_runs_most_of_the_models() -> None:
     assert sum(_refusal(path) is None for path in SETS) >= 98
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("path", LIGHT, ids=lambda it: it.stem)
 def test_onnxruntime_gives_the_expected_outputs_of_large_models(tmp_path: Path, path: Path) -> None:
     # as onnx's own runner of these tests makes the input

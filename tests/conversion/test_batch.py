@@ -193,6 +193,7 @@ def test_a_tree_keeps_its_shape_and_a_failure_stops_nothing(
     assert [(count, total) for _, count, total in done] == [(n, 5) for n in range(1, 6)]
 
 
+@pytest.mark.tool
 def test_a_dask_cluster_converts(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="distributed (Dask) is not installed")
     top = _tree(tmp_path / "tree")

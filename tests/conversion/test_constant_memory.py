@@ -29,9 +29,13 @@ GIB = 1 << 30
 BOUND = 150 * MIB
 NEEDED = 6 * GIB
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is allocated"
-)
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(
+        not os.path.exists("/proc/self/status"),
+        reason="/proc/self/status says how much is allocated",
+    ),
+]
 
 # The wire types of protobuf and the numbers of the fields that are written by hand.
 _VARINT, _LENGTH = 0, 2

@@ -687,6 +687,7 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
+@pytest.mark.large
 def test_a_large_model_is_never_in_memory(large_source: Path) -> None:
     code = f"""
 {MEASURE_MEMORY}

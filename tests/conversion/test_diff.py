@@ -924,6 +924,7 @@ def changed_field(message: Any, field: FieldDescriptor) -> bool:
     return True
 
 
+@pytest.mark.sweep
 def test_every_field_of_every_message_makes_a_difference(tmp_path: Path) -> None:
     model = rich_model()
     path, other_path = tmp_path / "one.onnxa", tmp_path / "other.onnxa"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.sweep
+
 TOOL = Path(__file__).parents[2] / "tools" / "kill.py"
 
 

@@ -196,6 +196,7 @@ def test_library_gives_the_verdict_of_the_manifest(
         assert_refused(vector, path, record_property)
 
 
+@pytest.mark.large
 def test_library_gives_the_verdict_of_the_manifest_on_large_vectors(
     large: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -250,6 +251,7 @@ READERS = {
 SIZES = {"small": "--no-large", "large": "--large-only"}
 
 
+@pytest.mark.tool
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("part", SIZES)
 def test_independent_reader_passes_the_suite(
@@ -282,6 +284,7 @@ def scripted(tmp_path: Path, program: str) -> str:
     return f"{sys.executable} '{path}' {{archive}}"
 
 
+@pytest.mark.tool
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -313,6 +316,7 @@ def test_runner_fails_a_reader_that_is_wrong(
     assert re.search(r"vectors: 0 passed, [1-9]\d* failed", done.stdout)
 
 
+@pytest.mark.tool
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
@@ -533,6 +537,7 @@ def test_interrupted_the_runner_ends_in_a_line_with_all_readers(
     wait_until(lambda: not any(map(is_running, sleepers())))
 
 
+@pytest.mark.tool
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_reader_that_takes_too_long_ends_with_what_it_started(
     tmp_path: Path, sleepers: Callable[[], list[int]]

@@ -24,6 +24,8 @@ from zip_readers import READERS, Extracted, Reader, ReaderError, output_of
 import onnxarchive
 from onnxarchive.zipformat import layout
 
+pytestmark = pytest.mark.tool
+
 Record = Callable[[str, object], None]
 
 # They read entries as they come, and so never see what stands in the directory or behind it.

@@ -39,6 +39,8 @@ from onnxarchive.buffers import checksums
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.layout import Placement
 
+pytestmark = pytest.mark.sweep
+
 READERS = Path(__file__).resolve().parents[2] / "conformance" / "readers"
 RecordProperty = Callable[[str, object], None]
 

@@ -24,6 +24,8 @@ from zip_readers import READERS, Extracted, Reader, ReaderError, output_of
 
 import onnxarchive
 
+pytestmark = pytest.mark.tool
+
 
 def tool(name: str) -> str:
     path = shutil.which(name)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from chromium import chromium
 
+pytestmark = pytest.mark.tool
+
 SUITE = Path(__file__).resolve().parents[2] / "conformance"
 PAGE = "readers/javascript/browser.html"
 

@@ -20,6 +20,8 @@ import onnxarchive
 from onnxarchive import ArchiveError
 from onnxarchive.archive.rules import rules
 
+pytestmark = pytest.mark.sweep
+
 ARCHIVES: dict[str, Callable[[], Pieces]] = {
     "plain": fault_seeds.plain,
     "Zip64": fault_seeds.zip64,

@@ -25,6 +25,8 @@ from compared_sessions import (
     session_of_model,
 )
 
+pytestmark = pytest.mark.sweep
+
 DATA = Path(onnx.backend.test.__file__).parent / "data"
 PATHS = sorted(DATA.rglob("*.onnx"))
 EVERYTHING = {"size_threshold": 0, "convert_attribute": True}

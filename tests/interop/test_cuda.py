@@ -25,6 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxarchive
 from onnxarchive.interop import torch as archived
 
+pytestmark = pytest.mark.tool
+
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
 SESSIONS = 4

@@ -201,6 +201,7 @@ def _lazy_model(lazy: _Lazy, count: int = 10) -> Any:
     return ir.Model(graph, ir_version=10)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("convert_attribute", [False, True])
 def test_lazy_tensors_are_evaluated_once_and_one_at_a_time(
     tmp_path: Path, convert_attribute: bool

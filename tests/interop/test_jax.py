@@ -12,6 +12,8 @@ from models import NUMBERS, model_of, random_raw, raw_tensor
 
 import onnxarchive
 
+pytestmark = pytest.mark.tool
+
 with warnings.catch_warnings():  # what other libraries say of one another
     warnings.simplefilter("ignore")
     jax = pytest.importorskip("jax", reason="JAX is not installed")

@@ -17,6 +17,8 @@ from sparse_files import GIB, convert_sparsely, external, require_room, write_da
 
 import onnxarchive
 
+pytestmark = pytest.mark.large
+
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 ROWS = 5 * GIB // (4 * 1024)

@@ -35,6 +35,8 @@ from compared_sessions import (  # noqa: E402
     session_of_model,
 )
 
+pytestmark = pytest.mark.sweep
+
 # Of one or more operators each. They make models, and random data for them, when first imported.
 MODULES = sorted(
     it.name.removeprefix(f"{operators.__name__}.")

@@ -495,6 +495,7 @@ with onnxarchive.Writer(sys.argv[1]) as writer:
     return count * nbytes
 
 
+@pytest.mark.large
 @linux
 @pytest.mark.parametrize("number", [TensorProto.UINT8, TensorProto.INT4], ids=["uint8", "int4"])
 def test_load_pass_and_save_hold_no_weights(tmp_path: Path, number: int) -> None:
@@ -522,6 +523,7 @@ print(growth(work))
         assert len(archive.tensors) == 12
 
 
+@pytest.mark.large
 @linux
 def test_attributes_that_come_back_into_the_model_are_not_copied(tmp_path: Path) -> None:
     path, nbytes = tmp_path / "m.onnxa", 128 * MIB

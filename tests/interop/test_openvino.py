@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 
+pytestmark = pytest.mark.tool
+
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 # Small integers: every type has them, and sums of their products are exact in any order.

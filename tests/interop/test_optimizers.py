@@ -32,6 +32,8 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
 from onnxarchive.interop.transforming import Weights, transform
 
+pytestmark = pytest.mark.tool
+
 MIB = 1 << 20
 ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
 HOWS: tuple[Weights, ...] = ("hidden", "external", "loaded")

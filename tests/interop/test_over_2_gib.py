@@ -23,9 +23,13 @@ ROWS = 300_000  # of 1024 floats: 1.1 GiB
 SIZE = ROWS * 4096
 LAST = struct.pack("<f", 7.0)
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/proc/self/status"), reason="/proc/self/status says how much is allocated"
-)
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(
+        not os.path.exists("/proc/self/status"),
+        reason="/proc/self/status says how much is allocated",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from onnxarchive.interop import torch as archived  # noqa: E402
 
+pytestmark = pytest.mark.tool
+
 # The types that hold the very bytes of `raw_data`.
 SAME = {
     "FLOAT": torch.float32,

@@ -211,6 +211,7 @@ def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
     assert f"expected less than {nbytes} bytes, the most that a browser takes" in str(fault)
 
 
+@pytest.mark.large
 @needs_netron
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is resident")
 def test_a_large_weight_is_given_without_holding_it_in_memory(tmp_path: Path) -> None:
@@ -401,6 +402,7 @@ def shown_values(browser: Any, weight: str) -> str:
     return str(texts[0])
 
 
+@pytest.mark.tool
 def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
     browser: Any, path: Path
 ) -> None:
@@ -423,6 +425,7 @@ def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
         assert [it["message"] for it in browser.get_log("browser")] == []
 
 
+@pytest.mark.tool
 def test_a_browser_shows_no_values_of_a_weight_that_has_changed(browser: Any, path: Path) -> None:
     with onnxarchive.open(path) as archive:
         flip_byte(path, archive.entries["layer_0_weight"].data_offset + 5)

@@ -290,6 +290,7 @@ BASE = model_of(*_held()[:2], tensor_of("w"), _described(tensor_of("v")), tensor
 BASE_SIZES = {"w": 16, "v": 16, "u": 4}
 
 
+@pytest.mark.sweep
 @given(
     st.lists(
         st.tuples(
@@ -317,6 +318,7 @@ def test_whatever_protobuf_parses_is_found_as_one_by_one_or_left_to_that(
     at_once(model, BASE_SIZES, bytes(data))
 
 
+@pytest.mark.sweep
 @settings(max_examples=200, deadline=None)
 @given(model_protos())
 def test_any_model_is_found_as_one_by_one_or_left_to_that(model: onnx.ModelProto) -> None:

@@ -539,6 +539,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     return message_of
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "tool", ["Python stored", "zip", "7z Deflate64", "7z BZip2", "7z LZMA", "Java"]
 )

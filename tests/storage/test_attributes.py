@@ -459,6 +459,7 @@ RIGHTS: dict[str, tuple[int, Callable[[Path], None]]] = {
 rights = pytest.mark.parametrize(("mode", "listed"), RIGHTS.values(), ids=RIGHTS)
 
 
+@pytest.mark.sweep
 @root
 @linux
 @rights
@@ -495,6 +496,7 @@ def lost(path: Path) -> Iterator[list[str]]:
     said += message.removeprefix(f"{start}these could not be kept: ").split(", ")
 
 
+@pytest.mark.sweep
 @root
 @linux
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077], ids=oct)

@@ -340,6 +340,7 @@ class Moments:
         self._at = at
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("kind", "name"), EXCHANGED)
 def test_at_no_two_moments_can_a_name_be_exchanged_to_bring_in_bytes_from_outside(
@@ -437,6 +438,7 @@ def exchanging() -> Iterator[Callable[[Path, Path], None]]:
         process.communicate()
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("kind", "name"), [("file", "data.bin"), ("directory", "data.bin")])

@@ -31,7 +31,10 @@ import onnxarchive
 from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import replace_model, replace_tensor
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bind mounts are Linux's")
+pytestmark = [
+    pytest.mark.tool,
+    pytest.mark.skipif(sys.platform != "linux", reason="bind mounts are Linux's"),
+]
 
 # What writes a whole file, which then has to get the archive's name.
 WHOLE: dict[str, Callable[[Path], object]] = {

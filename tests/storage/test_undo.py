@@ -367,6 +367,7 @@ def partly_zeros(log: bytes) -> Iterator[bytes]:
         )
 
 
+@pytest.mark.sweep
 def test_a_log_of_which_any_bytes_did_not_reach_the_disk_is_rolled_back(
     path: Path, archive: Interrupted, unsynced: None
 ) -> None:
@@ -380,6 +381,7 @@ def test_a_log_of_which_any_bytes_did_not_reach_the_disk_is_rolled_back(
     assert count == 2 * (len(archive.log) + 1) + 64 > 700
 
 
+@pytest.mark.sweep
 def test_a_log_that_is_cut_off_at_any_byte_is_refused_and_the_file_left_as_it_is(
     path: Path, archive: Interrupted
 ) -> None:
@@ -639,6 +641,7 @@ def tails(draw: st.DrawFn, log: bytes) -> bytes:
     return b"".join(draw(st.lists(part, max_size=4)))
 
 
+@pytest.mark.sweep
 @settings(
     max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
@@ -765,6 +768,7 @@ def reader(request: pytest.FixtureRequest) -> Reader:
     return installed
 
 
+@pytest.mark.tool
 def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, reader: Reader) -> None:
     """Neither in one alone, nor in that of a file of which the old model is overwritten."""
     path = path.with_suffix(".zip")

@@ -31,6 +31,8 @@ from processes import started
 import onnxarchive
 from onnxarchive.storage import files
 
+pytestmark = pytest.mark.tool
+
 TOOL = Path(bench.__file__)
 SCALE = 0.001
 MIB = 1 << 20

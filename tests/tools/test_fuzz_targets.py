@@ -57,6 +57,7 @@ def test_the_seeds_of_a_target_are_no_findings_and_some_are_accepted(name: str) 
     assert verdicts.count(True) >= 5
 
 
+@pytest.mark.sweep
 @each_target
 def test_mutated_seeds_are_no_findings(
     name: str, record_property: Callable[[str, object], None]

@@ -1009,6 +1009,7 @@ def replace_zip64_origin(tail: bytes, file: Sparse) -> bytes:
     return tail[:position] + made + tail[position + len(made) :]
 
 
+@pytest.mark.sweep
 @given(st.sampled_from([tiny, tiny_but_for_one, nothing]), st.lists(EDITS, min_size=1, max_size=4))
 @settings(max_examples=2000)
 @example(tiny, [(0, 4, 2, 0, "set")])  # version made by

@@ -26,6 +26,8 @@ from onnxarchive.zipformat.records import (
     Zip64EndRecord,
 )
 
+pytestmark = pytest.mark.tool
+
 TEXT = b"".join(b"line %d\n" % number for number in range(40_000))
 FILES = {
     "model.onnx": TEXT,

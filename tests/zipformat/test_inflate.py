@@ -403,6 +403,7 @@ bombs = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.large
 @on_linux
 @bombs
 def test_a_bomb_declared_as_ten_bytes_takes_little_memory(method: int, total: int) -> None:
@@ -411,6 +412,7 @@ def test_a_bomb_declared_as_ten_bytes_takes_little_memory(method: int, total: in
     assert int(nbytes) <= 10
 
 
+@pytest.mark.large
 @on_linux
 @bombs
 def test_a_bomb_declared_as_what_it_is_takes_little_memory(method: int, total: int) -> None:

@@ -236,6 +236,7 @@ def test_entries_of_no_bytes_are_entries() -> None:
     assert read_back(archive) == entries
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF, 0x10000])
 def test_as_many_entries_as_16_bits_do_not_count_are_read_back(count: int) -> None:
     entries = [(f"k{index}", b"x" * (index % 3)) for index in range(count)]
