@@ -71,7 +71,10 @@ if _TYPE_CHECKING:
     )
     from onnxarchive.interop.checker import check_model as check_model
     from onnxarchive.interop.links import Misfit as Misfit, check_link as check_link, link as link
-    from onnxarchive.interop.onnxruntime import options as options, session as session
+    from onnxarchive.interop.onnxruntime import (
+        session as session,
+        session_options as session_options,
+    )
     from onnxarchive.interop.shape_inference import infer_shapes as infer_shapes
     from onnxarchive.interop.transforming import transform as transform
     from onnxarchive.zipformat.entries import Entry as Entry
@@ -94,7 +97,7 @@ _NAMES = {
     "LockedError TensorNotFoundError UnfinishedEditError UnsupportedFeatureError",
     "interop.checker": "check_model",
     "interop.links": "Misfit check_link link",
-    "interop.onnxruntime": "options session",
+    "interop.onnxruntime": "session session_options",
     "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",
     "zipformat.entries": "Entry",

@@ -356,9 +356,9 @@ def is_archive(path: Path) -> bool:
             broken = _broken_by_data(archive.model, data)
             archive.verify()
             entries = list(archive.entries.values())
-            keys = list(archive.sites)
-            for key in archive.sites:
-                archive.tensor(key)
+            keys = list(archive._sites)
+            for key in archive._sites:
+                archive.tensor_by_key(key)
             for name in archive.tensors:
                 with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong
                     _ = archive.tensors[name]

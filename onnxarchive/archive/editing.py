@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,13 +30,16 @@ from onnxarchive.archive.recovery import require_finished, roll_back
 from onnxarchive.archive.rewriting import Model, Options, write_model, write_tensor
 from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import LockedError, naming
+from onnxarchive.errors import ArchiveError, LockedError, naming
 from onnxarchive.model import proto, renaming, tensors
+from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files, locking
 from onnxarchive.storage.files import MappedFile, require_process
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+_MAX_COMPARED_NBYTES = 64 << 20  # of a model, to find out whether it was changed
 
 __all__ = ["EditableArchive", "Metadata", "change_model", "replace_model", "replace_tensor"]
 
@@ -244,6 +248,7 @@ class EditableArchive(Archive):
         self._writing = threading.RLock()  # while the file is another than the state shows
         # Of this thread: whether it `is_editing`, and of its block of `edit` `model` and `task`.
         self._draft = threading.local()
+        self._shown: onnx.ModelProto | None = None  # what `model` has given
         with (
             naming(path),
             files.opened(
@@ -258,10 +263,12 @@ class EditableArchive(Archive):
         """The model, its large tensors external with their keys as location.
 
         In a block of `edit` it is the model that will be written. Otherwise changing it changes
-        nothing in the archive; assigning a model does, as `replace_model`.
+        nothing in the archive, of which `close` warns; assigning a model does, as `replace_model`.
         """
         model = self._drafted
-        return super().model if model is None else model
+        if model is None:
+            self._shown = model = super().model
+        return model
 
     @model.setter
     def model(self, model: onnx.ModelProto) -> None:
@@ -444,7 +451,23 @@ class EditableArchive(Archive):
             with naming(self.path):
                 self._require_no_edit_by_this_thread()
         with self._unless_forked(self._editor):
+            if os.getpid() == self._process:
+                self._warn_of_lost_changes()
             super().close()
+
+    def _warn_of_lost_changes(self) -> None:
+        """Says so if `model` was changed and not assigned, where that is soon found out."""
+        shown, self._shown = self._shown, None
+        is_large = self.entries[MODEL_PROTO].nbytes >= _MAX_COMPARED_NBYTES
+        if shown is None or shown is not self._found.model or is_large:
+            return
+        with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
+            if onnx.ModelProto.FromString(bytes(self._read_model())) != shown:
+                warnings.warn(
+                    f"{self.path}: the model was changed in memory and not assigned, so that its "
+                    "changes are lost: assign archive.model, or change what archive.edit() gives",
+                    stacklevel=3,
+                )
 
     @property
     def _drafted(self) -> onnx.ModelProto | None:
@@ -479,7 +502,7 @@ class EditableArchive(Archive):
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
-                file = self.file  # the one that the last edit has left
+                file = self._file  # the one that the last edit has left
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:

@@ -92,14 +92,16 @@ def open(
         raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")
     if prefetch is not None:
         try:
-            archive.file.prefetch(prefetch)
+            archive._file.prefetch(prefetch)
         except BaseException:
             archive.close()
             raise
     return archive
 
 
-def load(path: str | os.PathLike[str]) -> onnx.ModelProto:
+def load(
+    path: str | os.PathLike[str], *, max_model_nbytes: int = MAX_MODEL_NBYTES
+) -> onnx.ModelProto:
     """The complete model of an archive, in memory.
 
     Every tensor holds its bytes again, as `raw_data`. What `save` was given comes back equal, but
@@ -108,11 +110,12 @@ def load(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
     Args:
         path: The archive.
+        max_model_nbytes: As in `open`.
 
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
         ChecksumError: Bytes of a tensor have changed.
         OSError: The file cannot be opened or read.
     """
-    with open(path) as archive, naming(path):
+    with open(path, max_model_nbytes=max_model_nbytes) as archive, naming(path):
         return complete_model(archive)

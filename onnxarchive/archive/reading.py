@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
@@ -53,28 +53,44 @@ class Archive:
     change them, whether its model is replaced in its place or the whole of it is saved anew; but
     another program that rewrites the file changes them, and one that truncates it makes reading
     them end the process with SIGBUS. An archive may be used by several threads at once.
-
-    Attributes:
-        path: The archive's path as it was given.
-        max_model_nbytes: Size in bytes above which its model is refused.
     """
 
     def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
-        self.path = file.path
-        self.max_model_nbytes = max_model_nbytes
+        self._path = file.path
+        self._max_model_nbytes = max_model_nbytes
         self._read(file)
 
-    def _read(self, file: MappedFile) -> None:
-        self._found = Snapshot(file, self.max_model_nbytes)
+    def __setattr__(self, name: str, value: object) -> None:
+        attribute = getattr(type(self), name, None)
+        if not name.startswith("_") and getattr(attribute, "fset", None) is None:
+            raise AttributeError(
+                f"{self._path}: expected an attribute that can be assigned, found {name!r}; opened "
+                "with mode='r+' an archive takes another model, doc_string, domain, producer_name "
+                "and producer_version, and items of its metadata"
+            )
+        super().__setattr__(name, value)
 
     @property
-    def file(self) -> MappedFile:
+    def path(self) -> str:
+        """The archive's path as it was given."""
+        return self._path
+
+    @property
+    def max_model_nbytes(self) -> int:
+        """Size in bytes above which its model is refused."""
+        return self._max_model_nbytes
+
+    def _read(self, file: MappedFile) -> None:
+        self._found = Snapshot(file, self._max_model_nbytes)
+
+    @property
+    def _file(self) -> MappedFile:
         """The open file."""
         return self._found.file
 
     @property
-    def sites(self) -> Sites:
+    def _sites(self) -> Sites:
         """The tensors that are stored outside the model, and where they stand in it, by key."""
         return self._found.sites
 
@@ -95,11 +111,14 @@ class Archive:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The model's metadata (`metadata_props`) by key; of a key that is there twice the last."""
-        return proto.metadata(self._found.model)
+        """The model's metadata (`metadata_props`) by key; of a key that is there twice the last.
+
+        It may be changed where the archive is open with mode `"r+"`.
+        """
+        return MappingProxyType(proto.metadata(self._found.model))
 
     @property
-    def records(self) -> Records:
+    def _records(self) -> Records:
         """The directory record of every entry, in the order of the archive."""
         return self._found.directory.records
 
@@ -173,7 +192,7 @@ class Archive:
         with contextlib.ExitStack() as resources:
             is_edited = False
             try:
-                file = resources.enter_context(files.opened(self.file.absolute_path))
+                file = resources.enter_context(files.opened(self._file.absolute_path))
                 resources.callback(file.close)
                 recovery.require_finished(file)
                 records = read_contents(file, Report()).directory.records
@@ -187,7 +206,7 @@ class Archive:
                 raise self._changed()
             yield
 
-    def tensor(self, key: str) -> NDArray[Any]:
+    def tensor_by_key(self, key: str) -> NDArray[Any]:
         """The tensor of a key as a read-only array, wherever it stands in the model.
 
         This reaches what `tensors` does not name: tensors of attributes, functions and
@@ -219,8 +238,8 @@ class Archive:
             ArchiveError: The archive has another directory by now.
             OSError: It is gone, or cannot be read.
         """
-        own = os.path.realpath(self.file.absolute_path)
-        if os.path.realpath(path) == own or self.file.is_at(path):
+        own = os.path.realpath(self._file.absolute_path)
+        if os.path.realpath(path) == own or self._file.is_at(path):
             with MappedFile(path) if file is None else contextlib.nullcontext(file) as found:
                 if not self._found.is_in(found):
                     raise self._edited()
@@ -288,7 +307,7 @@ class Archive:
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""
-        self.file.close()
+        self._file.close()
 
     def __enter__(self: _Opened) -> _Opened:
         return self
@@ -315,7 +334,7 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
     Raises:
         ChecksumError: Bytes of a tensor have changed.
     """
-    for key, site in archive.sites.items():
+    for key, site in archive._sites.items():
         tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
     return archive.model
 

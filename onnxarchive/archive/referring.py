@@ -63,7 +63,7 @@ def kept_assets(archive: Archive, replaced: Iterable[str] = ()) -> list[Item]:
 
 def has_outside_attributes(archive: Archive) -> bool:
     """Whether tensors beside initializers are stored outside the model (`convert_attribute`)."""
-    return any(not site.is_initializer for site in archive.sites.values())
+    return any(not site.is_initializer for site in archive._sites.values())
 
 
 def resolver(archive: Archive, size_threshold: int, convert_attribute: bool) -> Resolve:
@@ -93,7 +93,7 @@ def referred(site: Site, archive: Archive) -> tuple[str, int]:
     reference = tensors.external_data(site, Report())
     assert reference is not None  # the report would have raised
     key = reference.location
-    if key not in archive.sites:
+    if key not in archive._sites:
         raise ArchiveFormatError(
             f"{site}: expected a key of the archive as the location of external data, found "
             f"{key!r}; give a new tensor its bytes as raw_data"

@@ -101,7 +101,7 @@ def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
                 if site.tensor.data_location == tensors.EXTERNAL:
                     referred(site, archive)  # whatever else is the matter with the model
         elif isinstance(model, str | os.PathLike):
-            require_no_input(archive.file.absolute_path, [os.fspath(model)])  # which is locked
+            require_no_input(archive._file.absolute_path, [os.fspath(model)])  # which is locked
             elsewhere = partial(_entry_of, archive)
             source = resources.enter_context(open_model(model, elsewhere=elsewhere))
             given = _Given(source.model, _by_entry(source, archive))
@@ -183,7 +183,7 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
     data: dict[Path, Data] = {}
     for path, found in source.data.items():
         data[path] = found
-        if isinstance(found, FileData) and found.identity == archive.file.identity:
+        if isinstance(found, FileData) and found.identity == archive._file.identity:
             name = name_of.get((found.offset, found.nbytes))
             if name is not None:
                 data[path] = entry_data(archive, name)
@@ -198,7 +198,7 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
 
 
 def _directory_of(archive: Archive) -> str:
-    return os.path.dirname(os.path.realpath(archive.file.absolute_path))
+    return os.path.dirname(os.path.realpath(archive._file.absolute_path))
 
 
 def _placing(archive: Archive, options: Options) -> tuple[int, bool]:
@@ -249,7 +249,7 @@ def _is_entry(item: Item, archive: Archive) -> bool:
         return False
     offset = entry.data_offset
     for piece in data:
-        if archive.file.read(offset, len(piece)) != piece:
+        if archive._file.read(offset, len(piece)) != piece:
             return False
         offset += len(piece)
     return True
@@ -271,7 +271,7 @@ def _plan_in_place(
         ValueError: The model has no tensor for an entry.
     """
     stored = _stored(archive, plan)
-    gone = archive.sites.keys() - stored.values()
+    gone = archive._sites.keys() - stored.values()
     if gone:
         names = [name for name in archive.entries if name in gone]
         listed = ", ".join(map(shown, names[:_MAX_SHOWN_ENTRIES]))
@@ -287,7 +287,7 @@ def _plan_in_place(
         size_threshold=threshold,
         convert_attribute=convert_attribute,
         stored=stored,
-        assigned=Keys(archive.sites),
+        assigned=Keys(archive._sites),
         temporary=_directory_of(archive),
     )
     kept = _kept(archive)
@@ -305,7 +305,7 @@ def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
         data = item.data()
         key = data.name if isinstance(data, EntryData) else item.name
         is_entry = isinstance(data, EntryData) or (
-            key in archive.sites and _is_entry(item, archive)
+            key in archive._sites and _is_entry(item, archive)
         )
         if is_entry and key not in taken:
             taken.add(key)
@@ -323,10 +323,10 @@ def _kept(archive: Archive) -> list[Item]:
 
 
 def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> MappedFile:
-    archive.file.require_locking_process()
+    archive._file.require_locking_process()
     return write_file(
         plan,
-        archive.file.absolute_path,
+        archive._file.absolute_path,
         alignment=archive.alignment,
         progress=progress,
         follow_links=False,
@@ -338,7 +338,7 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
     """Writes what follows the archive's entries but for its model, which all stay."""
     offset = archive.entries[MODEL_PROTO].header_offset
     alignment = archive.alignment
-    kept = (len(archive.entries) - 1, archive.records[:-1].pack())
+    kept = (len(archive.entries) - 1, archive._records[:-1].pack())
     new = Plan(plan.items[kept[0] :], plan.model)
 
     def write(target: PositionalWriter) -> None:
@@ -351,8 +351,8 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
     if options.copy:
         return _write_anew(archive, plan, options.progress)
     archive.require_headers()  # or an edit that is cut off could not be rolled back
-    undo.change_end(archive.file, offset, new.size(alignment, offset, kept), write)
-    return archive.file.reopened()
+    undo.change_end(archive._file, offset, new.size(alignment, offset, kept), write)
+    return archive._file.reopened()
 
 
 def _replace_entry(
@@ -368,10 +368,10 @@ def _replace_entry(
     model = Plan((), Pieces((model_proto,)))
     entry, number = archive.entries[key], archive.entries.index_of[key]
     offset = archive.entries[MODEL_PROTO].header_offset
-    records = archive.records
+    records = archive._records
     changed_record = replace(records[number], crc32=crc32).pack()
     packed = records[:number].pack() + changed_record + records[number + 1 : -1].pack()
-    header = archive.file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    header = archive._file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     unpacked = LocalHeader.unpack(header, 0)
     assert unpacked is not None
     nbytes = data.nbytes  # which are written before the model
@@ -416,15 +416,15 @@ def _changed_clone(
         else_in_place: Whether the file can be changed in its place, too, as is better where a clone
             would have another owner.
     """
-    archive.file.require_locking_process()
+    archive._file.require_locking_process()
     try:
-        replacement = Replacement(archive.file.absolute_path, follow_links=False, is_locked=True)
+        replacement = Replacement(archive._file.absolute_path, follow_links=False, is_locked=True)
     except OSError:  # of this directory, which the other ways name if they need it
         return None
     try:
-        old = os.fstat(archive.file.fileno())
+        old = os.fstat(archive._file.fileno())
         is_fit = not else_in_place or attributes.keep_owner(replacement.fileno(), old)
-        if not (is_fit and clone(archive.file, replacement.fileno())):
+        if not (is_fit and clone(archive._file, replacement.fileno())):
             replacement.discard()
             return None
         replacement.file.offset = offset

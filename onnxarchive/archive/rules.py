@@ -16,7 +16,7 @@ from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.storage import files
+from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
 
 if sys.version_info >= (3, 11):
@@ -92,12 +92,20 @@ class _Findings(Report):
         self._counts: collections.Counter[str] = collections.Counter()
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        finding = Finding(rule, entry, message)
+        self._take(Finding(rule, entry, message))
+
+    def take(self, others: _Findings) -> None:
+        """Adds what was found elsewhere."""
+        for finding in others._kept:
+            self._take(finding)
+
+    def _take(self, finding: Finding) -> None:
         # The model's CRC-32 is compared before it is parsed, and with those of the other entries.
-        if (rule, entry) == ("ZIP-15", MODEL_PROTO) and finding in self._kept:
+        is_of_model = (finding.rule, finding.entry) == ("ZIP-15", MODEL_PROTO)
+        if is_of_model and finding in self._kept:
             return
-        self._counts[rule] += 1
-        if self._counts[rule] <= MAX_FINDINGS:
+        self._counts[finding.rule] += 1
+        if self._counts[finding.rule] <= MAX_FINDINGS:
             self._kept.append(finding)
 
     @property
@@ -121,6 +129,7 @@ def check(
     *,
     full: bool = False,
     progress: Progress | None = None,
+    jobs: int | None = None,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
 ) -> list[Finding]:
     """Holds an archive against every rule of the specification.
@@ -129,7 +138,10 @@ def check(
         path: The archive.
         full: Whether to read the bytes of every entry, for the rules that need them: CRC-32,
             SHA-1 checksums, unused bits and booleans.
-        progress: Called with the bytes done and the bytes in all, under `full`.
+        progress: Called with the bytes done and the bytes in all, under `full`; from any thread, by
+            one at a time.
+        jobs: How many threads to use under `full`; None for one for each core. It changes no
+            finding.
         max_model_nbytes: Size in bytes above which a model is a finding and is not read.
 
     Returns:
@@ -156,6 +168,16 @@ def check(
             headers.compare(number, findings)
         if full:
             counter = ProgressCounter(progress, sum(entries.sizes))
-            for entry in entries:
-                check_data(file, entry, contents.sites.get(entry.name), findings, counter)
+            by_entry: dict[int, _Findings] = {}
+
+            def examine(number: int) -> None:
+                entry, found = entries[number], _Findings()
+                check_data(file, entry, contents.sites.get(entry.name), found, counter)
+                if found.list:
+                    by_entry[number] = found
+
+            numbers = range(len(entries))
+            threads.for_each(numbers, entries.sizes, examine, threads.require_jobs(jobs))
+            for _, found in sorted(by_entry.items()):
+                findings.take(found)
     return findings.list

@@ -58,6 +58,7 @@ def save(
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
+    dedupe: bool = False,
     assets: Mapping[str, Asset] | None = None,
     progress: Progress | None = None,
     jobs: int | None = None,
@@ -83,6 +84,7 @@ def save(
             and training_info are stored outside, too, and not only initializers of the graph and
             its subgraphs. `load` reads all of them; `onnx.load`, on the unzipped directory, reads
             attributes but not the rest.
+        dedupe: Whether identical initializers of a graph become one initializer.
         assets: Further files that the archive carries, by relative path: the bytes themselves, or
             the path of a file.
         progress: Called with the bytes done and the bytes in all, after every few MiB.
@@ -111,6 +113,7 @@ def save(
         resolve=given.resolve,
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
+        dedupe=dedupe,
         assets=open_assets(assets),
         temporary=temporary,
     )

@@ -102,7 +102,7 @@ class Snapshot:
             self.headers.require(number)
 
     def array(self, number: int) -> NDArray[Any]:
-        """The tensor whose bytes are those of an entry, as `Archive.tensor` gives it."""
+        """The tensor whose bytes are those of an entry, as `Archive.tensor_by_key` gives it."""
         view, offset, _ = self.locate(number)
         data_type, shape = self._shapes[number]
         return dtypes.as_array(view, data_type, shape, offset)
@@ -205,7 +205,7 @@ class Initializers:
         sites = [site for site in walked if site.is_initializer and site.name == name]
         keys = {site.path: key for key, site in self._stored.items()}
         owners = ", ".join(
-            f"tensor({keys[site.path]!r})" if site.path in keys else f"model.{site}"
+            f"tensor_by_key({keys[site.path]!r})" if site.path in keys else f"model.{site}"
             for site in islice(sites, _MAX_SHOWN_OWNERS)
         )
         more = f" or one of {len(sites)} in all" if len(sites) > _MAX_SHOWN_OWNERS else ""

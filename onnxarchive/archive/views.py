@@ -25,8 +25,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     It holds those of the main graph and of every subgraph of its nodes. ONNX lets two subgraphs
     own the same name (the branches of an If): such a name is ambiguous, is not iterated over, and
-    looking it up raises, naming the keys under which `Archive.tensor` gives each of them. So a
-    lookup never gives another graph's tensor. Initializers that the model itself holds, small
+    looking it up raises, naming the keys under which `Archive.tensor_by_key` gives each of them.
+    So a lookup never gives another graph's tensor. Initializers that the model itself holds, small
     ones and strings, are here as well.
     """
 

@@ -65,7 +65,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
 
 def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
     listed = []
-    for key, site in archive.sites.items():
+    for key, site in archive._sites.items():
         entry = archive.entries[key]
         listed.append(
             {
@@ -83,8 +83,8 @@ def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
 
 def _counts(archive: Archive) -> dict[str, int]:
     return {
-        "tensors": len(archive.sites),
-        "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(archive.sites),
+        "tensors": len(archive._sites),
+        "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(archive._sites),
         "assets": len(archive.assets),
     }
 

@@ -282,7 +282,7 @@ def _export_single(
     destination: str | os.PathLike[str],
     progress: Progress | None,
 ) -> None:
-    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive.sites))
+    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive._sites))
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
@@ -295,13 +295,13 @@ def _export_single(
         return archive.read(key)
 
     parts = wire.fill(model_proto, fill_in)
-    if filled != set(archive.sites):
+    if filled != set(archive._sites):
         # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are gone through twice: for their CRC-32, and to be written.
-    verified = sum(archive.entries[key].nbytes for key in archive.sites)
+    verified = sum(archive.entries[key].nbytes for key in archive._sites)
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
-    for key in archive.sites:
+    for key in archive._sites:
         counter.add(read_verified(archive, key).nbytes)
     with replacing(destination) as replacement:
         reserve(replacement.fileno(), 0, sum(map(len, parts)))

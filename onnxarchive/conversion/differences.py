@@ -171,7 +171,7 @@ class _Side:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self.sites = {site.path: site for site in tensors.walk(archive.model)}
-        self.keys = {site.path: key for key, site in archive.sites.items()}
+        self.keys = {site.path: key for key, site in archive._sites.items()}
         self.contents: dict[Path, str] = {}
         for path, site in self.sites.items():
             content = self._content(site)
@@ -225,7 +225,7 @@ class _Side:
         entry = self.archive.entries[name]
 
         def read(offset: int, size: int) -> bytes:
-            data = self.archive.file.read(entry.data_offset + offset, size)
+            data = self.archive._file.read(entry.data_offset + offset, size)
             if len(data) < size:
                 with naming(self.archive.path):
                     raise ArchiveFormatError(

@@ -125,7 +125,7 @@ def linked_model(
     if not is_spent:
         model = onnx.ModelProto()
         model.CopyFrom(archive.model)
-    entries, sites = archive.entries, archive.sites
+    entries, sites = archive.entries, archive._sites
     external_data = wire.external_data(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = entries[MODEL_PROTO].nbytes
@@ -162,8 +162,8 @@ def real_path(archive: Archive) -> str:
     Raises:
         ArchiveError: The path leads to another file by now, or to none.
     """
-    for candidate in archive.file.paths():
-        if archive.file.is_at(candidate):
+    for candidate in archive._file.paths():
+        if archive._file.is_at(candidate):
             return candidate
     error = ArchiveError(
         "expected the file that was opened, found another in its place or none; open it anew"
@@ -267,7 +267,7 @@ def fingerprint(archive: Archive) -> str:
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
-        if entry.name in archive.sites:
+        if entry.name in archive._sites:
             line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
             digest.update(line.encode())
     return digest.hexdigest()
@@ -418,7 +418,7 @@ def _misfits(
         beside = _beside(link_path, location)
         if isinstance(beside, Misfit):
             yield beside
-        elif not archive.file.is_at(beside):
+        elif not archive._file.is_at(beside):
             yield Misfit(None, f"expected external data in {archive.path}, found it in {beside}")
         elif os.path.islink(beside) or os.stat(beside).st_nlink > 1:
             yield Misfit(
@@ -429,7 +429,7 @@ def _misfits(
 
     sites = {site.path: site for site in tensors.walk(model)}
     originals = {site.path: site for site in tensors.walk(archive.model)}
-    keys = {site.path: key for key, site in archive.sites.items()}
+    keys = {site.path: key for key, site in archive._sites.items()}
     compared = [path for path in originals if path in sites]
     for path in compared:
         message = _misfit(sites[path], originals[path], keys.get(path), archive)

@@ -217,14 +217,15 @@ class _Pages:
     def _find_entry(self, name: str) -> tuple[str, int, Iterator[bytes]] | None:
         if name == _MODEL:
             name = MODEL_PROTO
-        elif name not in self._archive.sites:
+        elif name not in self._archive._sites:
             return None
         self._archive.read(name)  # compares its local header; nothing is read through the map
         nbytes = self._archive.entries[name].nbytes
         if nbytes >= _TOO_LARGE:
             raise UnsupportedFeatureError(
                 f"entry {name!r}: expected less than {_TOO_LARGE} bytes, the most that a browser "
-                f"takes at once, found {nbytes}; in Python, archive.tensor({name!r}) gives it",
+                f"takes at once, found {nbytes}; in Python, archive.tensor_by_key({name!r}) gives "
+                "it",
                 entry=name,
             )
         return _BYTES, nbytes, self._checked(name)
@@ -238,7 +239,7 @@ class _Pages:
         entry = self._archive.entries[name]
         found = Crc32()
         held = b""
-        for piece in found(self._archive.file.pieces(entry.data_offset, entry.nbytes)):
+        for piece in found(self._archive._file.pieces(entry.data_offset, entry.nbytes)):
             if held:
                 yield held
             held = piece

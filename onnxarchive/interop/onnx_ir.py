@@ -35,7 +35,7 @@ class _Source:
     key: str
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.archive.tensor(self.key), dtype=dtype, copy=copy)
+        return np.array(self.archive.tensor_by_key(self.key), dtype=dtype, copy=copy)
 
 
 class _Origin:
@@ -48,7 +48,7 @@ class _Origin:
         self._archive.require_current(path, file)
 
     def follow(self, file: MappedFile, /) -> None:
-        own = os.path.realpath(self._archive.file.absolute_path)
+        own = os.path.realpath(self._archive._file.absolute_path)
         if os.path.realpath(file.absolute_path) == own:
             self._archive = Archive(file.reopened())
 
@@ -82,13 +82,13 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
 
         Args:
             archive: The archive, which must not be closed while the tensor is used.
-            key: A key of `archive.sites`.
+            key: A key of the archive.
             name: The tensor's name.
             doc_string: As in a TensorProto.
             metadata_props: As in a TensorProto.
             origin: That of the model which it was loaded with; None for one of its own.
         """
-        proto = archive.sites[key].tensor
+        proto = archive._sites[key].tensor
         super().__init__(
             _Source(archive, key),
             onnx_ir.DataType(proto.data_type),
@@ -117,7 +117,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
         Returns:
             A view of the file; for types of less than 8 bits an unpacked copy, made at every call.
         """
-        return self._archive.tensor(self.key)
+        return self._archive.tensor_by_key(self.key)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
@@ -185,7 +185,7 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
         raise UnsupportedFeatureError(
             f"expected a model that onnx_ir can hold, found {type(cause).__name__}: {cause}"
         ) from error
-    missing = dict(archive.sites)
+    missing = dict(archive._sites)
     origin = _Origin(archive)
 
     def mapped(tensor: Any) -> Any:

@@ -105,7 +105,7 @@ class ArchiveSerializer:
                 proto.CopyFrom(linked_model(archive, os.path.basename(path), is_spent=True))
                 return proto
             proto.CopyFrom(archive.model)
-            for key, site in archive.sites.items():
+            for key, site in archive._sites.items():
                 data = bytes(read_verified(archive, key))
                 tensors.set_raw_data(tensors.at(proto, site.path), data)
         except ArchiveError as error:

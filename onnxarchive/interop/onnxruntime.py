@@ -126,14 +126,14 @@ def session(
             prepared.require_file()  # which ONNX Runtime has opened by its name
 
 
-def options(
+def session_options(
     path: Source, sess_options: ort.SessionOptions | None = None
 ) -> tuple[bytes, ort.SessionOptions]:
     """What `session` makes a session of, for those who make it themselves.
 
-    `onnxruntime.InferenceSession(*onnxarchive.options(path))` is a session of the archive. The
-    options may be changed before. They name the archive's directory and the model its file: they
-    are of use as long as both have these names.
+    `onnxruntime.InferenceSession(*onnxarchive.session_options(path))` is a session of the archive.
+    The options may be changed before. They name the archive's directory and the model its file:
+    they are of use as long as both have these names.
 
     Args:
         path: The archive, as in `session`. The options keep the bytes of an archive in memory.
@@ -214,8 +214,8 @@ def _prepare(
     ort = require_onnxruntime()
     archive, is_own = _opened(source, files)
     own = ort.SessionOptions() if given is None else _copy(given, archive.model)
-    if isinstance(archive.file, MemoryFile):
-        return _Prepared(_model_in_memory(archive, own, is_own), own, archive.file, None)
+    if isinstance(archive._file, MemoryFile):
+        return _Prepared(_model_in_memory(archive, own, is_own), own, archive._file, None)
     path = real_path(archive)
     require_text(path)
     folder, name = os.path.split(path)
@@ -223,7 +223,7 @@ def _prepare(
         model = proto.encode(linked_model(archive, name, is_spent=is_own))
     if own is not None:
         _set_folder(own, folder)
-    return _Prepared(model, own, archive.file, path)
+    return _Prepared(model, own, archive._file, path)
 
 
 def _opened(source: Source, files: contextlib.ExitStack) -> tuple[Archive, bool]:
@@ -236,7 +236,7 @@ def _opened(source: Source, files: contextlib.ExitStack) -> tuple[Archive, bool]
         archive = Archive(MemoryFile(as_bytes(source)))
     else:
         raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
-    files.enter_context(archive.file)
+    files.enter_context(archive._file)
     return archive, True
 
 
@@ -261,7 +261,7 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
         return proto.encode(model)
     location = f"onnxarchive-{next(_numbers)}.onnxa"
     model = linked_model(archive, location, _is_taken_from_memory, is_spent=is_spent)
-    data = archive.file.view()
+    data = archive._file.view()
     _buffers[own] = data
     add([location], [data], [data.nbytes])
     return proto.encode(model)

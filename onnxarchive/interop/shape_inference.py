@@ -56,7 +56,7 @@ def infer_shapes(
             strict_mode=strict_mode,
             data_prop=data_prop,
         )
-        for site in archive.sites.values():  # inference adds values, and moves no tensor
+        for site in archive._sites.values():  # inference adds values, and moves no tensor
             tensors.at(model, site.path).CopyFrom(site.tensor)
         if destination is not None:
             save_referring(model, archive, destination)

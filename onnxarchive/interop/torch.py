@@ -130,7 +130,7 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
 
 def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
-    """An array, such as `archive.tensor(key)` gives, as a PyTorch tensor.
+    """An array, such as `archive.tensor_by_key(key)` gives, as a PyTorch tensor.
 
     It takes what `torch.from_numpy` does not: read-only arrays, of which it does not warn, and the
     types of ml_dtypes.
@@ -171,9 +171,9 @@ def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
 def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
     """The bytes of a tensor of FLOAT4E2M1 that is stored outside the model, in their new shape."""
     key = archive.tensors.key(name)
-    if key is None or dtypes.BY_NUMBER[archive.sites[key].tensor.data_type].name != _FLOAT4:
+    if key is None or dtypes.BY_NUMBER[archive._sites[key].tensor.data_type].name != _FLOAT4:
         return None
-    shape = _halved(tuple(archive.sites[key].tensor.dims), f"tensor {name!r}")
+    shape = _halved(tuple(archive._sites[key].tensor.dims), f"tensor {name!r}")
     return np.frombuffer(archive.read(key), np.uint8).reshape(shape)
 
 

@@ -271,7 +271,7 @@ def _hidable(archive: Archive) -> dict[str, Site]:
 
     return {
         key: site
-        for key, site in archive.sites.items()
+        for key, site in archive._sites.items()
         if is_left_outside(site, archive.entries[key].nbytes) and is_hidable(site)
     }
 

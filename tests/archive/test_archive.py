@@ -173,7 +173,7 @@ def test_tensors_of_every_type_are_the_arrays_of_onnx(
             assert not array.flags.writeable
             if size_threshold == 0:
                 assert bytes(archive.read(expected.name)) == tensor.raw_data
-                assert archive.tensor(expected.name).tobytes() == reference.tobytes()
+                assert archive.tensor_by_key(expected.name).tobytes() == reference.tobytes()
 
 
 def test_tensors_with_a_zero_among_large_dims_are_read(path: Path) -> None:
@@ -207,13 +207,13 @@ def test_tensors_outside_initializers_are_reached_by_their_key(path: Path) -> No
         assert len(archive.tensors) == 8
         assert "function.t" not in archive.tensors
         for name in ("function_t", "main_t", "default", "initialization_a_tensors1"):
-            assert archive.tensor(name).shape == (300,)
-        indices = archive.tensor("main_sparse_tensor_indices")
+            assert archive.tensor_by_key(name).shape == (300,)
+        indices = archive.tensor_by_key("main_sparse_tensor_indices")
         assert indices.dtype == np.int64
         with pytest.raises(TensorNotFoundError, match="'__MODEL_PROTO'"):
-            archive.tensor("__MODEL_PROTO")
+            archive.tensor_by_key("__MODEL_PROTO")
         with pytest.raises(TensorNotFoundError, match=r"'main\.t'"):
-            archive.tensor("main.t")
+            archive.tensor_by_key("main.t")
 
 
 # Names that several graphs have
@@ -246,11 +246,11 @@ def test_a_name_of_two_graphs_is_ambiguous_and_its_keys_are_named(branches: Arch
         branches.tensors["w"]
     assert str(caught.value) == (
         f"{branches.path}: expected the name of one initializer, found several of 'w': "
-        "take tensor('w'), tensor('w_2')"
+        "take tensor_by_key('w'), tensor_by_key('w_2')"
     )
     for key, seed in (("w", 1), ("w_2", 2)):
         expected = numpy_helper.to_array(raw_tensor("w", dims=(300,), seed=seed))
-        assert branches.tensor(key).tobytes() == expected.tobytes()
+        assert branches.tensor_by_key(key).tobytes() == expected.tobytes()
 
 
 def test_an_ambiguous_name_is_not_among_the_tensors(branches: Archive) -> None:
@@ -304,7 +304,7 @@ def test_three_graphs_may_have_the_same_name(path: Path) -> None:
         model.graph.node.append(node(attribute("g", g=graph)))
     onnxarchive.save(model, path)
     with onnxarchive.open(path) as archive:
-        with pytest.raises(TensorNotFoundError, match=r"tensor\('w'\).*'w_2'.*'w_3'"):
+        with pytest.raises(TensorNotFoundError, match=r"tensor_by_key\('w'\).*'w_2'.*'w_3'"):
             archive.tensors["w"]
         assert len(archive.tensors) == 0
 
@@ -318,7 +318,7 @@ def test_views_are_read_only_and_of_one_map(archive: Archive) -> None:
     assert (view.format, view.ndim) == ("B", 1)
     array = archive.tensors["layer.0/weight"]
     assert np.shares_memory(array, np.frombuffer(view, np.uint8))
-    assert np.shares_memory(array, archive.tensor("layer_0_weight"))
+    assert np.shares_memory(array, archive.tensor_by_key("layer_0_weight"))
     assert not array.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         array[0, 0] = 1
@@ -367,7 +367,7 @@ def test_reading_after_close_is_a_value_error_that_says_so(path: Path) -> None:
     calls: list[Callable[[], object]] = [
         lambda: archive.read("inner"),
         lambda: archive.read("layer_0_weight"),
-        lambda: archive.tensor("inner"),
+        lambda: archive.tensor_by_key("inner"),
         lambda: tensors["inner"],
         lambda: assets["empty"],
         lambda: assets["a/labels.txt"],
@@ -454,7 +454,7 @@ def test_opening_touches_no_weight_and_no_local_header_but_that_of_the_model(pat
         with pytest.raises(ArchiveFormatError, match="ZIP-7"):
             archive.tensors["layer.0/weight"]
         with pytest.raises(ArchiveFormatError, match="ZIP-7"):
-            archive.tensor("layer_0_bias")
+            archive.tensor_by_key("layer_0_bias")
         assert archive.tensors["scale"].shape == ()
 
 
@@ -494,6 +494,7 @@ def test_every_field_of_a_local_header_is_compared_when_it_is_read(
         onnxarchive.load(path)
 
 
+@pytest.mark.filterwarnings("ignore:.*changed in memory and not assigned")
 @pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.parametrize(
     "change",
@@ -521,11 +522,11 @@ def test_a_model_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
     with onnxarchive.open(path, mode) as archive:
         if is_indexed:
             assert list(archive.tensors) == list(arrays)
-        sites = [(key, site.where) for key, site in archive.sites.items()]
+        sites = [(key, site.where) for key, site in archive._sites.items()]
         change(archive.model.graph.initializer)
-        assert [(key, site.where) for key, site in archive.sites.items()] == sites
+        assert [(key, site.where) for key, site in archive._sites.items()] == sites
         for name, array in arrays.items():
-            assert np.array_equal(archive.tensor(name), array)
+            assert np.array_equal(archive.tensor_by_key(name), array)
             assert np.array_equal(archive.tensors[name], array)
         archive.verify()
 
@@ -544,11 +545,11 @@ def test_a_shape_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
         model.graph.node.append(node(attribute("value", t=weight)))
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert len(archive.sites) == 2 - is_usual
-        for site in archive.sites.values():
+        assert len(archive._sites) == 2 - is_usual
+        for site in archive._sites.values():
             site.tensor.dims[:] = dims
             site.tensor.data_type = onnx.TensorProto.DOUBLE
-        for found in (archive.tensors["w"], *map(archive.tensor, archive.sites)):
+        for found in (archive.tensors["w"], *map(archive.tensor_by_key, archive._sites)):
             assert (found.dtype, found.shape) == (array.dtype, array.shape)
             assert found.tobytes() == array.tobytes()
 
@@ -764,6 +765,14 @@ def test_a_file_that_became_shorter_is_refused_and_not_mapped(path: Path) -> Non
 
 
 # Threads
+
+
+@pytest.mark.parametrize("name", ["doc_string", "metadata", "model", "path", "tensors", "new"])
+def test_nothing_can_be_assigned_to_an_archive_that_is_read(archive: Archive, name: str) -> None:
+    with pytest.raises(AttributeError, match=f"can be assigned, found '{name}'; opened with mode"):
+        setattr(archive, name, "x")
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        archive.metadata["author"] = "Ada"  # type: ignore[index]
 
 
 def test_threads_may_read_at_once(path: Path) -> None:

@@ -92,7 +92,7 @@ def alternating_clones() -> Callable[[files.MappedFile, int], bool]:
 
 LOOKS: dict[str, Callable[[EditableArchive, str], bytes]] = {
     "tensors": lambda archive, name: archive.tensors[name].tobytes(),
-    "tensor": lambda archive, key: archive.tensor(key).tobytes(),
+    "tensor": lambda archive, key: archive.tensor_by_key(key).tobytes(),
     "read": lambda archive, key: bytes(archive.read(key)),
 }
 

@@ -77,6 +77,7 @@ def test_tensors_that_were_asked_for_before_follow_their_names(path: Path) -> No
         assert {name: array.tobytes() for name, array in tensors.items()} == before
 
 
+@pytest.mark.filterwarnings("ignore:.*changed in memory and not assigned")
 def test_what_is_done_to_the_model_that_was_read_is_not_written_by_other_changes(
     path: Path,
 ) -> None:
@@ -260,3 +261,28 @@ def test_an_archive_is_edited_wherever_the_process_goes(
                 model.doc_string = text
             assert archive.doc_string == text
     require(path, saved(changed(weights(2), documented("again"))))
+
+
+# What would be lost without a word
+
+
+def test_a_model_that_was_changed_and_not_assigned_is_warned_of(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    archive = onnxarchive.open(path, mode="r+")
+    archive.model.doc_string = "lost"
+    with pytest.warns(UserWarning, match="changed in memory and not assigned") as warned:
+        archive.close()
+    assert warned[0].filename == __file__
+    assert str(path) in str(warned[0].message)
+    archive.close()  # warns no more
+
+
+def test_nothing_is_warned_of_where_nothing_is_lost(path: Path) -> None:
+    onnxarchive.save(weights(2), path)
+    with onnxarchive.open(path, mode="r+") as archive:
+        model = archive.model
+        model.doc_string = "assigned"
+        archive.model = model
+        assert archive.model.doc_string == "assigned"
+    with onnxarchive.open(path) as reader:
+        reader.model.doc_string = "nobody would think that it is saved"

@@ -142,7 +142,7 @@ def end_of(path: Path) -> bytes:
     """The model and what follows it."""
     with onnxarchive.open(path) as archive:
         offset = archive.entries[MODEL_PROTO].header_offset
-        return archive.file.read(offset, archive.file.size - offset)
+        return archive._file.read(offset, archive._file.size - offset)
 
 
 def test_a_new_model_is_put_behind_64_gib_of_weights_in_the_same_file(archive: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_comparison_that_reports_goes_on(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         for name in ("w3", "w9"):
             break_local_header(path, archive.entries[name])
-        headers = LocalHeaders(archive.file, archive._found.directory)
+        headers = LocalHeaders(archive._file, archive._found.directory)
         rules = Rules()
         for number in range(len(archive.entries)):
             headers.compare(number, rules)

@@ -182,7 +182,7 @@ def test_a_file_that_is_replaced_before_it_is_mapped_is_read_as_it_was(
 os.replace(other, path)
 print(set(archive.tensors["w"].tolist()), set(archive.read("v")), set(archive.assets["a"]))
 archive.verify()
-print(set(archive.tensor("v").tolist()))
+print(set(archive.tensor_by_key("v").tolist()))
 """
     assert run_python(code, path, other).splitlines() == ["{1} {1} {1}", "{1}"]
 

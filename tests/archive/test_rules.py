@@ -591,6 +591,19 @@ def test_a_finding_can_be_printed_compared_and_put_in_a_set() -> None:
     assert {finding, Finding("ZIP-15", "w", "expected this, found that")} == {finding}
 
 
+def test_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> None:
+    tensors = [raw_tensor(f"w{number}", dims=(1 << 17,), seed=number) for number in range(8)]
+    onnxarchive.save(model_of(*tensors), path)
+    with onnxarchive.open(path) as archive:
+        offsets = [entry.data_offset for entry in archive.entries.values()]
+    for offset in offsets[:8:2]:
+        flip_byte(path, offset + 77)
+    found = onnxarchive.check(path, full=True, jobs=1)
+    assert [finding.entry for finding in found] == ["w0", "w2", "w4", "w6"]
+    for jobs in (2, 3, 64, None):
+        assert onnxarchive.check(path, full=True, jobs=jobs) == found
+
+
 def test_checking_says_how_far_it_is(path: Path) -> None:
     onnxarchive.save(_model(), path, assets={"large": bytes(20 * MIB)})
     calls: list[tuple[int, int]] = []

@@ -134,8 +134,8 @@ def test_a_tensor_of_an_attribute_names_its_key_itself(path: Path) -> None:
         writer.finish(model)
     assert onnxarchive.check(path, full=True) == []
     with onnxarchive.open(path) as archive:
-        assert np.array_equal(archive.tensor(key), WEIGHT.astype(np.float16))
-        assert np.array_equal(archive.tensor("x"), np.arange(3))
+        assert np.array_equal(archive.tensor_by_key(key), WEIGHT.astype(np.float16))
+        assert np.array_equal(archive.tensor_by_key("x"), np.arange(3))
         assert list(archive.tensors) == ["w"]
         attribute_tensor = archive.model.graph.node[0].attribute[0].t
         assert (attribute_tensor.name, list(attribute_tensor.dims)) == ("any name", [20, 30])

@@ -177,7 +177,7 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
                 "dims": list(site.tensor.dims),
                 "sha256": hashlib.sha256(archive.read(key)).hexdigest(),
             }
-            for key, site in archive.sites.items()
+            for key, site in archive._sites.items()
         ]
         wanted = {tensor["key"]: tensor for tensor in expected["tensors"]}
         assert {tensor["key"]: tensor for tensor in tensors} == wanted

@@ -179,7 +179,7 @@ def test_any_model_is_linked_as_if_field_by_field(
     with onnxarchive.open(path) as archive:
         before = archive.model.SerializeToString()
         expected = onnx.ModelProto.FromString(before)
-        for key, site in archive.sites.items():
+        for key, site in archive._sites.items():
             tensor, entry = tensors.at(expected, site.path), archive.entries[key]
             if is_outside(site, entry.nbytes):
                 tensors.set_location(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import gc
 import inspect
 import os
@@ -79,7 +78,7 @@ def test_a_session_is_one_of_onnxruntime_and_runs_the_model(path: Path, expected
 
 
 def test_weights_are_read_from_the_archive_itself(path: Path) -> None:
-    model, options = onnxarchive.options(path)
+    model, options = onnxarchive.session_options(path)
     assert len(model) < 1000
     weight = onnx.ModelProto.FromString(model).graph.initializer[0]
     pairs = {pair.key: pair.value for pair in weight.external_data}
@@ -142,7 +141,7 @@ def test_the_model_of_an_open_archive_is_not_changed(path: Path) -> None:
         with opened as archive:
             before = archive.model.SerializeToString()
             session(archive)
-            onnxarchive.options(archive)
+            onnxarchive.session_options(archive)
             assert archive.model.SerializeToString() == before
 
 
@@ -197,7 +196,7 @@ def test_an_open_archive_is_not_taken_for_what_has_its_name_now(path: Path) -> N
         with pytest.raises(onnxarchive.ArchiveError, match="found another in its place or none"):
             session(archive)
         with pytest.raises(onnxarchive.ArchiveError, match="open it anew"):
-            onnxarchive.options(archive)
+            onnxarchive.session_options(archive)
 
 
 def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
@@ -277,7 +276,7 @@ def test_shapes_are_inferred_from_tensors_stored_outside(tmp_path: Path, count: 
     model = _split(count, np.int64)
     onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert list(archive.sites) == ["split"]
+        assert list(archive._sites) == ["split"]
     x = np.arange(2 * count, dtype=np.float32)
     for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
         assert run(session(source), x) == run(original(model), x)
@@ -347,13 +346,13 @@ def test_tensors_may_be_stored_outside_wherever_they_stand(
         expected = run(original(model), feed)
         for source in (path, path.read_bytes()):
             assert run(session(source), feed) == expected
-    prepared = onnx.ModelProto.FromString(onnxarchive.options(path)[0])
+    prepared = onnx.ModelProto.FromString(onnxarchive.session_options(path)[0])
     outside = [it.name for it in prepared.graph.initializer if it.external_data]
     assert outside == ["w"]
     branches = prepared.graph.node[-1].attribute
     assert all(it.g.initializer[0].external_data for it in branches)
     assert prepared.functions[0].node[0].attribute[0].t.raw_data
-    in_memory = onnx.ModelProto.FromString(onnxarchive.options(path.read_bytes())[0])
+    in_memory = onnx.ModelProto.FromString(onnxarchive.session_options(path.read_bytes())[0])
     assert bool(in_memory.graph.initializer[0].external_data) == hasattr(ort.SessionOptions, ADD)
     assert all(it.g.initializer[0].raw_data for it in in_memory.graph.node[-1].attribute)
 
@@ -371,7 +370,7 @@ def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> Non
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert len(archive.sites) == 4
+        assert len(archive._sites) == 4
     assert run(session(path)) == run(original(model))
 
 
@@ -391,12 +390,12 @@ def test_a_model_that_would_take_2_gib_is_refused(
 def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = onnxarchive.options(path)
+    model, _ = onnxarchive.session_options(path)
     monkeypatch.setattr(proto, "SIZE_LIMIT", len(model))
     with pytest.raises(onnxarchive.ArchiveFormatError, match=f"less than {len(model)} bytes"):
         onnxarchive.session(path)
     monkeypatch.setattr(proto, "SIZE_LIMIT", len(model) + 1)
-    assert onnxarchive.options(path)[0] == model
+    assert onnxarchive.session_options(path)[0] == model
 
 
 # Options of the caller
@@ -407,12 +406,14 @@ def test_the_callers_options_are_not_changed(path: Path, expected: bytes) -> Non
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for source in (path, path.read_bytes()):
         assert run(session(source, options)) == expected
-        onnxarchive.options(source, options)
+        onnxarchive.session_options(source, options)
     with pytest.raises(RuntimeError, match="does not have configuration"):
         options.get_session_config_entry(FOLDER)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     if hasattr(options, ADD):  # a file that is there already cannot be added again
-        model = onnx.ModelProto.FromString(onnxarchive.options(path.read_bytes(), options)[0])
+        model = onnx.ModelProto.FromString(
+            onnxarchive.session_options(path.read_bytes(), options)[0]
+        )
         location = model.graph.initializer[0].external_data[0].value
         getattr(options, ADD)([location], [b"1"], [1])
 
@@ -426,7 +427,7 @@ def test_the_callers_options_hold_for_the_session(path: Path) -> None:
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.add_session_config_entry("a.key.of.tomorrow", "kept")
-    _, given = onnxarchive.options(path, options)
+    _, given = onnxarchive.session_options(path, options)
     for copied in (given, session(path, options).get_session_options()):
         assert copied is not options
         for name, _ in inspect.getmembers(options, lambda it: not callable(it)):
@@ -477,7 +478,7 @@ def test_options_that_cannot_be_copied_are_lent(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that other providers are passed over
         with pytest.raises(onnxarchive.UnsupportedFeatureError, match=r"call options\(path\) with"):
-            onnxarchive.options(path, options)
+            onnxarchive.session_options(path, options)
     kwargs: dict[str, Any] = {} if why == "providers" else {"providers": CPU}
     made = onnxarchive.session(path, options, **kwargs)
     assert isinstance(made, ort.InferenceSession)
@@ -546,11 +547,14 @@ def test_providers_can_be_set_later(path: Path, expected: bytes) -> None:
 
 def test_the_pieces_make_a_session(path: Path, expected: bytes) -> None:
     for source in (path, path.read_bytes()):
-        model, options = onnxarchive.options(source)
+        model, options = onnxarchive.session_options(source)
         options.log_severity_level = 4
         assert type(model) is bytes
         assert run(ort.InferenceSession(model, options, CPU)) == expected
-        assert run(ort.InferenceSession(*onnxarchive.options(source), providers=CPU)) == expected
+        assert (
+            run(ort.InferenceSession(*onnxarchive.session_options(source), providers=CPU))
+            == expected
+        )
 
 
 class _Data(bytearray):
@@ -560,7 +564,7 @@ class _Data(bytearray):
 def test_options_keep_an_archive_in_memory_as_long_as_they_live(path: Path) -> None:
     data = _Data(path.read_bytes())
     is_there = weakref.ref(data)
-    pieces = onnxarchive.options(data)
+    pieces = onnxarchive.session_options(data)
     del data
     gc.collect()
     assert is_there() is not None or not hasattr(pieces[1], ADD)
@@ -582,7 +586,7 @@ def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
     with onnxarchive.open(path) as archive:
         entry = archive.entries["layer_0_weight"]
     break_local_header(path, entry)
-    for call in (onnxarchive.session, onnxarchive.options):
+    for call in (onnxarchive.session, onnxarchive.session_options):
         with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
             call(path)
         assert str(caught.value).startswith(f"{path}: ")
@@ -625,14 +629,14 @@ def test_an_old_onnxruntime_is_refused(path: Path, monkeypatch: pytest.MonkeyPat
     ):
         onnxarchive.session(path)
     monkeypatch.setattr(ort, "__version__", "2.0.0+cuda")
-    onnxarchive.options(path)
+    onnxarchive.session_options(path)
 
 
 def test_an_onnxruntime_that_reads_no_files_from_memory_gets_all_in_the_model(
     path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(ort.SessionOptions, ADD, raising=False)
-    model, options = onnxarchive.options(path.read_bytes())
+    model, options = onnxarchive.session_options(path.read_bytes())
     assert onnx.ModelProto.FromString(model) == runnable_model()
     assert run(ort.InferenceSession(model, options, CPU)) == expected
     assert run(session(path.read_bytes())) == expected
@@ -641,32 +645,13 @@ def test_an_onnxruntime_that_reads_no_files_from_memory_gets_all_in_the_model(
 def test_importing_and_linking_imports_no_onnxruntime(path: Path) -> None:
     code = """
 import sys, onnxarchive
-from onnxarchive import session, options, link, check_link
+from onnxarchive import session, session_options, link, check_link
 print("onnxruntime" in sys.modules)
 onnxarchive.link(sys.argv[1], sys.argv[1] + ".onnx")
 assert onnxarchive.check_link(sys.argv[1] + ".onnx") == []
 print("onnxruntime" in sys.modules)
 """
     assert run_python(code, path).split() == ["False", "False"]
-
-
-def test_no_lower_floor_imports_the_runtimes() -> None:
-    package = Path(onnxarchive.__file__).parent
-    lower = ["errors", "archive", "rules", "save", "convert", "batch", "files", "sources"]
-    lower += ["model", "zipformat"]
-    files = [
-        file for name in lower for file in [package / f"{name}.py", *(package / name).glob("*")]
-    ]
-    files = [file for file in files if file.suffix == ".py" and file.exists()]
-    assert len(files) >= 20
-    for file in files:
-        names: list[str] = []
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{it.name}" for it in node.names]
-            elif isinstance(node, ast.Import):
-                names += [it.name for it in node.names]
-        assert not [it for it in names if it.startswith(("onnxarchive.interop", "onnxruntime"))]
 
 
 def test_a_session_keeps_only_maps_and_lets_go_of_them(path: Path) -> None:

@@ -28,7 +28,7 @@ sys.meta_path.insert(0, Refusing())
 """
 CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session(path)"),
-    ("onnxruntime", "onnxarchive", "onnxarchive.options(path)"),
+    ("onnxruntime", "onnxarchive", "onnxarchive.session_options(path)"),
     ("onnxruntime", "onnxarchive.interop.running", "onnxarchive.interop.running.run(path)"),
     ("onnx_ir", "onnxarchive.ir", "onnxarchive.ir.load(path)"),
     ("onnx_ir", "onnxarchive", "import onnxarchive.interop.onnx_ir"),

@@ -95,7 +95,7 @@ def test_the_model_that_is_given_is_the_one_that_is_written(path: Path, tmp_path
     with onnxarchive.open(tmp_path / "out.onnxa") as archive:
         assert archive.model == model
     with onnxarchive.open(path) as archive:
-        for key, site in archive.sites.items():
+        for key, site in archive._sites.items():
             assert tensors.location(tensors.at(model, site.path)) == key
 
 
@@ -135,8 +135,8 @@ def test_tensors_everywhere_stay_where_they_are(tmp_path: Path) -> None:
         onnxarchive.open(tmp_path / "m.onnxa") as before,
         onnxarchive.open(tmp_path / "out.onnxa") as after,
     ):
-        assert {key: site.path for key, site in after.sites.items()} == {
-            key: site.path for key, site in before.sites.items()
+        assert {key: site.path for key, site in after._sites.items()} == {
+            key: site.path for key, site in before._sites.items()
         }
 
 

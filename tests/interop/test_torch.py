@@ -295,7 +295,7 @@ def test_a_tensor_of_an_attribute_is_reached_by_its_key(tmp_path: Path) -> None:
     )
     onnxarchive.save(model, tmp_path / "m.onnxa", convert_attribute=True)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        tensor = archived.from_numpy(archive.tensor("v"))
+        tensor = archived.from_numpy(archive.tensor_by_key("v"))
     assert tensor.dtype == torch.bfloat16
     assert _raw(tensor) == value.raw_data
 

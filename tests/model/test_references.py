@@ -143,7 +143,7 @@ def test_what_this_library_writes_is_read_at_once(by: str, tmp_path: Path) -> No
                 writer.add(name, arrays[name])
             writer.finish(model_of(raw_tensor("small")))
     with onnxarchive.open(path) as archive:
-        assert (len(archive.sites.names), archive.sites.others) == (50, {})
+        assert (len(archive._sites.names), archive._sites.others) == (50, {})
         assert all(np.array_equal(archive.tensors[name], arrays[name]) for name in arrays)
 
 
