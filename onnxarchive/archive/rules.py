@@ -34,7 +34,6 @@ class Rule:
 
     Attributes:
         id: Its id, such as `"ZIP-6"`.
-        severity: `"error"`: a reader refuses the archive; `"warning"`: it does not.
         seen: What a reader needs to decide: `"open"`, `"header"` or `"data"`.
         text: What the rule demands, in a sentence.
         mended: Whether a zip that breaks it may be one of another tool, of which `convert` makes an
@@ -42,7 +41,6 @@ class Rule:
     """
 
     id: str
-    severity: str
     seen: str
     text: str
     mended: bool = False
@@ -73,11 +71,6 @@ class Finding:
     rule: str
     entry: str | None
     message: str
-
-    @property
-    def severity(self) -> str:
-        """`"error"` or `"warning"`, as the rule has it."""
-        return rules()[self.rule].severity
 
     def __str__(self) -> str:
         subject = "" if self.entry is None else f"entry {shown(self.entry)}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 from typing import Any
@@ -152,45 +153,42 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 def check_command(arguments: argparse.Namespace) -> int:
     """Runs `check`."""
-    from onnxarchive.archive.rules import rules
-    from onnxarchive.interop.links import linked_archive
-
-    archive, link = arguments.archive, arguments.link
-    if archive is None and link is None:
+    archives: list[str] = arguments.archives
+    link = arguments.link
+    if len(archives) > 1 and link is not None:
+        raise ValueError("check takes several ARCHIVEs, or --link LINK and one at most")
+    if not (archives or link):
         raise ValueError("check takes an ARCHIVE, or --link LINK")
     result: list[dict[str, Any]] = []
-    lines = []
-    checked = archive if archive is not None else linked_archive(link)
-    if checked is not None and (archive is not None or os.path.exists(checked)):
+    lines: list[str] = []
+    for archive in archives or _linked(link):
         with progress_bar("check") as progress:
-            findings = onnxarchive.check(checked, full=arguments.full, progress=progress)
-        result = [
-            {
-                "rule": finding.rule,
-                "severity": finding.severity,
-                "entry": finding.entry,
-                "message": finding.message,
-            }
-            for finding in findings
-        ]
-        lines = [printable(f"{finding.severity}: {finding}") for finding in findings]
+            findings = onnxarchive.check(archive, full=arguments.full, progress=progress)
+        result += [{"archive": archive, **dataclasses.asdict(finding)} for finding in findings]
+        lines += [f"{archive}: {finding}" for finding in findings]
         if not findings:
-            passed = [rule for rule in rules().values() if arguments.full or rule.seen != "data"]
-            lines = [f"{printable(checked)}: keeps all {len(passed)} rules that were checked"]
+            lines.append(f"{archive}: {_passed(arguments.full)}")
     if link is not None and not result:
-        misfits = onnxarchive.check_link(link, archive)
-        result = [
-            {
-                "rule": None,
-                "severity": "error",
-                "entry": None,
-                "tensor": misfit.tensor,
-                "message": misfit.message,
-            }
-            for misfit in misfits
-        ]
-        lines += [printable(f"error: {link}: {misfit}") for misfit in misfits]
+        misfits = onnxarchive.check_link(link, *archives)
+        result = [{"link": link, **dataclasses.asdict(misfit)} for misfit in misfits]
+        lines += [f"{link}: {misfit}" for misfit in misfits]
         if not misfits:
-            lines.append(f"{printable(link)}: fits it")
-    say(arguments, result, "\n".join(lines))
+            lines.append(f"{link}: fits it")
+    say(arguments, result, "\n".join(map(printable, lines)))
     return FOUND if result else DONE
+
+
+def _linked(link: str) -> list[str]:
+    """The archive that a link names, if it is there; otherwise the link's own check says so."""
+    from onnxarchive.interop.links import linked_archive
+
+    archive = linked_archive(link)
+    return [archive] if archive is not None and os.path.exists(archive) else []
+
+
+def _passed(full: bool) -> str:
+    from onnxarchive.archive.rules import rules
+
+    passed = [rule for rule in rules().values() if full or rule.seen != "data"]
+    unread = "" if full else "; weights were not read (--full)"
+    return f"keeps all {len(passed)} rules that were checked{unread}"

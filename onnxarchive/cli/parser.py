@@ -159,10 +159,15 @@ def _add_check(commands: Any) -> None:
         commands, "check", "listing.check_command", "List every rule that an archive breaks."
     )
     command.usage = (
-        "onnxarchive check [--full] [--json] ARCHIVE\n"
+        "onnxarchive check [--full] [--json] ARCHIVE ...\n"
         "       onnxarchive check [--full] [--json] --link LINK [ARCHIVE]"
     )
-    command.add_argument("archive", nargs="?", help="with --link, the one that LINK names if none")
+    command.add_argument(
+        "archives",
+        nargs="*",
+        metavar="ARCHIVE",
+        help="the archives; with --link at most one, or the one that LINK names",
+    )
     command.add_argument("--full", action="store_true", help="read every byte, for checksums")
     command.add_argument("--link", metavar="LINK", help="whether this .onnx fits the archive, too")
 

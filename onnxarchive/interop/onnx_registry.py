@@ -5,8 +5,8 @@ bytes of the whole file. It reads and writes that file itself. So
 
 - loading takes memory for the file and for the model, as it does for a `.onnx`; `onnxarchive.load`
   needs the model's alone;
-- the model comes complete, or, with `load_external_data=False`, as a link has it, its large tensors
-  as external data in the archive. `onnxarchive.open(path).model` reads none of them;
+- the model comes complete, whatever `load_external_data` says, of which serializers are not told.
+  `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
 - saving writes into an existing file instead of replacing it. `onnxarchive.save` replaces it, so
   that views of the old file stay valid and a failure leaves it as it was.
 
@@ -16,10 +16,7 @@ Importing `onnxarchive` imports this module, and this one of its others only wha
 from __future__ import annotations
 
 import io
-import os
-import sys
 from collections.abc import Collection
-from types import FrameType
 from typing import Any
 
 import onnx
@@ -67,10 +64,6 @@ class ArchiveSerializer:
     def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
         """The complete model of an archive, as `onnxarchive.load` gives it.
 
-        Where `onnx.load` was called with a path and `load_external_data=False`, it is the model as
-        a link has it: its large tensors are external data in the archive's file, where
-        `onnx.load_external_data_for_model` and onnx_ir find them.
-
         Args:
             serialized: The bytes of the archive.
             proto: The ModelProto that becomes the model.
@@ -98,12 +91,6 @@ class ArchiveSerializer:
 
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))
-            path = _path_without_data(sys._getframe(1))
-            if path is not None:
-                from onnxarchive.interop.links import linked_model
-
-                proto.CopyFrom(linked_model(archive, os.path.basename(path), is_spent=True))
-                return proto
             proto.CopyFrom(archive.model)
             for key, site in archive._sites.items():
                 data = bytes(read_verified(archive, key))
@@ -112,21 +99,6 @@ class ArchiveSerializer:
             error.path = None  # whoever gave the bytes knows it
             raise
         return proto
-
-
-def _path_without_data(caller: FrameType) -> str | None:
-    """The path of `onnx.load(path, load_external_data=False)`, if that has called a serializer.
-
-    onnx resolves external data itself, by path, and tells no serializer of either: so they are read
-    from the call. None for any other caller, who gets the complete model.
-    """
-    if caller.f_code is not onnx.load_model.__code__:
-        return None
-    given = caller.f_locals
-    path = given.get("f")
-    if given.get("load_external_data", True) or not isinstance(path, str | os.PathLike):
-        return None
-    return os.fsdecode(path)
 
 
 def register(*, replace: bool = False) -> bool:

@@ -182,11 +182,24 @@ def test_check_of_a_damaged_archive_ends_with_1_and_names_the_rule(
     capsys.readouterr()
     assert run("check", archive, "--full", "--json") == 1
     (finding,) = json.loads(capsys.readouterr().out)
-    assert (finding["rule"], finding["severity"], finding["entry"]) == (
-        "ZIP-15",
-        "error",
-        "layer_0_weight",
+    assert (finding["rule"], finding["entry"]) == ("ZIP-15", "layer_0_weight")
+
+
+def test_check_takes_several_archives_and_tells_of_each(archive: Path, capsys: Captured) -> None:
+    other = archive.with_name("ein anderes.onnxa")
+    other.write_bytes(archive.read_bytes()[:-1])
+    assert run("check", archive, other, archive) == 1
+    sound, broken, again = capsys.readouterr().out.splitlines()
+    assert (
+        sound
+        == again
+        == (f"{archive}: keeps all 39 rules that were checked; weights were not read (--full)")
     )
+    assert broken.startswith(f"{other}: ZIP-2: expected an end record")
+    assert run("check", archive, other, "--json") == 1
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert (finding["archive"], finding["rule"]) == (str(other), "ZIP-2")
+    assert run("check", "--link", archive, archive, other) == 2
 
 
 def test_export_gives_the_model_back(archive: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -87,14 +87,13 @@ def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys:
     assert run("check", "--link", link) == 1
     sound, contents, tensor = capsys.readouterr().out.splitlines()
     assert "keeps all" in sound
-    assert contents.startswith(f"error: {link}: expected the archive that was linked")
+    assert contents.startswith(f"{link}: expected the archive that was linked")
     assert "expected offset 4096" in tensor
     assert run("check", "--link", link, "--json") == 1
     first, second = json.loads(capsys.readouterr().out)
     misfits = onnxarchive.check_link(link)
     assert [first, second] == [
-        {"rule": None, "severity": "error", "entry": None, "tensor": tensor, "message": message}
-        for tensor, message in [(it.tensor, it.message) for it in misfits]
+        {"link": str(link), "tensor": it.tensor, "message": it.message} for it in misfits
     ]
     assert (first["tensor"], second["tensor"]) == (None, "layer.0/weight")
     assert run("check", archive) == 0
@@ -106,7 +105,7 @@ def test_check_tells_that_the_archive_of_a_link_is_gone(
     os.rename(archive, archive.with_name("renamed"))
     assert run("check", "--link", link) == 1
     assert capsys.readouterr().out == (
-        f"error: {link}: expected the archive {archive}, found no such file\n"
+        f"{link}: expected the archive {archive}, found no such file\n"
     )
     assert run("check", "--link", link, archive) == 2
     assert run("check", "--link", link, archive.with_name("renamed")) == 1
