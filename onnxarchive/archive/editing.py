@@ -246,7 +246,8 @@ class EditableArchive(Archive):
         self._process = os.getpid()
         self._editor = threading.RLock()  # of the thread that edits
         self._writing = threading.RLock()  # while the file is another than the state shows
-        # Of this thread: whether it `is_editing`, and of its block of `edit` `model` and `task`.
+        # Of this thread: `is_editing`; and in a block of `edit` its `model`, and the `task` that
+        # entered it.
         self._draft = threading.local()
         self._shown: onnx.ModelProto | None = None  # what `model` has given
         with (
@@ -329,6 +330,8 @@ class EditableArchive(Archive):
         `model`, `metadata` and the other attributes show and change the model that will be written.
         An exception that leaves the block discards all changes, and a block that changes nothing
         writes nothing. A block in another one belongs to that one, which alone writes or discards.
+        A block belongs to the thread and the asyncio task that entered it; others see the state
+        before, and their edits are refused or wait.
 
         Args:
             compact: As in `onnxarchive.replace_model`.
@@ -355,7 +358,7 @@ class EditableArchive(Archive):
             try:
                 yield changed
             finally:
-                del self._draft.model
+                del self._draft.model, self._draft.task
             require_process(self._process)  # the block may have been left by a fork, too
             if changed != current.model:
                 options = Options(compact=compact, copy=copy)
@@ -471,9 +474,14 @@ class EditableArchive(Archive):
 
     @property
     def _drafted(self) -> onnx.ModelProto | None:
-        """The model that a block of `edit` will write, for whom it runs; None for anybody else."""
-        model = getattr(self._draft, "model", None)
-        return None if model is None or self._draft.task is not _running_task() else model
+        """The model that this thread's and task's block of `edit` will write; None outside of one.
+
+        What a block that stands outside of all tasks runs as tasks stands in that block.
+        """
+        model: onnx.ModelProto | None = getattr(self._draft, "model", None)
+        if model is None or not self._draft.is_editing:
+            return None
+        return model if self._draft.task in (None, _running_task()) else None
 
     def _set(self, field: str, value: str) -> None:
         with self.edit() as model:
@@ -496,9 +504,11 @@ class EditableArchive(Archive):
         begin = time.monotonic()
         with naming(self.path):
             self._require_no_edit_by_this_thread()
-            if not self._editor.acquire(timeout=seconds):
-                raise LockedError("expected to edit the archive, found another thread editing it")
             try:
+                if not self._editor.acquire(timeout=seconds):
+                    raise LockedError(
+                        "expected to edit the archive, found another thread editing it"
+                    )
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
@@ -515,7 +525,8 @@ class EditableArchive(Archive):
                     yield Archive(file, self.max_model_nbytes)
             finally:
                 self._draft.is_editing = False
-                self._editor.release()
+                with contextlib.suppress(RuntimeError):  # this thread did not get it
+                    self._editor.release()
 
     def _write(self, write: Callable[[], MappedFile]) -> None:
         """Makes an edit, and shows the state that it has written."""
@@ -540,11 +551,10 @@ class EditableArchive(Archive):
 
 def _running_task() -> object:
     """The task of asyncio that runs in this thread, or None."""
-    asyncio = sys.modules.get("asyncio")  # where nobody has imported it, there is no task
-    if asyncio is None:
-        return None
+    # Where nobody has imported asyncio, as a whole so far, there is no task.
+    current_task = getattr(sys.modules.get("asyncio"), "current_task", None)
     try:
-        return asyncio.current_task()
+        return None if current_task is None else current_task()
     except RuntimeError:  # no event loop runs
         return None
 

@@ -184,7 +184,7 @@ class Archive:
 
     @contextlib.contextmanager
     def _unedited(self, found: Snapshot) -> Iterator[None]:
-        """Keeps editors out while the block runs, if the file has the same directory still.
+        """Keeps editors out while the block runs, unless the file has got another directory.
 
         Raises:
             ArchiveError: It has another one, or an edit of it is not finished.
@@ -238,11 +238,15 @@ class Archive:
             ArchiveError: The archive has another directory by now.
             OSError: It is gone, or cannot be read.
         """
-        own = os.path.realpath(self._file.absolute_path)
-        if os.path.realpath(path) == own or self._file.is_at(path):
+        if self.is_at(path):
             with MappedFile(path) if file is None else contextlib.nullcontext(file) as found:
                 if not self._found.is_in(found):
                     raise self._edited()
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether saving under `path` would replace this archive, or what has its path by now."""
+        own = os.path.realpath(self._file.absolute_path)
+        return os.path.realpath(path) == own or self._file.is_at(path)
 
     def _edited(self) -> ArchiveError:
         error = ArchiveError(
@@ -275,7 +279,7 @@ class Archive:
         entries = found.directory.entries
         counter = ProgressCounter(progress, sum(entries.sizes))
 
-        def verify(number: int) -> None:
+        def verify(number: int, counter: ProgressCounter = counter) -> None:
             found.headers.compare(number, Report())
             entry = entries[number]
             check_data(found.file, entry, found.sites.get(entry.name), Report(), counter)
@@ -293,7 +297,7 @@ class Archive:
                         counter.add(entries.sizes[model])
             except ArchiveFormatError:
                 with self._unedited(found):  # an edit may have been at it meanwhile
-                    verify(model)
+                    verify(model, ProgressCounter(None, 0))
 
     def require_headers(self) -> None:
         """Compares the local header of every entry with its directory record.

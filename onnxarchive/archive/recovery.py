@@ -21,7 +21,7 @@ from onnxarchive.errors import (
     naming,
 )
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.storage import files, undo
+from onnxarchive.storage import files, locking, undo
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.replacement import remove_abandoned
 from onnxarchive.storage.undo import FileBefore, UnfinishedEdit
@@ -64,6 +64,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         OSError: The archive cannot be read or written, or there is neither an archive nor anything
             that a killed process left.
     """
+    locking.require_timeout(timeout)
     removed = tuple(remove_abandoned(path, _is_leftover))
     if removed and not os.path.exists(path):
         return Recovery(False, removed)

@@ -172,7 +172,7 @@ class _Given:
 
 
 def _by_entry(source: Source, archive: Archive) -> Resolve:
-    """Gives the bytes of the source; those that lie in the archive, as a link's do, by entry.
+    """Gives the bytes of the source; those that lie in the archive, as a link's do, as entries.
 
     Raises:
         ArchiveFormatError: A tensor's bytes are some of the model or directory of the archive.
@@ -187,12 +187,12 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
             name = name_of.get((found.offset, found.nbytes))
             if name is not None:
                 data[path] = entry_data(archive, name)
-            elif found.offset + found.nbytes > end:
+            elif found.nbytes and found.offset + found.nbytes > end:
                 site = Site(path, tensors.at(source.model, path))
                 raise ArchiveFormatError(
-                    f"{site}: expected a tensor of the archive as external data in it, found "
-                    f"{found.nbytes} bytes from offset {found.offset}, which are of its model or "
-                    "directory"
+                    f"{site}: expected external data in the archive to be one of its tensors, "
+                    f"found {found.nbytes} bytes from offset {found.offset}, which are of its "
+                    "model or directory"
                 )
     return lambda site: data[site.path]
 

@@ -47,8 +47,11 @@ class Origin(Protocol):
             file: The file at `path`, locked; None if there is none.
         """
 
-    def follow(self, file: MappedFile, /) -> None:
-        """Takes a file that the model was saved as, still locked; nothing is done with another."""
+    def is_at(self, path: str | os.PathLike[str], /) -> bool:
+        """Whether saving under `path` would replace it."""
+
+    def saved_as(self, file: MappedFile, /) -> Origin:
+        """That of a model which has just been saved as a file, still locked."""
 
 
 def save(
@@ -119,20 +122,23 @@ def save(
     )
     if not isinstance(model, onnx.ModelProto):
         jobs = 1
-    if not (given.origins and isinstance(path, str | os.PathLike)):
+    if (
+        isinstance(model, onnx.ModelProto)
+        or not isinstance(path, str | os.PathLike)
+        or not (origins := given.origins_at(path))
+    ):
         write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
         return
 
     def require(file: MappedFile | None) -> None:
-        for origin in given.origins:
+        for origin in origins:
             origin.require_current(path, file)
 
     with write_file(
         plan, path, alignment=alignment, progress=progress, jobs=jobs, require=require
     ) as file:
         try:
-            for origin in given.origins:
-                origin.follow(file)
+            model.graph.meta[ORIGIN] = origins[0].saved_as(file)
         finally:
             locking.unlock(file.fileno())
 
@@ -144,12 +150,20 @@ class _Given:
     Attributes:
         model: The model.
         resolve: Gives the bytes of its external tensors.
-        origins: What it and its tensors were loaded from.
+        origin: What it was loaded from or saved as last; None if that is not known.
+        origins: What its tensors were loaded from.
     """
 
     model: onnx.ModelProto
     resolve: Resolve
+    origin: Origin | None = None
     origins: tuple[Origin, ...] = ()
+
+    def origins_at(self, path: str | os.PathLike[str]) -> list[Origin]:
+        """What would be replaced; the tensors do not know what the model was saved as since."""
+        if self.origin is not None and self.origin.is_at(path):
+            return [self.origin]
+        return [origin for origin in self.origins if origin.is_at(path)]
 
 
 def _given(model: onnx.ModelProto | onnx_ir.Model, size_threshold: int) -> _Given:
@@ -157,14 +171,12 @@ def _given(model: onnx.ModelProto | onnx_ir.Model, size_threshold: int) -> _Give
         return _Given(model, refuse_external)
     if not ir.is_ir_model(model):
         raise TypeError(f"expected an onnx.ModelProto or onnx_ir.Model, found {type(model)}")
-    converted, outside = ir.to_proto(model, size_threshold=size_threshold)
+    converted = ir.to_proto(model, size_threshold=size_threshold)
 
     def resolve(site: Site) -> Data:
-        if site.path not in outside:
+        if site.path not in converted.outside:
             return refuse_external(site)
-        return Stored(memoryview(outside[site.path].tobytes()))
+        return Stored(memoryview(converted.outside[site.path].tobytes()))
 
-    kept = (it.tensor for it in outside.values())
-    origins = [it.origin for it in kept if isinstance(it, ir.Mapped)]
-    found = dict.fromkeys([model.graph.meta.get(ORIGIN), *origins])
-    return _Given(converted, resolve, tuple(cast(Origin, it) for it in found if it is not None))
+    origins = tuple(cast(Origin, origin) for origin in converted.origins)
+    return _Given(converted.model, resolve, model.graph.meta.get(ORIGIN), origins)

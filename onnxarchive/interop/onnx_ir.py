@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ class _Source:
 
 
 class _Origin:
-    """The archive that a model, or what it is a copy of, was loaded from or saved over last."""
+    """The state of an archive that a model was loaded from or saved as."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -47,13 +46,14 @@ class _Origin:
     def require_current(self, path: str | os.PathLike[str], file: MappedFile | None, /) -> None:
         self._archive.require_current(path, file)
 
-    def follow(self, file: MappedFile, /) -> None:
-        own = os.path.realpath(self._archive._file.absolute_path)
-        if os.path.realpath(file.absolute_path) == own:
-            self._archive = Archive(file.reopened())
+    def is_at(self, path: str | os.PathLike[str], /) -> bool:
+        return self._archive.is_at(path)
+
+    def saved_as(self, file: MappedFile, /) -> _Origin:
+        return _Origin(Archive(file.reopened()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
-        return _Origin(self._archive)
+        return self
 
 
 class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
@@ -156,7 +156,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
             name=self.name,
             doc_string=self.doc_string,
             metadata_props=dict(self.metadata_props),
-            origin=copy.deepcopy(self._origin, memo),
+            origin=self._origin,
         )
 
     def __repr__(self) -> str:

@@ -73,26 +73,38 @@ def is_ir_model(model: object) -> bool:
     )
 
 
-def to_proto(
-    model: onnx_ir.Model, *, size_threshold: int
-) -> tuple[onnx.ModelProto, dict[Path, Outside]]:
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """An onnx_ir model as a proto.
+
+    Attributes:
+        model: The proto, in which some tensors are external without a usable location.
+        outside: Each of them by where it stands.
+        origins: What tensors of the model were loaded from, those that are mapped.
+    """
+
+    model: onnx.ModelProto
+    outside: dict[Path, Outside]
+    origins: tuple[object, ...]
+
+
+def to_proto(model: onnx_ir.Model, *, size_threshold: int) -> Converted:
     """An onnx_ir model as a proto, and the tensors that are not in it.
 
     Args:
         model: The model. It is not changed.
         size_threshold: Tensors of this many bytes or more are left out, and so is every tensor
             whose data is external already.
-
-    Returns:
-        The proto, in which those tensors are external without a usable location, and each of them
-        by where it stands.
     """
     import onnx_ir
 
     clone = model.clone()
     kept: list[Outside] = []
+    origins: dict[object, None] = {}
 
     def detached(tensor: Any) -> Any:
+        if isinstance(tensor, Mapped):
+            origins[tensor.origin] = None
         is_external = isinstance(tensor, onnx_ir.ExternalTensor)
         if tensor.dtype.value not in dtypes.BY_NUMBER:  # strings
             return tensor
@@ -117,7 +129,7 @@ def to_proto(
         location = tensors.location(site.tensor)
         if location is not None and location.startswith(_PLACEHOLDER):
             outside[site.path] = kept[int(location.removeprefix(_PLACEHOLDER))]
-    return proto, outside
+    return Converted(proto, outside, tuple(origins))
 
 
 def replace_tensors(model: onnx_ir.Model, replacement: Callable[[Any], Any]) -> None:

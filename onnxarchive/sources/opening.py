@@ -204,7 +204,7 @@ def is_model_file(path: str) -> bool:
             if not is_zip(view):
                 return wire.is_model(view)
             names = [entry.name for entry in foreign.read(view).entries]
-    except LockedError:  # by this thread, which edits an archive
+    except LockedError:  # this thread is editing it, so it is an archive
         return True
     except ArchiveError:
         return False

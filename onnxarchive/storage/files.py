@@ -57,7 +57,8 @@ class MappedFile:
 
     Attributes:
         path: The file's path as it was given.
-        absolute_path: The same, wherever the process has gone since.
+        absolute_path: The same as an absolute path, which stays right when the process changes its
+            directory.
         size: Its size in bytes when it was opened or locked.
         identity: Device and inode, which tell it from every other file.
     """
@@ -98,9 +99,12 @@ class MappedFile:
         self._locking_process = os.getpid()
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Says where the file is, which may have been renamed."""
+        """Takes the path that the file has, or will have once it is renamed."""
         self.path = os.fsdecode(path)
-        self.absolute_path = os.path.abspath(self.path)
+        try:
+            self.absolute_path = os.path.abspath(self.path)
+        except OSError:  # the working directory is gone
+            self.absolute_path = self.path
 
     @contextlib.contextmanager
     def locked(self, *, is_exclusive: bool, timeout: float | None = None) -> Iterator[None]:
@@ -502,6 +506,7 @@ class MemoryFile(MappedFile):
     def __init__(self, data: memoryview) -> None:
         """Takes the bytes, as a view of single bytes."""
         self.path = "archive in memory"
+        self.absolute_path = ""
         self.size = data.nbytes
         self.identity = (-1, id(self))
         self._data: memoryview | None = data.toreadonly()

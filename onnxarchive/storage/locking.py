@@ -79,7 +79,7 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
-    """Unlocks a file behind the block, which an interrupt may leave as soon as it has the lock."""
+    """Unlocks a file when the block ends; an interrupt may end it as soon as the lock is held."""
     process = os.getpid()
     try:
         yield

@@ -6,11 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 def is_below(path: str, directory: str) -> bool:
     """Whether `path` is `directory` or lies in it; both are absolute, without links."""

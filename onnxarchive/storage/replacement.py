@@ -27,12 +27,6 @@ from onnxarchive.storage.files import (
 )
 from onnxarchive.storage.filesystem import NO_SPACE
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
 # Takes the file that is about to be replaced, locked; None if it cannot be opened and locked.
@@ -86,7 +80,14 @@ class _Temporary(Generic[_Made]):
 
     def remove(self) -> None:
         """Removes it, unless it was removed or kept before."""
-        self._finalizer()
+        found = self._finalizer.peek()
+        try:
+            self._finalizer()
+        except BaseException:
+            if found is not None:  # an interrupt may have come before anything was done
+                _, remove, arguments, _ = found
+                remove(*arguments)
+            raise
 
 
 def _temporary_prefix(target: str) -> str:
@@ -116,7 +117,7 @@ def remove_abandoned(
     for target in sorted(targets):
         directory, prefix = os.path.split(_temporary_prefix(target))
         names: list[str] = []
-        with contextlib.suppress(PermissionError):  # to list it, which writing in it does not need
+        with contextlib.suppress(PermissionError):  # listing needs one that writing does not
             names = sorted(os.listdir(directory))
         for name in names:
             if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):

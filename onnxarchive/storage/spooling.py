@@ -8,10 +8,6 @@ import tempfile
 from collections.abc import Iterable
 from typing import IO
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 
 

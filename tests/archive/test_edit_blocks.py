@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import RLock
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -311,6 +314,65 @@ def test_a_thread_does_not_wait_for_its_own_block(path: Path, archive: EditableA
     require(path, saved_with_asset(changed(weights(2), documented("new"))))
     archive.replace_tensor("w0", ones, timeout=0)
     onnxarchive.open(path, timeout=0).close()
+
+
+def test_what_a_block_runs_as_tasks_belongs_to_it(path: Path, archive: EditableArchive) -> None:
+    async def edit() -> None:
+        archive.doc_string = "new"
+
+    with archive.edit():
+        asyncio.run(edit())
+        assert archive.doc_string == "new"
+    require(path, saved_with_asset(changed(weights(2), documented("new"))))
+
+
+def test_edits_go_on_while_asyncio_is_being_imported(
+    path: Path, archive: EditableArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncio", ModuleType("asyncio"))
+    with archive.edit() as model:
+        model.doc_string = "new"
+    require(path, saved_with_asset(changed(weights(2), documented("new"))))
+
+
+class InterruptedLock:
+    """A lock that this thread gets, and an interrupt with it."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self.is_interrupted = True
+
+    def acquire(self, timeout: float = -1) -> bool:
+        got = self._lock.acquire(timeout=timeout)
+        if self.is_interrupted:
+            self.is_interrupted = False
+            raise KeyboardInterrupt
+        return got
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_an_interrupt_that_comes_with_the_lock_of_threads_leaves_it_to_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.save(weights(2), path)
+    monkeypatch.setattr(threading, "RLock", InterruptedLock)
+    archive = onnxarchive.open(path, mode="r+")
+    monkeypatch.undo()
+    with pytest.raises(KeyboardInterrupt):
+        archive.doc_string = "never"
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(archive.rename, timeout=1).result()
+        executor.submit(setattr, archive, "doc_string", "new").result()
+    archive.close()
+    require(path, saved(changed(weights(2), documented("new"))))
 
 
 def test_a_block_belongs_to_the_task_that_began_it(path: Path, archive: EditableArchive) -> None:

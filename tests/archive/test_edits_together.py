@@ -284,6 +284,12 @@ def test_a_renamed_input_with_a_default_value_keeps_its_key_unless_compact(path:
 def test_a_timeout_is_not_negative(path: Path, timeout: float) -> None:
     with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
         onnxarchive.change_model(path, lambda it: it, timeout=timeout)
+    left = path.with_name(f".{path.name}.1-1.tmp")
+    left.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="expected a timeout of 0 seconds or more, found"):
+        onnxarchive.recover(path, timeout=timeout)
+    assert left.exists()
+    assert onnxarchive.recover(path).removed == (str(left),)
 
 
 def test_recovery_of_what_is_no_archive_says_so(tmp_path: Path) -> None:

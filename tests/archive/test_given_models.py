@@ -74,6 +74,22 @@ def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
     assert path.read_bytes() == before
 
 
+def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(
+    path: Path, way: dict[str, Any]
+) -> None:
+    onnxarchive.save(weights(2), path)
+    link = path.with_name("link.onnx")
+    onnxarchive.link(path, link)
+    new = onnx.load(link, load_external_data=False)
+    offset = path.stat().st_size
+    empty = external(raw_tensor("empty", dims=(0,)), path.name, offset=offset, length=0)
+    new.graph.initializer.append(empty)
+    onnx.save(new, link)
+    replace_model(path, link, size_threshold=0, **way)
+    with onnxarchive.open(path) as archive:
+        assert archive.tensors["empty"].shape == (0,)
+
+
 def test_a_link_to_the_old_archive_no_longer_fits(path: Path) -> None:
     onnxarchive.save(weights(2), path)
     link = path.with_name("link.onnx")

@@ -629,3 +629,21 @@ def test_what_it_was_loaded_from_is_known_wherever_the_process_goes(
     with pytest.raises(ArchiveError, match="others have changed it since"):
         onnxarchive.save(model, tmp_path / "m.onnxa")
     assert (tmp_path / "m.onnxa").read_bytes() == theirs
+
+
+def test_what_shares_tensors_or_is_a_clone_does_not_overwrite_what_was_saved_since(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    model = onnxarchive.ir.load(path)
+    clone, sharing = model.clone(), _rebuilt(onnxarchive.ir.load(path).clone())
+    clone.doc_string = "clone"
+    onnxarchive.save(clone, path)
+    onnxarchive.save(clone, path)
+    saved = path.read_bytes()
+    for other in (model, sharing):
+        for size_threshold in (0, 1 << 30):
+            with pytest.raises(ArchiveError, match="others have changed it since"):
+                onnxarchive.save(other, path, size_threshold=size_threshold)
+    assert path.read_bytes() == saved

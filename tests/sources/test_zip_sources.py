@@ -679,3 +679,19 @@ def test_a_bomb_is_no_larger_than_it_says(
     assert data.count(real) == 2  # in both headers
     path.write_bytes(data.replace(real, declared))
     assert re.search("'w0.bin'.*200000", refused(path, ArchiveFormatError))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps the working directory")
+def test_a_deflated_zip_is_converted_where_the_working_directory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as target:
+        target.writestr("m.onnx", model_of(raw_tensor("w", dims=(3000,))).SerializeToString())
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
+    finally:
+        os.chdir(tmp_path)
+    assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
