@@ -215,6 +215,22 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+class _Text:
+    """A text of an archive's model, by the name of its field; assigning it changes the archive."""
+
+    def __set_name__(self, owner: type[EditableArchive], name: str) -> None:
+        self._name = name
+
+    def __get__(self, archive: EditableArchive, owner: type[EditableArchive]) -> str:
+        return tensors.text(getattr(archive.model, self._name))
+
+    def __set__(self, archive: EditableArchive, value: str) -> None:
+        with archive.edit() as model:
+            model.ClearField(self._name)  # an empty text is none
+            if value:
+                setattr(model, self._name, value)
+
+
 class EditableArchive(Archive):
     """An archive that is open for edits of its model, as `open` gives it with mode `"r+"`.
 
@@ -284,41 +300,11 @@ class EditableArchive(Archive):
         """The model's metadata; assigning and deleting changes the archive."""
         return Metadata(self)
 
-    @property
-    def doc_string(self) -> str:
-        """The model's doc_string; assigning it changes the archive."""
-        return tensors.text(self.model.doc_string)
-
-    @doc_string.setter
-    def doc_string(self, value: str) -> None:
-        self._set("doc_string", value)
-
-    @property
-    def domain(self) -> str:
-        """The model's domain; assigning it changes the archive."""
-        return tensors.text(self.model.domain)
-
-    @domain.setter
-    def domain(self, value: str) -> None:
-        self._set("domain", value)
-
-    @property
-    def producer_name(self) -> str:
-        """Name of the tool that made the model; assigning it changes the archive."""
-        return tensors.text(self.model.producer_name)
-
-    @producer_name.setter
-    def producer_name(self, value: str) -> None:
-        self._set("producer_name", value)
-
-    @property
-    def producer_version(self) -> str:
-        """Version of that tool; assigning it changes the archive."""
-        return tensors.text(self.model.producer_version)
-
-    @producer_version.setter
-    def producer_version(self, value: str) -> None:
-        self._set("producer_version", value)
+    # Texts of the model; assigning one changes the archive.
+    doc_string = _Text()
+    domain = _Text()
+    producer_name = _Text()  # of the tool that made the model
+    producer_version = _Text()
 
     @contextlib.contextmanager
     def edit(
@@ -333,10 +319,7 @@ class EditableArchive(Archive):
         A block belongs to the thread and the asyncio task that entered it; others see the state
         before, and their edits are refused or wait.
 
-        Args:
-            compact: As in `onnxarchive.replace_model`.
-            copy: As there.
-            timeout: As there.
+        `compact`, `copy` and `timeout` are those of `onnxarchive.replace_model`.
 
         Yields:
             The model, a copy that may be changed in the block.
@@ -378,7 +361,7 @@ class EditableArchive(Archive):
         Args:
             inputs: The new name of each input by its old one.
             outputs: The new name of each output by its old one.
-            compact: As in `onnxarchive.replace_model`.
+            compact: As in `onnxarchive.replace_model`, and so for the others.
             copy: As there.
             timeout: As there.
 
@@ -400,16 +383,7 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """As `onnxarchive.replace_model`; not in a block of `edit`.
-
-        Args:
-            model: The model.
-            compact: As in `onnxarchive.replace_model`, and so for the others.
-            copy: As there.
-            size_threshold: As there.
-            convert_attribute: As there.
-            timeout: As there.
-            progress: As there.
+        """As `onnxarchive.replace_model`, with its arguments; not in a block of `edit`.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened; or as
@@ -428,14 +402,7 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """As `onnxarchive.replace_tensor`; not in a block of `edit`.
-
-        Args:
-            name: Name of the initializer.
-            array: Its elements.
-            copy: As in `onnxarchive.replace_tensor`, and so for the others.
-            timeout: As there.
-            progress: As there.
+        """As `onnxarchive.replace_tensor`, with its arguments; not in a block of `edit`.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened; or as
@@ -482,13 +449,6 @@ class EditableArchive(Archive):
         if model is None or not self._draft.is_editing:
             return None
         return model if self._draft.task in (None, _running_task()) else None
-
-    def _set(self, field: str, value: str) -> None:
-        with self.edit() as model:
-            if value:
-                setattr(model, field, value)
-            else:
-                model.ClearField(field)
 
     def _require_no_edit_by_this_thread(self) -> None:
         """No lock keeps it out: all of them are this thread's or this open file's."""

@@ -9,6 +9,7 @@ whoever looks at a view.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
@@ -62,8 +63,10 @@ class Archive:
         self._read(file)
 
     def __setattr__(self, name: str, value: object) -> None:
-        attribute = getattr(type(self), name, None)
-        if not name.startswith("_") and getattr(attribute, "fset", None) is None:
+        # A property without a setter has `__set__`, too.
+        attribute = inspect.getattr_static(type(self), name, None)
+        is_settable = hasattr(attribute, "__set__") and getattr(attribute, "fset", 1) is not None
+        if not (name.startswith("_") or is_settable):
             raise AttributeError(
                 f"{self._path}: expected an attribute that can be assigned, found {name!r}; opened "
                 "with mode='r+' an archive takes another model, doc_string, domain, producer_name "
@@ -226,7 +229,9 @@ class Archive:
             raise found.not_found(f"expected the key of a tensor, found {shown(key)}")
         return found.array(found.entries.index_of[key])
 
-    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None = None) -> None:
+    def _require_current(
+        self, path: str | os.PathLike[str], file: MappedFile | None = None
+    ) -> None:
         """Refuses to replace this archive if others have edited it since it was opened.
 
         Args:
@@ -238,12 +243,12 @@ class Archive:
             ArchiveError: The archive has another directory by now.
             OSError: It is gone, or cannot be read.
         """
-        if self.is_at(path):
+        if self._is_at(path):
             with MappedFile(path) if file is None else contextlib.nullcontext(file) as found:
                 if not self._found.is_in(found):
                     raise self._edited()
 
-    def is_at(self, path: str | os.PathLike[str]) -> bool:
+    def _is_at(self, path: str | os.PathLike[str]) -> bool:
         """Whether saving under `path` would replace this archive, or what has its path by now."""
         own = os.path.realpath(self._file.absolute_path)
         return os.path.realpath(path) == own or self._file.is_at(path)
@@ -299,7 +304,7 @@ class Archive:
                 with self._unedited(found):  # an edit may have been at it meanwhile
                     verify(model, ProgressCounter(None, 0))
 
-    def require_headers(self) -> None:
+    def _require_headers(self) -> None:
         """Compares the local header of every entry with its directory record.
 
         Raises:

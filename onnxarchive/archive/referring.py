@@ -193,5 +193,5 @@ def save_referring(
         assets=assets,
         temporary=os.path.dirname(os.path.realpath(path)),
     )
-    require = partial(archive.require_current, path)
+    require = partial(archive._require_current, path)
     write_archive(plan, path, alignment=alignment, progress=progress, require=require)

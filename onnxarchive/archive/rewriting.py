@@ -350,7 +350,7 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
         return changed
     if options.copy:
         return _write_anew(archive, plan, options.progress)
-    archive.require_headers()  # or an edit that is cut off could not be rolled back
+    archive._require_headers()  # or an edit that is cut off could not be rolled back
     undo.change_end(archive._file, offset, new.size(alignment, offset, kept), write)
     return archive._file.reopened()
 

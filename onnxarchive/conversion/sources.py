@@ -60,7 +60,7 @@ def _strictly(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> 
                 file.close()
                 return None
             archive = resources.enter_context(Archive(file))
-            archive.require_headers()
+            archive._require_headers()
             archive.read(MODEL_PROTO)
     except (LockedError, UnfinishedEditError):
         raise

@@ -44,10 +44,10 @@ class _Origin:
         self._archive = archive
 
     def require_current(self, path: str | os.PathLike[str], file: MappedFile | None, /) -> None:
-        self._archive.require_current(path, file)
+        self._archive._require_current(path, file)
 
     def is_at(self, path: str | os.PathLike[str], /) -> bool:
-        return self._archive.is_at(path)
+        return self._archive._is_at(path)
 
     def saved_as(self, file: MappedFile, /) -> _Origin:
         return _Origin(Archive(file.reopened()))
