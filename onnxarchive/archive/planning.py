@@ -23,6 +23,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
@@ -30,7 +31,6 @@ from onnxarchive.zipformat import layout, writer
 # Tensors of attributes and the like of this many bytes or more are written from where they lie.
 _HELD_SIZE = 1 << 20
 _MAX_MAPPED = 64  # files of such tensors: each map has a descriptor
-DEFAULT_SIZE_THRESHOLD = 1024  # bytes; onnx's
 # What an asset may be given as: its bytes, or the path of a file.
 Asset: TypeAlias = Buffer | str | os.PathLike[str]
 # Gives the bytes of a tensor whose data is external.

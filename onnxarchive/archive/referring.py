@@ -10,15 +10,7 @@ from operator import attrgetter
 
 import onnx
 
-from onnxarchive.archive.planning import (
-    DEFAULT_SIZE_THRESHOLD,
-    Asset,
-    Item,
-    Plan,
-    Resolve,
-    open_assets,
-    plan_archive,
-)
+from onnxarchive.archive.planning import Asset, Item, Plan, Resolve, open_assets, plan_archive
 from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress
@@ -27,6 +19,7 @@ from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import Site
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 
 

@@ -19,14 +19,7 @@ import numpy as np
 import onnx
 
 from onnxarchive.archive.contents import check_model_nbytes
-from onnxarchive.archive.planning import (
-    DEFAULT_SIZE_THRESHOLD,
-    Item,
-    Plan,
-    Resolve,
-    plan_archive,
-    plan_items,
-)
+from onnxarchive.archive.planning import Item, Plan, Resolve, plan_archive, plan_items
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     EntryData,
@@ -46,6 +39,7 @@ from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.opening import Source, open_model
 from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData

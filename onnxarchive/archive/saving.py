@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 import onnx
 
 from onnxarchive.archive.planning import (
-    DEFAULT_SIZE_THRESHOLD,
     Asset,
     Resolve,
     asset_files,
@@ -23,6 +22,7 @@ from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, Stored, SupportsWrite
 from onnxarchive.model import ir
 from onnxarchive.model.tensors import Site
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import require_no_input

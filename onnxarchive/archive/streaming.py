@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from onnxarchive.archive.planning import (
-    DEFAULT_SIZE_THRESHOLD,
     Asset,
     Item,
     Plan,
@@ -27,6 +26,7 @@ from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter

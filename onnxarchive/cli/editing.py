@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import onnx
 
@@ -35,21 +35,16 @@ def replace_model_command(arguments: argparse.Namespace) -> int:
 
 def set_metadata_command(arguments: argparse.Namespace) -> int:
     """Runs `set-metadata`."""
-    names = [
-        dict(_pairs(f"--rename-{kind}", getattr(arguments, f"rename_{kind}")))
-        for kind in ("input", "output")
-    ]
     pairs = _pairs("KEY=VALUE", arguments.pairs)
 
     def change(model: onnx.ModelProto) -> onnx.ModelProto:
-        renamed = renaming.renamed(model, *names)
         for field in WORDS:
             value = getattr(arguments, field)
             if value:
-                setattr(renamed, field, value)
+                setattr(model, field, value)
             elif value is not None:
-                renamed.ClearField(field)
-        metadata = proto.metadata(renamed)
+                model.ClearField(field)
+        metadata = proto.metadata(model)
         for key in arguments.remove:
             if key not in metadata:
                 listed = ", ".join(map(shown, metadata)) or "none"
@@ -59,9 +54,23 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
                 )
             del metadata[key]
         metadata.update(pairs)
-        proto.set_metadata(renamed, metadata)
-        return renamed
+        proto.set_metadata(model, metadata)
+        return model
 
+    return _change(arguments, change)
+
+
+def rename_command(arguments: argparse.Namespace) -> int:
+    """Runs `rename`."""
+    inputs, outputs = _pairs("--input", arguments.input), _pairs("--output", arguments.output)
+    if not (inputs or outputs):
+        raise ValueError("rename takes --input OLD=NEW or --output OLD=NEW")
+    return _change(arguments, lambda model: renaming.renamed(model, inputs, outputs))
+
+
+def _change(
+    arguments: argparse.Namespace, change: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> int:
     change_model(
         arguments.archive,
         change,

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import onnxarchive
 from onnxarchive.cli.frame import add_command, add_force
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 
 WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 """Fields of a model that `set-metadata` sets."""
-
-_SIZE_THRESHOLD: Final = 1024  # onnxarchive.save's, which need not be imported to say so
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     _add_extract(commands)
     _add_replace_model(commands)
     _add_set_metadata(commands)
+    _add_rename(commands)
     _add_recover(commands)
     _add_diff(commands)
     _add_run(commands)
@@ -75,7 +75,7 @@ def _add_convert(commands: Any) -> None:
     command.add_argument(
         "--size-threshold",
         type=int,
-        default=_SIZE_THRESHOLD,
+        default=DEFAULT_SIZE_THRESHOLD,
         metavar="BYTES",
         help="store tensors of this size or more outside the model (default %(default)s)",
     )
@@ -210,7 +210,7 @@ def _add_set_metadata(commands: Any) -> None:
         commands,
         "set-metadata",
         "editing.set_metadata_command",
-        "Set metadata and other words of an archive's model, and rename its inputs and outputs.",
+        "Set metadata and other words of an archive's model.",
     )
     command.add_argument("archive")
     command.add_argument(
@@ -224,13 +224,24 @@ def _add_set_metadata(commands: Any) -> None:
         command.add_argument(
             f"--{field.replace('_', '-')}", metavar="TEXT", help=f"set the {words}; '' removes it"
         )
+    _add_common(command)
+
+
+def _add_rename(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "rename",
+        "editing.rename_command",
+        "Give inputs and outputs of an archive's model other names, wherever they are used.",
+    )
+    command.add_argument("archive")
     for kind in ("input", "output"):
         command.add_argument(
-            f"--rename-{kind}",
+            f"--{kind}",
             action="append",
             default=[],
             metavar="OLD=NEW",
-            help=f"give an {kind} another name, wherever it is used",
+            help=f"the new name of an {kind}",
         )
     _add_common(command)
 

@@ -9,15 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
 from typing import Any
 
-from onnxarchive.archive.planning import (
-    DEFAULT_SIZE_THRESHOLD,
-    Asset,
-    open_assets,
-    require_size_threshold,
-)
+from onnxarchive.archive.planning import Asset, open_assets, require_size_threshold
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.opening import is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below

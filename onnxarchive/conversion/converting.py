@@ -17,7 +17,6 @@ import onnx
 
 from onnxarchive.archive import recovery
 from onnxarchive.archive.planning import (
-    DEFAULT_SIZE_THRESHOLD,
     Asset,
     Item,
     asset_files,
@@ -33,6 +32,7 @@ from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, naming
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.paths import require_no_input

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import onnx
 
 from onnxarchive.archive.opening import open
-from onnxarchive.archive.planning import DEFAULT_SIZE_THRESHOLD, Asset, asset_files, open_assets
+from onnxarchive.archive.planning import Asset, asset_files, open_assets
 from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.archive.referring import save_referring
 from onnxarchive.buffers.counting import Progress
@@ -24,6 +24,7 @@ from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import Site
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout

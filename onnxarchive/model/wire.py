@@ -26,6 +26,7 @@ import onnx
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import schema
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.wire_data import ELEMENT_WIDTHS, Span
 from onnxarchive.model.wire_fields import (
     I32,
@@ -66,7 +67,7 @@ class Hollow:
     spans: tuple[Span, ...]
 
 
-def hollow(data: Buffer, *, size_threshold: int = 1024) -> Hollow:
+def hollow(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD) -> Hollow:
     """Takes the data of large tensors out of a serialized model.
 
     A tensor is hollowed when all its data stands in one field: `raw_data`, or a packed typed field

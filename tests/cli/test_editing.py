@@ -191,9 +191,9 @@ def test_set_metadata_does_all_at_once(archive: Path) -> None:
     require(archive, saved(expected))
 
 
-def test_set_metadata_renames_inputs_and_outputs(archive: Path, capsys: Captured) -> None:
-    arguments = ["--rename-input", "x=pixels", "--rename-output", "y=größe=7"]
-    assert run("set-metadata", archive, *arguments) == 0
+def test_rename_gives_inputs_and_outputs_other_names(archive: Path, capsys: Captured) -> None:
+    arguments = ["--input", "x=pixels", "--output", "y=größe=7"]
+    assert run("rename", archive, *arguments) == 0
     model = model_in(archive)
     onnx.checker.check_model(onnxarchive.load(archive), full_check=True)
     assert [value.name for value in model.graph.input] == ["pixels"]
@@ -233,24 +233,6 @@ def test_set_metadata_with_nothing_to_set_changes_nothing(archive: Path, capsys:
             ["--remove", "k", "--remove", "k"],
             "--remove: expected a key of the metadata, which has none, found 'k'",
         ),
-        (
-            ["--rename-input", "z=a"],
-            "expected the name of an input of the model, which has 'x', found 'z'",
-        ),
-        (
-            ["--rename-output", "x=a"],
-            "expected the name of an output of the model, which has 'y', found 'x'",
-        ),
-        (
-            ["--rename-input", "x=product"],
-            "expected a new name that nothing in the model has, found 'product'",
-        ),
-        (["--rename-input", "x="], "expected a new name for the input 'x', found none"),
-        (["--rename-input", "x"], "--rename-input: expected KEY=VALUE, found 'x'"),
-        (
-            ["--rename-input", "x=a", "--rename-input", "x=b"],
-            "--rename-input: expected each name once, found 'x' again",
-        ),
     ],
 )
 def test_set_metadata_says_what_is_wrong_and_changes_nothing(
@@ -260,6 +242,39 @@ def test_set_metadata_says_what_is_wrong_and_changes_nothing(
     capsys.readouterr()
     before = archive.read_bytes()
     assert run("set-metadata", archive, *arguments, "--doc-string", "new") == 2
+    assert told(capsys) == message
+    require(archive, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "rename takes --input OLD=NEW or --output OLD=NEW"),
+        (
+            ["--input", "z=a"],
+            "expected the name of an input of the model, which has 'x', found 'z'",
+        ),
+        (
+            ["--output", "x=a"],
+            "expected the name of an output of the model, which has 'y', found 'x'",
+        ),
+        (
+            ["--input", "x=product"],
+            "expected a new name that nothing in the model has, found 'product'",
+        ),
+        (["--input", "x="], "expected a new name for the input 'x', found none"),
+        (["--input", "x"], "--input: expected KEY=VALUE, found 'x'"),
+        (
+            ["--input", "x=a", "--input", "x=b"],
+            "--input: expected each name once, found 'x' again",
+        ),
+    ],
+)
+def test_rename_says_what_is_wrong_and_changes_nothing(
+    archive: Path, arguments: list[str], message: str, capsys: Captured
+) -> None:
+    before = archive.read_bytes()
+    assert run("rename", archive, *arguments) == 2
     assert told(capsys) == message
     require(archive, before)
 

@@ -19,9 +19,9 @@ import onnx
 import pytest
 
 import onnxarchive
-from onnxarchive.archive.planning import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.archive.rules import rules
 from onnxarchive.model import dtypes, keys, proto, schema, tensors
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
 from onnxarchive.zipformat.records import (
