@@ -143,7 +143,7 @@ def check_data(
         report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
         counter: Tells of the bytes that are read.
     """
-    pieces = _summed(file, entry, report)
+    pieces = summed(file, entry, report)
     checksum = None
     if site is not None:
         checksum = tensors.checksum(site.tensor)
@@ -161,8 +161,8 @@ def check_data(
         )
 
 
-def _summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
-    """The bytes of an entry in pieces; its CRC-32 is compared behind the last."""
+def summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
+    """The bytes of an entry in pieces; its CRC-32 is compared behind the last (ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
         yield memoryview(piece)

@@ -10,7 +10,7 @@ from onnxarchive.errors import Report
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.entries import Directory
-from onnxarchive.zipformat.local_header import check_local_header, stated_alignment
+from onnxarchive.zipformat.local_header import check_local_header
 
 _MAX_AHEAD = 256  # headers that are read ahead
 _WINDOW_SIZE = 1 << 17  # bytes that are read at a time where several headers are in them
@@ -25,6 +25,7 @@ class LocalHeaders:
 
     Attributes:
         are_right: Of each entry, whether its header was compared and is right.
+        alignment: What the header that was compared last says of its data, in bytes.
     """
 
     def __init__(self, file: MappedFile, listed: Directory) -> None:
@@ -33,7 +34,7 @@ class LocalHeaders:
         self.are_right = bytearray(len(listed.entries))
         self._ahead = 1
         self._next = -1
-        self._alignment = layout.MIN_ALIGNMENT  # which the headers that were seen last state
+        self.alignment = layout.MIN_ALIGNMENT  # and in that of the next one, most likely
 
     def require(self, number: int) -> None:
         """Compares a local header with its directory record, and perhaps those that follow.
@@ -52,6 +53,15 @@ class LocalHeaders:
         self.are_right[number:stop] = b"\1" * (stop - number)
         self._next, self._ahead = stop, ahead
 
+    def require_all(self) -> None:
+        """Compares every local header with its directory record.
+
+        Raises:
+            ArchiveFormatError: One does not match.
+        """
+        for number in range(len(self.are_right)):
+            self.require(number)
+
     def compare(self, number: int, report: Report) -> None:
         """Compares a local header with its directory record.
 
@@ -63,12 +73,7 @@ class LocalHeaders:
             (header,) = self._read(number, number + 1)
             entry, record = self._listed.entries[number], self._listed.records[number]
             alignment = check_local_header(header, entry, record, report)
-            self._alignment = alignment or self._alignment
-
-    def alignment(self, number: int) -> int:
-        """What the data of an entry is aligned to, in bytes, as its local header states it."""
-        (header,) = self._read(number, number + 1)
-        return stated_alignment(header)
+            self.alignment = alignment or self.alignment
 
     def _are_equal_ahead(self, start: int, stop: int) -> bool:
         """As `_are_equal`, of headers of which only the first is asked for."""
@@ -79,7 +84,7 @@ class LocalHeaders:
 
     def _are_equal(self, start: int, stop: int) -> bool:
         """Whether local headers are at a glance what they should be."""
-        expected = self._listed.local_headers(start, stop, self._alignment)
+        expected = self._listed.local_headers(start, stop, self.alignment)
         return expected is not None and b"".join(self._read(start, stop)) == expected
 
     def _read(self, start: int, stop: int) -> list[bytes]:

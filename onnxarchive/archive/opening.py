@@ -10,9 +10,7 @@ import onnx
 from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.reading import Archive, complete_model
-from onnxarchive.errors import (
-    naming,
-)
+from onnxarchive.errors import naming
 from onnxarchive.storage.files import Prefetch
 
 if TYPE_CHECKING:

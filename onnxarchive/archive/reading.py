@@ -311,8 +311,7 @@ class Archive:
             ArchiveFormatError: One does not match.
         """
         with naming(self.path):
-            for number in range(len(self.entries)):
-                self._found.headers.require(number)
+            self._found.headers.require_all()
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 
 from onnxarchive.archive.contents import read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.errors import (
-    ArchiveError,
-    ArchiveFormatError,
-    Report,
-    UnfinishedEditError,
-    naming,
-)
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, UnfinishedEditError, naming
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files, locking, undo
 from onnxarchive.storage.files import MappedFile
@@ -152,9 +146,7 @@ def roll_back(file: MappedFile) -> bool:
 def _require_whole(file: MappedFile) -> None:
     """Reads all of an archive but the data of tensors and assets."""
     contents = read_contents(file, Report())
-    headers = LocalHeaders(file, contents.directory)
-    for number in range(len(contents.directory.entries)):
-        headers.compare(number, Report())
+    LocalHeaders(file, contents.directory).require_all()
 
 
 def _find(file: MappedFile) -> UnfinishedEdit | None:

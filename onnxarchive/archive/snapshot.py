@@ -12,12 +12,7 @@ import onnx
 
 from onnxarchive.archive.contents import read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.errors import (
-    Report,
-    TensorNotFoundError,
-    naming,
-    shown,
-)
+from onnxarchive.errors import Report, TensorNotFoundError, naming, shown
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import Site, Sites
@@ -63,7 +58,7 @@ class Snapshot:
             shapes = Shapes.of(map(self.sites.tensor, self.entries.names))
         self._shapes = shapes
         self._require_header(len(self.entries) - 1)  # the model's
-        self.alignment = self.headers.alignment(len(self.entries) - 1)
+        self.alignment = self.headers.alignment
 
     @cached_property
     def initializers(self) -> Initializers:

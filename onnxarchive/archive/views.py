@@ -7,11 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.archive.snapshot import Initializers, Snapshot
-from onnxarchive.errors import (
-    ArchiveFormatError,
-    naming,
-    shown,
-)
+from onnxarchive.errors import ArchiveFormatError, naming, shown
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import Site

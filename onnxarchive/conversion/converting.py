@@ -16,6 +16,7 @@ from operator import attrgetter
 import onnx
 
 from onnxarchive.archive import recovery
+from onnxarchive.archive.opening import open
 from onnxarchive.archive.planning import (
     Asset,
     Item,
@@ -248,10 +249,11 @@ def export(
                 f"expected another file than {beside} for external_data, found it to be where "
                 f"{os.fspath(destination)} leads"
             )
-    with _opened(path) as (archive, model_proto):
-        if external_data is None:
+    if external_data is None:
+        with _opened(path) as (archive, model_proto):
             _export_single(archive, model_proto, destination, progress)
-        else:
+    else:
+        with open(path) as archive, naming(path):
             _export_external(archive, destination, external_data, progress)
 
 

@@ -9,15 +9,9 @@ from collections.abc import Iterator
 from onnxarchive.archive import recovery
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Data, Stored
-from onnxarchive.errors import (
-    ArchiveError,
-    ChecksumError,
-    LockedError,
-    UnfinishedEditError,
-    naming,
-)
+from onnxarchive.errors import ArchiveError, ChecksumError, LockedError, UnfinishedEditError, naming
 from onnxarchive.model import tensors
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.sources.opening import Source, is_zip, open_model
 from onnxarchive.sources.places import sha1
 
@@ -61,7 +55,6 @@ def _strictly(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> 
                 return None
             archive = resources.enter_context(Archive(file))
             archive._require_headers()
-            archive.read(MODEL_PROTO)
     except (LockedError, UnfinishedEditError):
         raise
     except ArchiveError:

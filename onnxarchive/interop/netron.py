@@ -26,10 +26,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from onnxarchive.archive.contents import check_crc32
+from onnxarchive.archive.contents import summed
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError
 from onnxarchive.interop.optional import needing
 from onnxarchive.model.keys import MODEL_PROTO
@@ -193,7 +192,7 @@ class _Pages:
         self._files = files
         self._index = self._make_index()
 
-    def find(self, path: str) -> tuple[str, int, Iterator[bytes]] | None:
+    def find(self, path: str) -> tuple[str, int, Iterator[bytes | memoryview]] | None:
         """Type, size and bytes of what lies at a path, or None.
 
         Raises:
@@ -214,7 +213,7 @@ class _Pages:
         data = file.read_bytes()
         return _TYPES[file.suffix], len(data), iter([data])
 
-    def _find_entry(self, name: str) -> tuple[str, int, Iterator[bytes]] | None:
+    def _find_entry(self, name: str) -> tuple[str, int, Iterator[bytes | memoryview]] | None:
         if name == _MODEL:
             name = MODEL_PROTO
         elif name not in self._archive._sites:
@@ -230,21 +229,19 @@ class _Pages:
             )
         return _BYTES, nbytes, self._checked(name)
 
-    def _checked(self, name: str) -> Iterator[bytes]:
+    def _checked(self, name: str) -> Iterator[memoryview]:
         """An entry's bytes in pieces, of which the last comes when their CRC-32 is right.
 
         Raises:
             ChecksumError: It is not.
         """
         entry = self._archive.entries[name]
-        found = Crc32()
-        held = b""
-        for piece in found(self._archive._file.pieces(entry.data_offset, entry.nbytes)):
-            if held:
+        held = None
+        for piece in summed(self._archive._file, entry, Report()):
+            if held is not None:
                 yield held
             held = piece
-        check_crc32(entry, found.nbytes, found.value, Report())
-        if held:
+        if held is not None:
             yield held
 
     def _make_index(self) -> bytes:

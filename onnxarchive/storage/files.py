@@ -169,21 +169,18 @@ class MappedFile:
             OSError: It cannot be read; the file is named.
         """
         try:
-            return self._read(offset, size)
+            part = self._read_once(offset, size)
+            if len(part) == size:
+                return part
+            parts = []
+            while part:
+                parts.append(part)
+                offset += len(part)
+                size -= len(part)
+                part = self._read_once(offset, size)
         except OSError as error:
             error.filename = self.path
             raise
-
-    def _read(self, offset: int, size: int) -> bytes:
-        part = self._read_once(offset, size)
-        if len(part) == size:
-            return part
-        parts = []
-        while part:
-            parts.append(part)
-            offset += len(part)
-            size -= len(part)
-            part = self._read_once(offset, size)
         return b"".join(parts)
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes]:

@@ -9,10 +9,7 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.directory import hexadecimal
 from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.records import (
-    DirectoryRecord,
-    LocalHeader,
-)
+from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 
 def check_local_header(
@@ -90,19 +87,6 @@ def _what_is(header: bytes, local: LocalHeader | None) -> str:
     if signature != LocalHeader.SIGNATURE:
         return f"bytes that begin with {signature!r}"
     return "one that is longer"
-
-
-def stated_alignment(header: bytes) -> int:
-    """The alignment that a local header states, in bytes.
-
-    Args:
-        header: The header and all that stands before the entry's data, found right before.
-    """
-    local = LocalHeader.unpack(header, 0)
-    assert local is not None
-    unpacked = records.unpack_alignment(list(records.unpack_extra(local.extra))[-1][1])
-    assert unpacked is not None
-    return unpacked[0]
 
 
 def _check_alignment(
