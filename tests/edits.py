@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import model_of, raw_tensor
+from models import copying_clone, model_of, raw_tensor
 from onnx import TensorProto
 
 import onnxarchive
@@ -197,12 +197,6 @@ def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[s
 
 
 # File systems
-
-
-def copying_clone(source: files.MappedFile, target: int) -> bool:
-    """What a file system that shares blocks does, by copying."""
-    files.write_at(target, 0, source.read(0, source.size))
-    return True
 
 
 def no_clone(source: files.MappedFile, target: int) -> bool:

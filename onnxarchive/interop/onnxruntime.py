@@ -22,12 +22,7 @@ from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
-from onnxarchive.interop.links import (
-    is_left_outside,
-    linked_model,
-    real_path,
-    require_text,
-)
+from onnxarchive.interop.links import is_left_outside, linked_model, real_path, require_text
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import Site, text

@@ -20,9 +20,7 @@ from onnxarchive.zipformat.directory_at_once import read_at_once
 from onnxarchive.zipformat.end_records import Bounds
 from onnxarchive.zipformat.entries import EMPTY, VERSIONS_NEEDED, Directory, Entries, Entry, Records
 from onnxarchive.zipformat.layout import Placement
-from onnxarchive.zipformat.records import (
-    DirectoryRecord,
-)
+from onnxarchive.zipformat.records import DirectoryRecord
 
 _MAX_SHOWN_FIELDS = 8  # in a message
 

@@ -21,9 +21,7 @@ from onnxarchive.zipformat.entries import (
     Entries,
     Records,
 )
-from onnxarchive.zipformat.records import (
-    DirectoryRecord,
-)
+from onnxarchive.zipformat.records import DirectoryRecord
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

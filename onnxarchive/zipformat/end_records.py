@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.records import (
-    DirectoryRecord,
-    EndRecord,
-    Zip64EndRecord,
-    Zip64Locator,
-)
+from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, Zip64EndRecord, Zip64Locator
 
 MAX_NAME_SIZE = 1024  # bytes
 # A record with the longest name and a Zip64 field of three values; comments are not allowed.

@@ -8,10 +8,7 @@ from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, overload
 
 from onnxarchive.zipformat import layout, records
-from onnxarchive.zipformat.records import (
-    DirectoryRecord,
-    LocalHeader,
-)
+from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
 

@@ -22,10 +22,7 @@ from onnxarchive.zipformat.foreign_end import (
     locate_foreign,
     unsupported,
 )
-from onnxarchive.zipformat.records import (
-    DirectoryRecord,
-    LocalHeader,
-)
+from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 MAX_NAME_SIZE = 4096  # bytes; no longer path can be opened on Linux
 

@@ -11,14 +11,13 @@ import pytest
 from edits import (
     added,
     changed,
-    copying_clone,
     new_model,
     no_clone,
     path_fixture,  # noqa: F401
     require,
     weights,
 )
-from models import model_of
+from models import copying_clone, model_of
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -22,7 +22,6 @@ import pytest
 from edits import (
     added,
     changed,
-    copying_clone,
     documented,
     new_model,
     no_clones_fixture,  # noqa: F401
@@ -35,7 +34,7 @@ from edits import (
     weights,
     with_array,
 )
-from models import model_of, raw_tensor, runnable_model
+from models import copying_clone, model_of, raw_tensor, runnable_model
 
 import onnxarchive
 from onnxarchive.archive import rewriting

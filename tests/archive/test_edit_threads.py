@@ -17,7 +17,6 @@ import pytest
 from edits import (
     MODEL,
     changed,
-    copying_clone,
     documented,
     no_clone,
     path_fixture,  # noqa: F401
@@ -27,7 +26,7 @@ from edits import (
     way_fixture,  # noqa: F401
     weights,
 )
-from models import open_below
+from models import copying_clone, open_below
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -12,7 +12,6 @@ import pytest
 from edits import (
     MODEL,
     changed,
-    copying_clone,
     documented,
     entry,
     no_clones_fixture,  # noqa: F401
@@ -25,7 +24,7 @@ from edits import (
     way_fixture,  # noqa: F401
     weights,
 )
-from models import model_of, open_below, raw_tensor, run_model, runnable_model
+from models import copying_clone, model_of, open_below, raw_tensor, run_model, runnable_model
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -18,7 +18,6 @@ from edits import (
     NAME,
     added,
     changed,
-    copying_clone,
     new_model,
     no_clones_fixture,  # noqa: F401
     nobody_fixture,  # noqa: F401
@@ -33,7 +32,7 @@ from edits import (
     weights,
 )
 from interruptions import interrupt
-from models import model_of
+from models import copying_clone, model_of
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -17,7 +17,6 @@ from edits import (
     MODEL,
     added,
     changed,
-    copying_clone,
     documented,
     entry,
     new_model,
@@ -32,7 +31,7 @@ from edits import (
     weights,
     with_array,
 )
-from models import flip_byte, model_of, open_below, raw_tensor, run_python
+from models import copying_clone, flip_byte, model_of, open_below, raw_tensor, run_python
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -15,14 +15,13 @@ import onnx
 import pytest
 from edits import (
     changed,
-    copying_clone,
     documented,
     no_clone,
     path_fixture,  # noqa: F401
     referring,
     weights,
 )
-from models import raw_tensor, runnable_model
+from models import copying_clone, raw_tensor, runnable_model
 
 import onnxarchive
 import onnxarchive.ir

@@ -13,7 +13,6 @@ from edits import (
     Change,
     added,
     changed,
-    copying_clone,
     documented,
     entries_of,
     entry,
@@ -35,6 +34,7 @@ from edits import (
 from hypothesis import HealthCheck, given, settings, strategies as st
 from models import (
     attribute,
+    copying_clone,
     every_tensor,
     external,
     full_model,

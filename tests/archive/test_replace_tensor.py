@@ -11,7 +11,6 @@ import onnx
 import pytest
 from edits import (
     MODEL,
-    copying_clone,
     entries_of,
     no_clone,
     path_fixture,  # noqa: F401
@@ -24,6 +23,7 @@ from edits import (
 )
 from models import (
     attribute,
+    copying_clone,
     every_tensor,
     external,
     full_model,

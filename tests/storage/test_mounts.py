@@ -16,7 +16,6 @@ from edits import (
     IN_PLACE,
     NAME,
     changed,
-    copying_clone,
     documented,
     new_model,
     no_clone,
@@ -24,7 +23,7 @@ from edits import (
     saved,
     weights,
 )
-from models import run_python
+from models import copying_clone, run_python
 from mounts import mounted
 
 import onnxarchive
