@@ -1,0 +1,63 @@
+"""Prints spec/messages.csv: every field of the messages that a ModelProto is made of.
+
+The messages are those of the installed onnx, in the order of a breadth-first walk from ModelProto,
+and their fields in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Final
+
+import onnx
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+HEADER: Final = ("message", "field", "number", "wire type", "type", "repeated")
+# By the type of a field: the wire type (0 varint, 1 of 8 bytes, 2 with a length, 5 of 4 bytes) and
+# its name in onnx.proto.
+WIRE_TYPES: Final = {
+    FieldDescriptor.TYPE_DOUBLE: (1, "double"),
+    FieldDescriptor.TYPE_FLOAT: (5, "float"),
+    FieldDescriptor.TYPE_INT64: (0, "int64"),
+    FieldDescriptor.TYPE_UINT64: (0, "uint64"),
+    FieldDescriptor.TYPE_INT32: (0, "int32"),
+    FieldDescriptor.TYPE_ENUM: (0, "enum"),
+    FieldDescriptor.TYPE_STRING: (2, "string"),
+    FieldDescriptor.TYPE_BYTES: (2, "bytes"),
+    FieldDescriptor.TYPE_MESSAGE: (2, "message"),
+}
+
+
+def rows() -> Iterator[tuple[str, str, int, int, str, str]]:
+    """The lines of the table, without its header."""
+    waiting: list[Descriptor] = [onnx.ModelProto.DESCRIPTOR]
+    for message in waiting:  # grows while it is walked over
+        for field in sorted(message.fields, key=lambda field: field.number):
+            wire_type, type_ = WIRE_TYPES[field.type]
+            if field.message_type is not None:
+                type_ = _name(field.message_type)
+                if field.message_type not in waiting:
+                    waiting.append(field.message_type)
+            elif field.enum_type is not None:
+                type_ = "enum " + " ".join(str(value.number) for value in field.enum_type.values)
+            repeated = "repeated" if field.is_repeated else ""
+            yield _name(message), field.name, field.number, wire_type, type_, repeated
+
+
+def _name(message: Descriptor) -> str:
+    return message.full_name.removeprefix("onnx.")
+
+
+def table() -> str:
+    """The whole table, as the file holds it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows(rows())
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    print(table(), end="")
