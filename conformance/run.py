@@ -34,7 +34,7 @@ RECIPES = SUITE.parent / "tools"
 # Beside large vectors that are complete: what they were made from.
 MADE_FROM = "made-from"
 ENTRY_FIELDS = ("name", "header_offset", "data_offset", "nbytes", "crc32")
-TENSOR_FIELDS = ("key", "name", "data_type", "dims", "sha256")
+TENSOR_FIELDS = ("model", "key", "name", "data_type", "dims", "sha256")
 
 
 @dataclass(frozen=True)
@@ -362,19 +362,24 @@ def difference(vector: dict[str, Any], printed: dict[str, Any], built: Path) -> 
     expected = expectation(vector, built)
     try:
         entries = [ordered(entry, ENTRY_FIELDS) for entry in printed["entries"]]
-        tensors = {it["key"]: ordered(it, TENSOR_FIELDS) for it in printed["tensors"]}
+        tensors = by_model_and_key(printed["tensors"])
         count = len(printed["tensors"])
     except (KeyError, TypeError, ValueError) as error:
         return f"expected entries and tensors in the form of the README, {error!r}"
     wanted_entries = [ordered(entry, ENTRY_FIELDS) for entry in expected["entries"]]
     if entries != wanted_entries:
         return "entries: " + first_difference(wanted_entries, entries)
-    wanted_tensors = {it["key"]: ordered(it, TENSOR_FIELDS) for it in expected["tensors"]}
+    wanted_tensors = by_model_and_key(expected["tensors"])
     if tensors != wanted_tensors or count != len(wanted_tensors):
         return "tensors: " + first_difference(
             [*wanted_tensors.values()], [tensors[key] for key in wanted_tensors if key in tensors]
         )
     return ""
+
+
+def by_model_and_key(tensors: list[dict[str, Any]]) -> dict[tuple[str, str], list[Any]]:
+    """Tensors by what no two have in common; their fields in one order."""
+    return {(it["model"], it["key"]): ordered(it, TENSOR_FIELDS) for it in tensors}
 
 
 def expectation(vector: dict[str, Any], built: Path) -> dict[str, Any]:

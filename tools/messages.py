@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import onnx
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 
 HEADER: Final = ("message", "field", "number", "wire type", "type", "repeated")
 # By the type of a field: the wire type (0 varint, 1 of 8 bytes, 2 with a length, 5 of 4 bytes) and
@@ -32,7 +32,7 @@ WIRE_TYPES: Final = {
 
 def rows() -> Iterator[tuple[str, str, int, int, str, str]]:
     """The lines of the table, without its header."""
-    waiting: list[Descriptor] = [onnx.ModelProto.DESCRIPTOR]
+    waiting: list[Any] = [onnx.ModelProto.DESCRIPTOR]  # protobuf has two classes of descriptors
     for message in waiting:  # grows while it is walked over
         for field in sorted(message.fields, key=lambda field: field.number):
             wire_type, type_ = WIRE_TYPES[field.type]
@@ -46,8 +46,8 @@ def rows() -> Iterator[tuple[str, str, int, int, str, str]]:
             yield _name(message), field.name, field.number, wire_type, type_, repeated
 
 
-def _name(message: Descriptor) -> str:
-    return message.full_name.removeprefix("onnx.")
+def _name(message: Any) -> str:
+    return str(message.full_name).removeprefix("onnx.")
 
 
 def table() -> str:

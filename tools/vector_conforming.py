@@ -112,7 +112,7 @@ def conforming() -> Iterator[Vector]:
         lambda: changed(
             0,
             both={"version_needed": 20, "time": 0xBF7D, "date": 0x5D2B},
-            record={"version_made_by": 0x03FF, "external_attributes": 0x8FFF0027},
+            record={"version_made_by": 0x03FF, "external_attributes": 0x81FF0027},
         ),
         W,
         V,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import vector_bytes as v
@@ -84,7 +84,8 @@ class Vector:
         rules: What it shows the permitted side of, or what it breaks, any of which may be named.
         accepted: The verdict.
         source: Makes the file.
-        tensors: The external tensors, where it is accepted.
+        tensors: The external tensors of the default model, where it is accepted.
+        further: Those of the further models, by id.
         attack: The class of attack that it is one of.
         large: Whether it has more than 1 MiB.
         stage: When a reader can know, where that is not when it can know of the first rule.
@@ -99,6 +100,7 @@ class Vector:
     attack: str | None = None
     large: bool = False
     stage: str | None = None
+    further: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 # Models
@@ -183,6 +185,19 @@ def archive(*tensors: Tensor, assets: tuple[Entry, ...] = (), proto: bytes | Non
     return Image([*(it.entry for it in tensors), *assets, Entry(MODEL_PROTO, data)])
 
 
+def with_models(
+    entries: Iterable[Tensor | Entry], default: bytes, further: Mapping[str, bytes]
+) -> Image:
+    """An archive of these tensors and assets, further models by id, and the default model."""
+    return Image(
+        [
+            *(it.entry if isinstance(it, Tensor) else it for it in entries),
+            *(Entry(MODEL_PROTO + b"_" + it.encode(), proto) for it, proto in further.items()),
+            Entry(MODEL_PROTO, default),
+        ]
+    )
+
+
 def plain() -> Image:
     """An archive with two tensors and an asset."""
     return archive(W, V, assets=(LABELS,))
@@ -263,9 +278,11 @@ def accepted(
     *tensors: Tensor,
     attack: str | None = None,
     large: bool = False,
+    further: Mapping[str, tuple[Tensor, ...]] | None = None,
 ) -> Vector:
     """A vector of a file that conforms."""
-    return Vector(name, about, tuple(rules.split()), True, source, tensors, attack, large)
+    broken = tuple(rules.split())
+    return Vector(name, about, broken, True, source, tensors, attack, large, None, further or {})
 
 
 def refused(

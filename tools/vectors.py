@@ -21,9 +21,12 @@ from typing import Any
 
 import vector_parts as parts
 from vector_bytes import Image, Zeros
+from vector_conditions import single_conditions
 from vector_conforming import conforming
+from vector_ends import false_ends
 from vector_faults import nonconforming
 from vector_large import large
+from vector_models import several_models
 from vector_parts import Tensor, Vector
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def vectors() -> list[Vector]:
     """All vectors, those of files that conform first; no two have one name."""
-    listed = [*conforming(), *nonconforming(), *large()]
+    listed = [
+        *conforming(),
+        *nonconforming(),
+        *false_ends(),
+        *several_models(),
+        *single_conditions(),
+        *large(),
+    ]
     assert len({vector.name for vector in listed}) == len(listed)
     return listed
 
@@ -145,13 +155,15 @@ def expected(vector: Vector, source: Image | bytes) -> dict[str, Any]:
         ],
         "tensors": [
             {
+                "model": model,
                 "key": tensor.key,
                 "name": tensor.key if tensor.name is None else tensor.name,
                 "data_type": tensor.data_type,
                 "dims": list(tensor.dims),
                 "sha256": sha256(tensor),
             }
-            for tensor in vector.tensors
+            for model, tensors in {"": vector.tensors, **vector.further}.items()
+            for tensor in tensors
         ],
     }
 

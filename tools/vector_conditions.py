@@ -1,0 +1,372 @@
+"""The vectors that break, or just keep, one condition which the others touch along with another."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import vector_bytes as v
+from vector_bytes import Entry, Image, content, extra_field, number, zip64_field
+from vector_parts import (
+    BIG,
+    FLOAT,
+    MODEL_PROTO,
+    Tensor,
+    Vector,
+    W,
+    accepted,
+    alignment_extra,
+    archive,
+    graph,
+    model,
+    of_proto,
+    refused,
+    sparse,
+    sparse_big,
+    with_models,
+)
+
+FIXED_64, FIXED_32 = 1, 5  # wire types
+MESSAGES = 4_194_304
+
+
+def single_conditions() -> Iterator[Vector]:
+    """The vectors of single conditions, small and large."""
+    yield from _headers()
+    yield from _names()
+    yield from _wire()
+    yield from _external_data()
+    yield from _zip64()
+    yield from _bounds()
+
+
+def _with_asset(name: str) -> Callable[[], Image]:
+    return partial(archive, W, assets=(Entry(f"assets/{name}".encode(), b"x"),))
+
+
+def _headers() -> Iterator[Vector]:
+    yield refused(
+        "local-extra-other-id",
+        "The alignment field has another id.",
+        "ZIP-14",
+        lambda: _first_changed(local_extra=extra_field(0xD934, struct.pack("<H", 64) + bytes(27))),
+        "extra-framing",
+    )
+    long_name = replace(W, key="w" * 80)
+    yield refused(
+        "alignment-96-obeyed",
+        "The alignment stated is 96, and data and padding obey it, as well as 64.",
+        "ALIGN-2",
+        lambda: Image(
+            [
+                replace(long_name.entry, alignment=96),
+                Entry(MODEL_PROTO, model(graph(long_name))),
+            ]
+        ),
+        "misaligned",
+    )
+    for name, bits in (("set-user-id", 0o4000), ("set-group-id", 0o2000), ("sticky", 0o1000)):
+        yield refused(
+            f"attributes-{name}",
+            f"The {name} bit is set in the attributes of an entry.",
+            "ZIP-11",
+            partial(_first_changed, record={"external_attributes": (0o100644 | bits) << 16}),
+            "special-bits",
+        )
+    yield refused(
+        "small-file-saturated",
+        "An end record with saturated values in a file of 62 bytes.",
+        "ZIP64-1",
+        lambda: (
+            bytes(40)
+            + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, *[0xFFFFFFFF] * 2, 0)
+        ),
+        "locator-missing",
+    )
+    yield refused(
+        "last-name-of-13-bytes",
+        "The last entry is no model, and its name as long as that of the model.",
+        "MODEL-1",
+        lambda: Image([W.entry, Entry(b"x_MODEL_PROTO", model(graph(W)))]),
+        "model-missing",
+    )
+
+
+def _first_changed(**changes: object) -> Image:
+    image = archive(W)
+    image.entries[0] = replace(image.entries[0], **changes)  # type: ignore[arg-type]
+    return image
+
+
+def _names() -> Iterator[Vector]:
+    composed = (
+        ("hangul", "\uac00 \uac01", "syllables of two and of three letters"),
+        ("blocked", "a\u0305\u0301", "a mark that another one of its class keeps from composing"),
+        ("two-marks", "\u1ea1\u0301", "a mark that is composed, and one that is not"),
+    )
+    for name, text, about in composed:
+        yield accepted(
+            f"name-of-asset-{name}-composed",
+            f"The name of an asset has {about}.",
+            "ASSET-1",
+            _with_asset(text),
+            W,
+        )
+    refusals = (
+        ("hangul-two-letters", "\u1100\u1161", "two letters that compose to a syllable"),
+        ("hangul-third-letter", "\uac00\u11a8", "a syllable and a letter that compose"),
+        ("two-marks-of-a-class", "a\u0301\u0300", "the first of two marks of one class to compose"),
+        ("marks-out-of-order", "a\u0301\u0323", "two marks in another order than the canonical"),
+        ("exclusion", "\u0958", "a letter that is composed in no normalization form"),
+        ("singleton", "\u212b", "a letter that stands for another"),
+        ("not-assigned", "\U00050005", "a code point that is not assigned"),
+        ("noncharacter", "\uffff", "a noncharacter"),
+    )
+    for name, text, about in refusals:
+        yield refused(
+            f"name-of-asset-{name}",
+            f"The name of an asset has {about}.",
+            "ASSET-1",
+            _with_asset(text),
+            "fold-collision",
+        )
+
+
+def _fixed(wire_type: int, nbytes: int) -> bytes:
+    """An unknown field of a fixed number, and so many bytes of it."""
+    return v.varint(1001 << 3 | wire_type) + b"\1" * nbytes
+
+
+def _groups(depth: int) -> bytes:
+    """Unknown groups, each within the one before."""
+    return v.varint(1000 << 3 | 3) * depth + v.varint(1000 << 3 | 4) * depth
+
+
+def _wire() -> Iterator[Vector]:
+    last = {
+        "varint": number(1001, 300),
+        "fixed32": _fixed(FIXED_32, 4),
+        "fixed64": _fixed(FIXED_64, 8),
+        "bytes": content(1001, b"\xff"),
+        "group": _groups(1),
+    }
+    for name, field in last.items():
+        tensor = replace(W, more=field)
+        yield accepted(
+            f"model-ends-with-{name}",
+            f"An unknown field ({name}) is the last of the model, of its graph, and of a tensor.",
+            "MODEL-3",
+            partial(
+                of_proto,
+                number(1, 10)
+                + content(7, content(2, "g") + content(5, tensor.proto) + field)
+                + field,
+                W,
+            ),
+            W,
+        )
+    yield accepted(
+        "model-field-largest",
+        "A field with the number 2^29 - 1.",
+        "MODEL-3",
+        partial(of_proto, model(graph(W), more=number(2**29 - 1, 1)), W),
+        W,
+    )
+    yield accepted(
+        "model-groups-deepest",
+        "Unknown groups nested 100 deep.",
+        "MODEL-3",
+        partial(of_proto, model(graph(W), more=_groups(100)), W),
+        W,
+    )
+    in_graph = (
+        ("fixed32-cut", "a number of 4 bytes that runs past its graph", _fixed(FIXED_32, 3)),
+        ("fixed64-cut", "a number of 8 bytes that runs past its graph", _fixed(FIXED_64, 7)),
+        ("group-past-message", "a group that ends after its graph", v.varint(1000 << 3 | 3)),
+        ("group-in-group", "groups that end in another order", _crossed_groups()),
+        ("group-holds-fault", "a wire type of 7 within a group", _group_of(b"\x0f")),
+        ("group-holds-cut", "a cut number within a group", _group_of(_fixed(FIXED_32, 1))),
+        ("group-too-deep", "a graph with groups nested 100 deep", _groups(100)),
+    )
+    for name, about, field in in_graph:
+        end = v.varint(1000 << 3 | 4) if name == "group-past-message" else b""
+        yield refused(
+            f"model-{name}",
+            f"In a model: {about}.",
+            "MODEL-3",
+            partial(of_proto, model(graph(W, more=field), more=end), W),
+            "proto-deep" if name == "group-too-deep" else "proto-corrupt",
+        )
+    yield refused(
+        "model-groups-too-deep",
+        "Unknown groups nested 101 deep.",
+        "MODEL-3",
+        partial(of_proto, model(graph(W), more=_groups(101)), W),
+        "proto-deep",
+    )
+    yield refused(
+        "model-length-large",
+        "A length of 5 bytes that is short once it is cut to 32 bits.",
+        "MODEL-3",
+        partial(of_proto, model(graph(W, more=b"\x52\x81\x80\x80\x80\x10x")), W),
+        "proto-corrupt",
+    )
+
+
+def _crossed_groups() -> bytes:
+    tags = (1000 << 3 | 3, 1002 << 3 | 3, 1000 << 3 | 4, 1002 << 3 | 4)
+    return b"".join(map(v.varint, tags))
+
+
+def _group_of(fields: bytes) -> bytes:
+    return v.varint(1000 << 3 | 3) + fields + v.varint(1000 << 3 | 4)
+
+
+def _external_data() -> Iterator[Vector]:
+    inside = Tensor(
+        "inside",
+        FLOAT,
+        (1,),
+        pairs=(("location", "w"),),
+        more=content(9, struct.pack("<f", 1)),
+        is_external=False,
+    )
+    yield refused(
+        "two-sources-not-external",
+        "A tensor with its data inside also names the entry of another tensor.",
+        "DATA-7",
+        partial(of_proto, model(graph(W, inside)), W),
+        "two-sources",
+    )
+    assert isinstance(W.data, bytes)
+    checksum = hashlib.sha1(W.data).hexdigest()
+    at = ("location", "w")
+    for name, about, pairs, rule in (
+        ("length-twice", "length twice", (at, *[("length", "24")] * 2), "DATA-4"),
+        ("checksum-twice", "checksum twice", (at, *[("checksum", checksum)] * 2), "DATA-4"),
+        (
+            "checksum-longer",
+            "41 digits of a checksum",
+            (at, ("checksum", checksum + "0")),
+            "DATA-6",
+        ),
+        ("checksum-newline", "a newline after it", (at, ("checksum", checksum + "\n")), "DATA-6"),
+    ):
+        yield refused(
+            f"external-data-{name}",
+            f"Pairs of external_data: {about}.",
+            rule,
+            partial(archive, replace(W, pairs=pairs)),
+            "ext-keys",
+        )
+
+
+def _zip64() -> Iterator[Vector]:
+    for field, about in (
+        ("disk_count", "the count of the disk"),
+        ("count", "the count in all"),
+        ("directory_size", "the size of the directory"),
+        ("directory_offset", "the offset of the directory"),
+    ):
+        yield refused(
+            f"sparse-one-value-{field.replace('_', '-')}",
+            f"The end record is saturated but for {about}.",
+            "ZIP64-1",
+            partial(sparse, end={field: 3}),
+            "two-truths",
+            large=True,
+        )
+    for name, about, rule, changes in (
+        ("record-signature", "has another signature", "ZIP64-3", {"signature": b"PK\6\5"}),
+        ("record-directory-disk", "has the directory on disk 1", "ZIP-3", {"directory_disk": 1}),
+    ):
+        yield refused(
+            f"sparse-{name}",
+            f"The Zip64 end record {about}.",
+            rule,
+            partial(sparse, zip64=changes),
+            "locator-offset",
+            large=True,
+        )
+    nbytes = len(BIG.data)
+    yield refused(
+        "sparse-field-other-id",
+        "The sizes are in an extra field with another id.",
+        "ZIP-13",
+        lambda: sparse_big(record_extra=extra_field(2, struct.pack("<QQ", nbytes, nbytes))),
+        "sentinel-no-extra",
+        large=True,
+    )
+    for name, sizes in (("first", (nbytes + 1, nbytes)), ("second", (nbytes, nbytes + 1))):
+        yield refused(
+            f"sparse-local-field-{name}-lying",
+            f"The {name} size in the Zip64 field of the local header is another one.",
+            "ZIP64-5",
+            partial(
+                sparse_big,
+                local_extra=zip64_field(*sizes) + alignment_extra(64, -(30 + 3 + 20 + 6) % 64),
+            ),
+            "two-truths",
+            large=True,
+        )
+
+
+def _bounds() -> Iterator[Vector]:
+    def messages(count: int) -> bytes:
+        """A model of so many messages: a graph, an opset, and empty nodes."""
+        return model(content(1, b"") * (count - 2))
+
+    half = MESSAGES // 2
+    yield accepted(
+        "model-messages-most",
+        "A model of 4,194,304 messages.",
+        "MODEL-3",
+        lambda: of_proto(messages(MESSAGES)),
+        large=True,
+    )
+    yield accepted(
+        "models-messages-most",
+        "Two models of 4,194,304 messages together.",
+        "MODEL-3",
+        lambda: with_models((), messages(half), {"a": messages(MESSAGES - half)}),
+        large=True,
+    )
+    yield refused(
+        "models-messages",
+        "Two models of 4,194,305 messages together.",
+        "MODEL-3",
+        lambda: with_models((), messages(half), {"a": messages(MESSAGES - half + 1)}),
+        "proto-amplify",
+        large=True,
+    )
+    yield refused(
+        "further-model-2-gib",
+        "A further model of 2 GiB.",
+        "MODEL-2",
+        lambda: Image(
+            [
+                Entry(MODEL_PROTO + b"_a", v.Zeros(1 << 31), crc=0),
+                Entry(MODEL_PROTO, model(graph())),
+            ]
+        ),
+        "model-2gib",
+        large=True,
+    )
+    yield refused(
+        "header-offset-of-a-locator",
+        "The model lies at 0x07064B50, which the directory ends with but for its name.",
+        "ZIP-16",
+        _at_the_signature,
+        "false-end",
+        large=True,
+    )
+
+
+def _at_the_signature() -> Image:
+    """An archive whose model has the header offset 0x07064B50."""
+    nbytes = 0x07064B50 - 64
+    tensor = Tensor("w", 2, (nbytes,), v.Zeros(nbytes))
+    return archive(tensor)
