@@ -356,8 +356,8 @@ def is_archive(path: Path) -> bool:
             broken = _broken_by_data(archive.model, data)
             archive.verify()
             entries = list(archive.entries.values())
-            keys = list(archive._sites)
-            for key in archive._sites:
+            keys = list(archive._refs)
+            for key in archive._refs:
                 archive.tensor_by_key(key)
             for name in archive.tensors:
                 with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong

@@ -165,7 +165,7 @@ def check(
 
             def examine(number: int) -> None:
                 entry, found = entries[number], _Findings()
-                check_data(file, entry, contents.sites.get(entry.name), found, counter)
+                check_data(file, entry, contents.refs.get(entry.name), found, counter)
                 if found.list:
                     by_entry[number] = found
 

@@ -20,7 +20,7 @@ from onnxarchive.archive import opening
 from onnxarchive.errors import naming
 from onnxarchive.interop.links import linked_model, may_give_shape
 from onnxarchive.model import proto
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import TensorRef
 
 __all__ = ["check_model", "is_unread"]
 
@@ -70,15 +70,15 @@ def check_model(
         )
 
 
-def is_unread(site: Site, nbytes: int) -> bool:
+def is_unread(ref: TensorRef, nbytes: int) -> bool:
     """Whether neither checker nor shape inference of onnx reads a tensor's data.
 
     They read what may give a shape (`onnxarchive.interop.links.may_give_shape`), wherever it
     stands, and the indices of sparse tensors.
 
     Args:
-        site: The tensor.
+        ref: The tensor.
         nbytes: Its size in bytes.
     """
-    is_sparse = any(field.startswith("sparse_") for field, _ in site.path)
-    return not is_sparse and not may_give_shape(site.tensor, nbytes)
+    is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
+    return not is_sparse and not may_give_shape(ref.tensor, nbytes)

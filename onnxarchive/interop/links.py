@@ -29,7 +29,7 @@ from onnxarchive.errors import (
 from onnxarchive.model import dtypes, proto, tensors, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import Path, TensorRef
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
@@ -50,10 +50,10 @@ _SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 
 # Tells whether a tensor of so many bytes is left in the archive.
-Rule: TypeAlias = Callable[[Site, int], bool]
+Rule: TypeAlias = Callable[[TensorRef, int], bool]
 
 
-def is_left_outside(site: Site, nbytes: int) -> bool:
+def is_left_outside(ref: TensorRef, nbytes: int) -> bool:
     """Whether a tensor that an archive stores outside its model is external in a link, too.
 
     All others are held by the link. They are
@@ -67,10 +67,10 @@ def is_left_outside(site: Site, nbytes: int) -> bool:
     knows external data reads from outside.
 
     Args:
-        site: The tensor.
+        ref: The tensor.
         nbytes: Its size in bytes.
     """
-    return site.is_initializer and not may_give_shape(site.tensor, nbytes)
+    return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
 
 
 def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
@@ -125,24 +125,24 @@ def linked_model(
     if not is_spent:
         model = onnx.ModelProto()
         model.CopyFrom(archive.model)
-    entries, sites = archive.entries, archive._sites
-    external_data = wire.external_data(location)
+    entries, refs = archive.entries, archive._refs
+    encoded_external_data = wire.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = entries[MODEL_PROTO].nbytes
     for entry in entries.values():
         key = entry.name
-        if key not in sites:
+        if key not in refs:
             continue
-        site = sites[key]
-        tensor = site.tensor if is_spent else tensors.at(model, site.path)
-        if not is_outside(site, entry.nbytes):
+        ref = refs[key]
+        tensor = ref.tensor if is_spent else tensors.at(model, ref.path)
+        if not is_outside(ref, entry.nbytes):
             held.append((key, tensor))
             nbytes += entry.nbytes
             continue
         archive.read(key)  # compares its local header; nothing is read through the map
         # An archive opens only if such a tensor is external and holds no data itself.
         tensor.ClearField("external_data")
-        tensor.MergeFromString(external_data(entry.data_offset, entry.nbytes))
+        tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes of model, small tensors, and tensors "
@@ -267,7 +267,7 @@ def fingerprint(archive: Archive) -> str:
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
-        if entry.name in archive._sites:
+        if entry.name in archive._refs:
             line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
             digest.update(line.encode())
     return digest.hexdigest()
@@ -364,7 +364,7 @@ def _parse(file: MappedFile) -> onnx.ModelProto:
 
 
 def _locations(model: onnx.ModelProto) -> list[str]:
-    found = (tensors.location(site.tensor) for site in tensors.walk(model))
+    found = (tensors.location(ref.tensor) for ref in tensors.walk(model))
     return sorted({location for location in found if location is not None})
 
 
@@ -427,12 +427,12 @@ def _misfits(
                 f"found a symbolic or a further hard link at {beside}",
             )
 
-    sites = {site.path: site for site in tensors.walk(model)}
-    originals = {site.path: site for site in tensors.walk(archive.model)}
-    keys = {site.path: key for key, site in archive._sites.items()}
-    compared = [path for path in originals if path in sites]
+    refs = {ref.path: ref for ref in tensors.walk(model)}
+    originals = {ref.path: ref for ref in tensors.walk(archive.model)}
+    keys = {ref.path: key for key, ref in archive._refs.items()}
+    compared = [path for path in originals if path in refs]
     for path in compared:
-        message = _misfit(sites[path], originals[path], keys.get(path), archive)
+        message = _misfit(refs[path], originals[path], keys.get(path), archive)
         if message is not None:
             yield Misfit(originals[path].name, message)
     differing = _differing_fields(_bare(model, compared), _bare(archive.model, compared))
@@ -442,9 +442,9 @@ def _misfits(
         )
 
 
-def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> str | None:
+def _misfit(ref: TensorRef, original: TensorRef, key: str | None, archive: Archive) -> str | None:
     """In what a tensor of a link is not that of the archive, or None."""
-    tensor = site.tensor
+    tensor = ref.tensor
     for field in _DESCRIBING_FIELDS:
         expected, found = getattr(original.tensor, field), getattr(tensor, field)
         if expected != found:
@@ -464,12 +464,12 @@ def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> st
         )
     if not is_external:
         try:
-            is_same = tensors.raw_data(site) == archive.read(key)
+            is_same = tensors.raw_data(ref) == archive.read(key)
         except ArchiveFormatError as error:
             return error.message
         return None if is_same else f"{original}: expected the bytes of entry {key!r}, found others"
     try:
-        reference = tensors.external_data(site, Report())
+        reference = tensors.external_data(ref, Report())
     except ArchiveFormatError as error:
         return error.message
     assert reference is not None  # the report would have raised

@@ -25,7 +25,7 @@ from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model, real_path, require_text
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import proto
-from onnxarchive.model.tensors import Site, text
+from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.storage.files import MappedFile, MemoryFile
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
     """The model, and in the options the bytes of the archive, where they take them."""
     add = getattr(own, "add_external_initializers_from_files_in_memory", None)
     if add is None:
-        model = linked_model(archive, "", lambda site, nbytes: False, is_spent=is_spent)
+        model = linked_model(archive, "", lambda ref, nbytes: False, is_spent=is_spent)
         return proto.encode(model)
     location = f"onnxarchive-{next(_numbers)}.onnxa"
     model = linked_model(archive, location, _is_taken_from_memory, is_spent=is_spent)
@@ -262,9 +262,9 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
     return proto.encode(model)
 
 
-def _is_taken_from_memory(site: Site, nbytes: int) -> bool:
+def _is_taken_from_memory(ref: TensorRef, nbytes: int) -> bool:
     """As `is_left_outside`, but that those of subgraphs are looked for on disk only."""
-    return is_left_outside(site, nbytes) and [it for it, _ in site.path] == ["graph", "initializer"]
+    return is_left_outside(ref, nbytes) and [it for it, _ in ref.path] == ["graph", "initializer"]
 
 
 # Session options of the caller

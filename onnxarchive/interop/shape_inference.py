@@ -56,8 +56,8 @@ def infer_shapes(
             strict_mode=strict_mode,
             data_prop=data_prop,
         )
-        for site in archive._sites.values():  # inference adds values, and moves no tensor
-            tensors.at(model, site.path).CopyFrom(site.tensor)
+        for ref in archive._refs.values():  # inference adds values, and moves no tensor
+            tensors.at(model, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
             save_referring(model, archive, destination)
     return model

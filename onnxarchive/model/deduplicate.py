@@ -24,11 +24,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import Path, TensorRef
 
 # What the caller has the bytes of a tensor in: pieces that can be gone through.
 _Data = TypeVar("_Data", bound=Iterable[memoryview])
-_Resolve: TypeAlias = Callable[[Site], Iterable[memoryview]]
+_Resolve: TypeAlias = Callable[[TensorRef], Iterable[memoryview]]
 
 _MAX_COMPARED = 1 << 20  # bytes at a time; numpy makes a boolean of each
 # The one operator of ONNX that names values in its attributes (ai.onnx.preview.training).
@@ -48,12 +48,14 @@ class Deduplicated(Generic[_Data]):
     """
 
     model: onnx.ModelProto
-    resolve: Callable[[Site], _Data]
+    resolve: Callable[[TensorRef], _Data]
     removed: int
     saved_nbytes: int
 
 
-def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Deduplicated[_Data]:
+def deduplicate(
+    model: onnx.ModelProto, resolve: Callable[[TensorRef], _Data]
+) -> Deduplicated[_Data]:
     """Makes one of the identical initializers of each graph.
 
     Every graph is looked at by itself: the main one, its subgraphs and those in functions. The
@@ -86,9 +88,9 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
     moved: dict[Path, Path] = {}
     # The innermost first: a name that a subgraph no longer defines is in nobody's way outside.
     for scope in reversed(scopes):
-        sites = _remove_identical(scope, resolve)
-        removed.update(sites)
-        if sites:
+        refs = _remove_identical(scope, resolve)
+        removed.update(refs)
+        if refs:
             moved.update(_moves(scope, removed))
         scope.shadow_names()
     # The removed ones are copied without their bytes, and deleted then.
@@ -97,8 +99,8 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
         for scope in scopes:
             _apply(scope, removed, copy)
 
-    def resolve_moved(site: Site) -> _Data:
-        return resolve(site._replace(path=moved.get(site.path, site.path)))
+    def resolve_moved(ref: TensorRef) -> _Data:
+        return resolve(ref._replace(path=moved.get(ref.path, ref.path)))
 
     return Deduplicated(copy, resolve_moved, len(removed), sum(removed.values()))
 
@@ -259,38 +261,38 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
     for alike in _groups(_candidates(scope), _description):
         nbytes = _nbytes(alike[0].tensor)
         for identical in _identical(alike, resolve):
-            staying: list[Site] = []
-            unshadowed: list[Site] = []
+            staying: list[TensorRef] = []
+            unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
-            for site in sorted(identical, key=lambda site: site.name not in scope.outputs):
+            for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
                 # Where a subgraph shadows a name, no subgraph is made to capture it, not even
                 # another one: onnxruntime 1.31 then gives the outer value to both.
-                others = unshadowed if site.name in scope.captured else staying
-                if others and site.name not in scope.outputs:
-                    scope.replaced[site.name] = others[0].name
-                    removed[site.path] = nbytes
+                others = unshadowed if ref.name in scope.captured else staying
+                if others and ref.name not in scope.outputs:
+                    scope.replaced[ref.name] = others[0].name
+                    removed[ref.path] = nbytes
                     continue
-                staying.append(site)
-                if site.name not in scope.shadowed:
-                    unshadowed.append(site)
+                staying.append(ref)
+                if ref.name not in scope.shadowed:
+                    unshadowed.append(ref)
     return removed
 
 
-def _identical(alike: list[Site], resolve: _Resolve) -> Iterator[list[Site]]:
+def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[TensorRef]]:
     """Those of the same bytes, in groups.
 
     Bytes of the same CRC-32 that differ are an accident, or were made so that each would have to be
     compared with each: SHA-256 tells them apart.
     """
-    for group in _groups(alike, lambda site: Crc32.of(_data(site, resolve)).value):
+    for group in _groups(alike, lambda ref: Crc32.of(_data(ref, resolve)).value):
         first, *others = group
         if all(_are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
             yield group
         else:
-            yield from _groups(group, lambda site: _sha256(_data(site, resolve)))
+            yield from _groups(group, lambda ref: _sha256(_data(ref, resolve)))
 
 
-def _candidates(scope: _Scope) -> Iterator[Site]:
+def _candidates(scope: _Scope) -> Iterator[TensorRef]:
     for index, tensor in enumerate(scope.graph.initializer):
         name: str | bytes = tensor.name
         if (
@@ -301,20 +303,22 @@ def _candidates(scope: _Scope) -> Iterator[Site]:
             and tensors.stored_type(tensor) is not None
             and not len(UnknownFieldSet(tensor))
         ):
-            yield Site((*scope.path, ("initializer", index)), tensor)
+            yield TensorRef((*scope.path, ("initializer", index)), tensor)
 
 
-def _groups(sites: Iterable[Site], property_of: Callable[[Site], object]) -> Iterator[list[Site]]:
+def _groups(
+    refs: Iterable[TensorRef], property_of: Callable[[TensorRef], object]
+) -> Iterator[list[TensorRef]]:
     """Those that share a property with another, in the order of the first of each."""
-    groups: defaultdict[object, list[Site]] = defaultdict(list)
-    for site in sites:
-        groups[property_of(site)].append(site)
+    groups: defaultdict[object, list[TensorRef]] = defaultdict(list)
+    for ref in refs:
+        groups[property_of(ref)].append(ref)
     return (group for group in groups.values() if len(group) > 1)
 
 
-def _description(site: Site) -> object:
+def _description(ref: TensorRef) -> object:
     """All that a tensor says of itself, but for its name, its elements and where they are."""
-    tensor = site.tensor
+    tensor = ref.tensor
     return (
         tensor.data_type,
         tuple(tensor.dims),
@@ -327,10 +331,10 @@ def _nbytes(tensor: onnx.TensorProto) -> int:
     return dtypes.BY_NUMBER[tensor.data_type].nbytes(tensor.dims)
 
 
-def _data(site: Site, resolve: _Resolve) -> Iterable[memoryview]:
-    if site.tensor.data_location == tensors.EXTERNAL:
-        return resolve(site)
-    return [tensors.raw_data(site)]
+def _data(ref: TensorRef, resolve: _Resolve) -> Iterable[memoryview]:
+    if ref.tensor.data_location == tensors.EXTERNAL:
+        return resolve(ref)
+    return [tensors.raw_data(ref)]
 
 
 def _sha256(data: Iterable[memoryview]) -> bytes:

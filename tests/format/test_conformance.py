@@ -172,12 +172,12 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
         tensors = [
             {
                 "key": key,
-                "name": site.name,
-                "data_type": site.tensor.data_type,
-                "dims": list(site.tensor.dims),
+                "name": ref.name,
+                "data_type": ref.tensor.data_type,
+                "dims": list(ref.tensor.dims),
                 "sha256": hashlib.sha256(archive.read(key)).hexdigest(),
             }
-            for key, site in archive._sites.items()
+            for key, ref in archive._refs.items()
         ]
         wanted = {tensor["key"]: tensor for tensor in expected["tensors"]}
         assert {tensor["key"]: tensor for tensor in tensors} == wanted

@@ -55,7 +55,7 @@ def _read(path: Path) -> Read:
         entries = [(entry.name, len(archive.read(name))) for name, entry in archive.entries.items()]
         if all(size < LONGEST_READ for _, size in entries):
             archive.verify()
-        arrays = {key: archive.tensor_by_key(key) for key in archive._sites}
+        arrays = {key: archive.tensor_by_key(key) for key in archive._refs}
         return Read(
             entries,
             archive.model.SerializeToString(deterministic=True),

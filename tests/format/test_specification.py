@@ -290,7 +290,7 @@ def test_walk_is_that_of_the_code() -> None:
     fill(model, depth=6)
     expected = list(walked(model, ()))
     assert len(expected) > 100
-    assert [site.path for site in tensors.walk(model)] == expected
+    assert [ref.path for ref in tensors.walk(model)] == expected
 
 
 # Keys

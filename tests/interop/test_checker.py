@@ -120,7 +120,7 @@ def test_shapes_are_seen_wherever_they_are_stored(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     path = _saved(tmp_path, model, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert set(archive._sites) == {"value", "large"}
+        assert set(archive._refs) == {"value", "large"}
     check_model(path, full_check=full_check)
 
 

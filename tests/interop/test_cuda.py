@@ -158,7 +158,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "integers.onnxa"
     onnxarchive.save(integer_model(), path)
     with onnxarchive.open(path) as archive:
-        outside = {site.name for site in archive._sites.values()}
+        outside = {ref.name for ref in archive._refs.values()}
     assert outside == {"layer.0/weight", "layer.1/weight", "scale"}
     return path
 
@@ -238,7 +238,7 @@ def test_a_tensor_of_any_type_comes_back_from_the_device_as_it_was(
     tensors = [raw_tensor(key, number, dims, number) for key, dims in shapes.items()]
     onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa", size_threshold=0)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert len(archive._sites) == len(shapes)
+        assert len(archive._refs) == len(shapes)
         for key in shapes:
             array = archive.tensors[key]
             if name in UNPACKED:

@@ -171,7 +171,7 @@ def test_any_model_is_linked_as_if_field_by_field(
     size_threshold: int,
     attribute: bool,
 ) -> None:
-    def is_outside(site: tensors.Site, nbytes: int) -> bool:
+    def is_outside(ref: tensors.TensorRef, nbytes: int) -> bool:
         return nbytes > 8
 
     path = tmp_path_factory.mktemp("any") / "m.onnxa"
@@ -179,9 +179,9 @@ def test_any_model_is_linked_as_if_field_by_field(
     with onnxarchive.open(path) as archive:
         before = archive.model.SerializeToString()
         expected = onnx.ModelProto.FromString(before)
-        for key, site in archive._sites.items():
-            tensor, entry = tensors.at(expected, site.path), archive.entries[key]
-            if is_outside(site, entry.nbytes):
+        for key, ref in archive._refs.items():
+            tensor, entry = tensors.at(expected, ref.path), archive.entries[key]
+            if is_outside(ref, entry.nbytes):
                 tensors.set_location(
                     tensor, "a/m.onnxa", offset=entry.data_offset, length=entry.nbytes
                 )

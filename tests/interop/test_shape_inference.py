@@ -95,8 +95,8 @@ def test_the_model_that_is_given_is_the_one_that_is_written(path: Path, tmp_path
     with onnxarchive.open(tmp_path / "out.onnxa") as archive:
         assert archive.model == model
     with onnxarchive.open(path) as archive:
-        for key, site in archive._sites.items():
-            assert tensors.location(tensors.at(model, site.path)) == key
+        for key, ref in archive._refs.items():
+            assert tensors.location(tensors.at(model, ref.path)) == key
 
 
 def test_nothing_is_written_unless_asked(path: Path, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_tensors_everywhere_stay_where_they_are(tmp_path: Path) -> None:
         onnxarchive.open(tmp_path / "m.onnxa") as before,
         onnxarchive.open(tmp_path / "out.onnxa") as after,
     ):
-        assert {key: site.path for key, site in after._sites.items()} == {
-            key: site.path for key, site in before._sites.items()
+        assert {key: ref.path for key, ref in after._refs.items()} == {
+            key: ref.path for key, ref in before._refs.items()
         }
 
 
