@@ -169,10 +169,10 @@ def check_command(arguments: argparse.Namespace) -> int:
         if not findings:
             lines.append(f"{archive}: {_passed(arguments.full)}")
     if link is not None and not result:
-        misfits = onnxarchive.check_link(link, *archives)
-        result = [{"link": link, **dataclasses.asdict(misfit)} for misfit in misfits]
-        lines += [f"{link}: {misfit}" for misfit in misfits]
-        if not misfits:
+        findings = onnxarchive.check_link(link, *archives)
+        result = [{"link": link, **dataclasses.asdict(finding)} for finding in findings]
+        lines += [f"{link}: {finding}" for finding in findings]
+        if not findings:
             lines.append(f"{link}: fits it")
     say(arguments, result, "\n".join(map(printable, lines)))
     return FOUND if result else DONE

@@ -153,6 +153,7 @@ def assert_refused(
         else:
             assert named != []
         for finding in named:
+            assert finding.rule is not None
             assert_tells(vector, finding.rule, finding.entry, finding.message)
 
 
