@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import vectors as recipe
+from models import external_tensors
 from processes import is_running, started, wait_until
 
 import onnxarchive
@@ -173,12 +174,12 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
         tensors = [
             {
                 "key": key,
-                "name": ref.name,
-                "data_type": ref.tensor.data_type,
-                "dims": list(ref.tensor.dims),
+                "name": tensor.name,
+                "data_type": tensor.data_type,
+                "dims": list(tensor.dims),
                 "sha256": hashlib.sha256(archive.read(key)).hexdigest(),
             }
-            for key, ref in archive._refs.items()
+            for key, tensor in external_tensors(archive.model).items()
         ]
         wanted = {tensor["key"]: tensor for tensor in expected["tensors"]}
         assert {tensor["key"]: tensor for tensor in tensors} == wanted

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import attribute, flip_byte, model_of, raw_tensor, runnable_model
+from models import attribute, flip_byte, keys_of, model_of, raw_tensor, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -123,8 +123,8 @@ def test_shapes_are_seen_wherever_they_are_stored(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     path = _saved(tmp_path, model, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert set(archive._refs) == {"value", "large"}
-    assert check_model(path, full_check=full_check) == []
+        assert set(keys_of(archive)) == {"value", "large"}
+    check_model(path, full_check=full_check)
 
 
 @pytest.mark.parametrize("count", [300, 9000])
