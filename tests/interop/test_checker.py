@@ -124,7 +124,7 @@ def test_shapes_are_seen_wherever_they_are_stored(
     path = _saved(tmp_path, model, convert_attribute=True)
     with onnxarchive.open(path) as archive:
         assert set(keys_of(archive)) == {"value", "large"}
-    check_model(path, full_check=full_check)
+    assert check_model(path, full_check=full_check) == []
 
 
 @pytest.mark.parametrize("count", [300, 9000])
