@@ -18,12 +18,13 @@ import onnx
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import keys, proto, tensors, wire
+from onnxarchive.model import keys, proto, tensors, walking, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
@@ -260,9 +261,9 @@ def plan_items(
             locations[ref.path] = held.add(verified)
     copy = with_locations(model, locations)
     for path, data in small.items():
-        tensors.set_raw_data(tensors.at(copy, path), data)
+        tensors.set_raw_data(walking.at(copy, path), data)
     for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
-        tensors.at(copy, path).ClearField("external_data")
+        walking.at(copy, path).ClearField("external_data")
     return tuple(items), copy, held.views(temporary)
 
 

@@ -35,11 +35,12 @@ from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO, Keys
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.opening import Source, open_model
 from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
@@ -150,7 +151,7 @@ def write_tensor(
         return _replace_entry(archive, key, ref, data, progress)
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
-    tensor = tensors.at(model, ref.path)
+    tensor = walking.at(model, ref.path)
     for field in tensors.DATA_FIELDS:
         tensor.ClearField(field)
     tensors.set_raw_data(tensor, bytes(data))
@@ -182,7 +183,7 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
             if name is not None:
                 data[path] = entry_data(archive, name)
             elif found.nbytes and found.offset + found.nbytes > end:
-                ref = TensorRef(path, tensors.at(source.model, path))
+                ref = TensorRef(path, walking.at(source.model, path))
                 raise ArchiveFormatError(
                     f"{ref}: expected external data in the archive to be one of its tensors, "
                     f"found {found.nbytes} bytes from offset {found.offset}, which are of its "

@@ -25,8 +25,9 @@ from onnxarchive.buffers.data import Pieces
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import Keys
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter

@@ -23,7 +23,7 @@ from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, naming, shown
-from onnxarchive.model import dtypes, tensors, wording
+from onnxarchive.model import dtypes, tensors, walking, wording
 from onnxarchive.model.changes import (
     Change,
     Pairs,
@@ -35,7 +35,8 @@ from onnxarchive.model.changes import (
 )
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 
 __all__ = ["Change", "Difference", "diff"]
 
@@ -204,7 +205,8 @@ class _Side:
 
     def tensor(self, path: Path) -> onnx.TensorProto:
         """A tensor, with its content as its location."""
-        return tensors.at(self.model, path)
+        tensor: onnx.TensorProto = walking.at(self.model, path)
+        return tensor
 
     def reader(self, path: Path) -> _Read:
         """Reads the bytes of a tensor that has a content."""

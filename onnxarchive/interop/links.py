@@ -26,10 +26,11 @@ from onnxarchive.errors import (
     naming,
     shown,
 )
-from onnxarchive.model import dtypes, proto, tensors, wire
+from onnxarchive.model import dtypes, proto, tensors, walking, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
@@ -134,7 +135,7 @@ def linked_model(
         if key not in refs:
             continue
         ref = refs[key]
-        tensor = ref.tensor if is_spent else tensors.at(model, ref.path)
+        tensor = ref.tensor if is_spent else walking.at(model, ref.path)
         if not is_outside(ref, entry.nbytes):
             held.append((key, tensor))
             nbytes += entry.nbytes
@@ -472,7 +473,7 @@ def _bare(model: onnx.ModelProto, compared: Iterable[Path]) -> onnx.ModelProto:
     """A copy without a fingerprint, in which the tensors that were compared are empty."""
     bare = with_locations(model, dict.fromkeys(compared, ""))
     for path in compared:
-        tensors.at(bare, path).Clear()
+        walking.at(bare, path).Clear()
     proto.take_link_fingerprint(bare)
     return bare
 

@@ -86,7 +86,7 @@ class ArchiveSerializer:
         from onnxarchive.archive.reading import Archive, read_verified
         from onnxarchive.buffers.data import as_bytes
         from onnxarchive.errors import ArchiveError
-        from onnxarchive.model import tensors
+        from onnxarchive.model import tensors, walking
         from onnxarchive.storage.files import MemoryFile
 
         try:
@@ -94,7 +94,7 @@ class ArchiveSerializer:
             proto.CopyFrom(archive.model)
             for key, ref in archive._refs.items():
                 data = bytes(read_verified(archive, key))
-                tensors.set_raw_data(tensors.at(proto, ref.path), data)
+                tensors.set_raw_data(walking.at(proto, ref.path), data)
         except ArchiveError as error:
             error.path = None  # whoever gave the bytes knows it
             raise

@@ -22,7 +22,7 @@ from onnxarchive.archive.referring import save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.paths import require_no_input
@@ -202,7 +202,7 @@ class _Hidden:
         # Of hidden tensors no bytes are read, and their location is seen by no one.
         self.model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
         for graph in {path[:-1] for path in paths}:
-            initializers = tensors.at(self.model, graph).initializer  # type: ignore[attr-defined]
+            initializers = walking.at(self.model, graph).initializer
             numbers = range(len(initializers))
             tensors.remove(initializers, [(*graph, ("initializer", n)) in paths for n in numbers])
         for weight in self._weights:
@@ -352,18 +352,8 @@ def _replace(field: Any, messages: Iterable[Any]) -> None:
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph, the subgraphs of its nodes, and those of training_info."""
-    stack = [model.graph]
-    for training in model.training_info:
-        stack += [training.initialization, training.algorithm]
-    while stack:
-        graph = stack.pop()
-        yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    stack.append(attribute.g)
-                stack.extend(attribute.graphs)
+    """All graphs but those in functions."""
+    return (ref.graph for ref in walking.graphs(model) if ref.root != "functions")
 
 
 def _used_names(model: onnx.ModelProto) -> set[str]:

@@ -15,16 +15,17 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import MAIN_GRAPH, Path, graphs
 
 # What the caller has the bytes of a tensor in: pieces that can be gone through.
 _Data = TypeVar("_Data", bound=Iterable[memoryview])
@@ -136,12 +137,6 @@ class _Scope:
         self.left_alone: set[str] = set()
         self.replaced: dict[str, str] = {}
 
-    def subgraphs(self) -> Iterator[_Scope]:
-        """The scopes of the graphs in its nodes."""
-        for index, node in enumerate(self.graph.node):
-            for path, graph in _graphs(node.attribute, (*self.path, ("node", index)), "attribute"):
-                yield _Scope(graph, path, self)
-
     def follow_names(self) -> None:
         """Tells the scopes that define them how names are used in this graph."""
         for node in self.graph.node:
@@ -186,58 +181,32 @@ class _Scope:
 
 
 def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
-    """The scopes whose initializers may be made one, outer ones before those in them."""
-    main = _Scope(model.graph, (("graph", None),), None)
-    scopes = _within(main)
-    for number, function in enumerate(model.functions):
-        at_function: Path = (("functions", number),)
-        found = list(_graphs(function.attribute_proto, at_function, "attribute_proto"))
-        for index, node in enumerate(function.node):
-            found.extend(_graphs(node.attribute, (*at_function, ("node", index)), "attribute"))
-        for path, graph in found:
-            scopes.extend(_within(_Scope(graph, path, None)))
-    _leave_trained_alone(model, main)
-    return scopes
+    """The scopes whose initializers may be made one, outer ones before those in them.
 
-
-def _within(outermost: _Scope) -> list[_Scope]:
-    """A scope and those of its subgraphs at any depth, their names followed."""
-    scopes: list[_Scope] = []
-    stack = [outermost]
-    while stack:
-        scope = stack.pop()
-        scope.follow_names()
-        scopes.append(scope)
-        stack.extend(scope.subgraphs())
-    return scopes
-
-
-def _leave_trained_alone(model: onnx.ModelProto, main: _Scope) -> None:
-    """Leaves alone what training changes or uses (onnx.proto, TrainingInfoProto).
-
-    Two variables that begin alike are trained apart.
+    What training changes or uses is left alone (onnx.proto, TrainingInfoProto): two variables that
+    begin alike are trained apart.
     """
-    for number, training in enumerate(model.training_info):
-        for binding in (*training.initialization_binding, *training.update_binding):
-            main.left_alone.update((binding.key, binding.value))
-        for field in ("initialization", "algorithm"):
-            path: Path = (("training_info", number), (field, None))
-            # The algorithm is run as a continuation of the main graph, whose names it sees.
-            seen = _Scope(model.graph, main.path, None)
-            trained = _Scope(getattr(training, field), path, seen)
-            _within(trained)
-            main.left_alone.update(trained.defined, seen.captured, seen.outputs, seen.left_alone)
-
-
-def _graphs(
-    attributes: Iterable[onnx.AttributeProto], path: Path, field: str
-) -> Iterator[tuple[Path, onnx.GraphProto]]:
-    """The graphs in attributes, which stand in `field` of the message at `path`."""
-    for index, attribute in enumerate(attributes):
-        if attribute.HasField("g"):
-            yield (*path, (field, index), ("g", None)), attribute.g
-        for number, graph in enumerate(attribute.graphs):
-            yield (*path, (field, index), ("graphs", number)), graph
+    scopes: dict[Path, _Scope] = {}
+    trained: dict[Path, _Scope] = {}
+    # Training graphs are run as continuations of the main graph, whose names they see.
+    continued = _Scope(model.graph, MAIN_GRAPH, None) if model.training_info else None
+    for ref in graphs(model):
+        is_trained = ref.root == "training_info"
+        found = trained if is_trained else scopes
+        outer = continued if is_trained else None
+        if ref.outer is not None:
+            outer = found[ref.outer.path]
+        scope = found[ref.path] = _Scope(ref.graph, ref.path, outer)
+        scope.follow_names()
+        if continued is not None and outer is continued:
+            continued.left_alone.update(scope.defined)
+    if continued is not None:
+        left_alone = scopes[MAIN_GRAPH].left_alone
+        left_alone.update(continued.captured, continued.outputs, continued.left_alone)
+        for training in model.training_info:
+            for binding in (*training.initialization_binding, *training.update_binding):
+                left_alone.update((binding.key, binding.value))
+    return list(scopes.values())
 
 
 def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
@@ -369,7 +338,7 @@ def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path
 
 def _apply(scope: _Scope, removed: Container[Path], copy: onnx.ModelProto) -> None:
     """Removes initializers of a graph from the copy, and replaces the names of those it uses."""
-    graph = cast(onnx.GraphProto, tensors.at(copy, scope.path))  # ways lead to any message
+    graph: onnx.GraphProto = walking.at(copy, scope.path)
     tensors.remove(
         graph.initializer,
         [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.tensors import Path
+from onnxarchive.model.walking import Path
 
 if TYPE_CHECKING:
     import onnx

@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -22,13 +22,11 @@ from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import dtypes, schema
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.walking import MAIN_GRAPH, Path, below
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from numpy.typing import NDArray
-
-# The way from a model to a message in it: field by field, with an index where it is repeated.
-Path: TypeAlias = tuple[tuple[str, int | None], ...]
 
 EXTERNAL = onnx.TensorProto.EXTERNAL
 STRING = onnx.TensorProto.STRING
@@ -50,7 +48,6 @@ _ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "uint64_data": np.dtype(np.uint64),
 }
 
-MAIN_GRAPH: Final[Path] = (("graph", None),)
 INITIALIZER: Final = "initializer"
 
 LOCATION = "location"
@@ -197,11 +194,7 @@ def names(found: Iterable[onnx.TensorProto]) -> list[str]:
 
 
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
-    """Every TensorProto of a model, those of a graph before those of its nodes.
-
-    It takes memory in proportion to the depth of the model, and no stack: subgraphs may be nested
-    to any depth.
-    """
+    """Every TensorProto of a model, those of a graph before those of its nodes."""
     for index, tensor in enumerate(model.graph.initializer):
         yield TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
     yield from walk_others(model)
@@ -209,50 +202,14 @@ def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
 
 def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
     """Every TensorProto of a model but the initializers of the main graph."""
-    stack: list[Iterator[tuple[Path, Message]]] = [iter([((), model)])]
-    while stack:
-        for path, message in stack[-1]:
-            if message.DESCRIPTOR is _TENSOR:
-                yield TensorRef(path, message)  # type: ignore[arg-type]
-            else:
-                stack.append(_below(path, message))
-                break
-        else:
-            stack.pop()
-
-
-def _below(path: Path, message: Message) -> Iterator[tuple[Path, Message]]:
-    """Yields the messages one step nearer to a tensor."""
-    for name, is_repeated in _ways()[message.DESCRIPTOR.full_name]:
-        if name == INITIALIZER and path == MAIN_GRAPH:
-            continue
-        if is_repeated:
-            for index, child in enumerate(getattr(message, name)):
-                yield (*path, (name, index)), child
-        elif message.HasField(name):
-            yield (*path, (name, None)), getattr(message, name)
+    found = chain(
+        below(model.graph, MAIN_GRAPH, _TENSOR, without=INITIALIZER),
+        below(model, (), _TENSOR, without="graph"),
+    )
+    return (TensorRef(path, tensor) for path, tensor in found)  # type: ignore[arg-type]
 
 
 _TENSOR = onnx.TensorProto.DESCRIPTOR
-
-
-@cache
-def _ways() -> dict[str, tuple[tuple[str, bool], ...]]:
-    """`schema.fields_to_tensors` as names, and whether the fields are repeated."""
-    return {
-        message: tuple((field.name, schema.is_repeated(field)) for field in fields)
-        for message, fields in schema.fields_to_tensors().items()
-    }
-
-
-def at(model: onnx.ModelProto, path: Path) -> onnx.TensorProto:
-    """The tensor at the end of `path`."""
-    message: Any = model
-    for field, index in path:
-        message = getattr(message, field)
-        if index is not None:
-            message = message[index]
-    return message  # type: ignore[no-any-return]
 
 
 def raw_data(ref: TensorRef) -> memoryview:

@@ -236,7 +236,7 @@ def _routes() -> dict[str, dict[int, tuple[str, bool]]]:
             )
             for field in fields
         }
-        for name, fields in schema.fields_to_tensors().items()
+        for name, fields in schema.fields_to(schema.TENSOR).items()
     }
 
 

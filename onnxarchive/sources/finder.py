@@ -11,7 +11,8 @@ import onnx
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
 from onnxarchive.model import tensors, wire
-from onnxarchive.model.tensors import ExternalData, Path, TensorRef
+from onnxarchive.model.tensors import ExternalData, TensorRef
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.serialized import Serialized
 

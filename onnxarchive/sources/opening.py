@@ -18,7 +18,8 @@ from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, naming
 from onnxarchive.model import keys, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
 from onnxarchive.sources.serialized import parse

@@ -33,7 +33,8 @@ from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import tensors
 from onnxarchive.model.deduplicate import Deduplicated, deduplicate
-from onnxarchive.model.tensors import Path, TensorRef
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 
 FLOAT = TensorProto.FLOAT
 

@@ -21,7 +21,7 @@ from models import (
 from onnx import TensorProto
 
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.model import proto, tensors
+from onnxarchive.model import proto, tensors, walking
 from onnxarchive.model.copying import with_locations
 
 
@@ -160,7 +160,7 @@ def test_every_tensor_finds_its_entry() -> None:
     found = proto.check_references(located, sizes, Report())
     assert list(found) == list(sizes)
     assert all(tensors.location(ref.tensor) == key for key, ref in found.items())
-    assert all(tensors.at(located, ref.path) is ref.tensor for ref in found.values())
+    assert all(walking.at(located, ref.path) is ref.tensor for ref in found.values())
 
 
 def test_length_and_offset_and_checksum_may_be_stated() -> None:

@@ -27,7 +27,7 @@ from onnx import TensorProto
 
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report, shown
-from onnxarchive.model import tensors
+from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
 from onnxarchive.model.tensors import ExternalData, TensorRef
@@ -84,7 +84,7 @@ def test_the_way_to_a_tensor_leads_to_it_and_to_no_other() -> None:
     found = list(tensors.walk(model))
     assert len({ref.path for ref in found}) == len(found)
     for ref in found:
-        assert tensors.at(model, ref.path) is ref.tensor
+        assert walking.at(model, ref.path) is ref.tensor
 
 
 def test_the_walk_visits_places_named_one_by_one() -> None:
@@ -129,7 +129,7 @@ def test_the_walk_and_the_copy_need_no_stack() -> None:
     copy = with_locations(model, {found[-1].path: "key", found[300].path: "other"})
     located = [ref for ref in tensors.walk(copy) if tensors.location(ref.tensor) is not None]
     assert [ref.path for ref in located] == [found[300].path, found[-1].path]
-    assert tensors.at(copy, found[-1].path).name == "weight699"
+    assert walking.at(copy, found[-1].path).name == "weight699"
 
 
 def test_the_walk_gives_tensors_of_a_graph_before_those_of_its_nodes() -> None:
@@ -188,11 +188,11 @@ def test_only_the_tensors_with_locations_change_in_a_copy(
     copy = with_locations(model, chosen)
     assert model.SerializeToString(deterministic=True) == before
     for path, key in chosen.items():
-        located = tensors.at(copy, path)
+        located = walking.at(copy, path)
         assert located.data_location == TensorProto.EXTERNAL
         assert [(pair.key, pair.value) for pair in located.external_data] == [("location", key)]
         assert not any(tensors.has_field(located, field) for field in tensors.DATA_FIELDS)
-        located.CopyFrom(tensors.at(model, path))
+        located.CopyFrom(walking.at(model, path))
     assert copy == model
     assert copy.SerializeToString(deterministic=True) == before
 
@@ -235,7 +235,7 @@ def test_unknown_fields_of_every_message_are_kept() -> None:
     copy = with_locations(model, {ref.path: "key" for ref in tensors.walk(model)})
     assert copy.SerializeToString().count(UNKNOWN) == len(messages)
     for ref in tensors.walk(model):
-        located = tensors.at(copy, ref.path)
+        located = walking.at(copy, ref.path)
         tensors.set_raw_data(located, ref.tensor.raw_data)
     assert copy.SerializeToString(deterministic=True) == expected
 
@@ -246,7 +246,7 @@ def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
     tensor.metadata_props.add(key="k", value="v")
     model = model_of(tensor)
     ((path,),) = [[ref.path for ref in tensors.walk(model)]]
-    located = tensors.at(with_locations(model, {path: "key"}), path)
+    located = walking.at(with_locations(model, {path: "key"}), path)
     assert (located.name, located.doc_string) == ("w", "what it is")
     assert list(located.dims) == list(tensor.dims)
     assert located.data_type == tensor.data_type
