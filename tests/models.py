@@ -23,6 +23,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from onnxarchive.archive.reading import Archive
     from onnxarchive.storage.files import MappedFile
     from onnxarchive.zipformat.entries import Entry
 
@@ -221,15 +222,43 @@ def nested_model(depth: int, tensor: TensorProto | None = None) -> onnx.ModelPro
 
 
 def every_tensor(message: Message) -> Iterator[TensorProto]:
-    """Every TensorProto below a message, found by reflection; recursive."""
+    """Every TensorProto below a message, found by reflection."""
+    return (tensor for _, tensor in tensors_by_path(message))
+
+
+def tensors_by_path(message: Message, path: str = "") -> Iterator[tuple[str, TensorProto]]:
+    """Every TensorProto below a message with its path, such as `.graph.initializer[0]`."""
     if isinstance(message, TensorProto):
-        yield message
+        yield path, message
         return
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
-        for child in [value] if isinstance(value, Message) else value:
-            yield from every_tensor(child)
+        for index, child in enumerate([value] if isinstance(value, Message) else value):
+            yield from tensors_by_path(child, f"{path}.{field.name}[{index}]")
+
+
+def location(tensor: TensorProto) -> str:
+    """The location of a tensor's external data."""
+    return {pair.key: pair.value for pair in tensor.external_data}["location"]
+
+
+def external_tensors(model: onnx.ModelProto) -> dict[str, TensorProto]:
+    """The tensors of a model that are stored outside it, by location."""
+    tensors = every_tensor(model)
+    return {location(it): it for it in tensors if it.data_location == TensorProto.EXTERNAL}
+
+
+def keys_by_path(model: onnx.ModelProto) -> dict[str, str]:
+    """The locations of the tensors that are stored outside a model, by their paths in it."""
+    tensors = tensors_by_path(model)
+    return {path: location(it) for path, it in tensors if it.data_location == TensorProto.EXTERNAL}
+
+
+def keys_of(archive: Archive) -> list[str]:
+    """The names of the entries that hold tensors, in the order of the archive."""
+    names = (name for name in archive.entries if name != "__MODEL_PROTO")
+    return [name for name in names if not name.startswith("assets/")]
 
 
 def normalised(model: onnx.ModelProto) -> onnx.ModelProto:

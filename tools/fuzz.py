@@ -44,6 +44,7 @@ import onnxarchive
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
 from onnxarchive.model import wire
+from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.wire_data import decode
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
@@ -229,7 +230,7 @@ def _run_hollow(data: bytes, model: onnx.ModelProto | None, size_threshold: int)
         return
     require(filled is not None, "a filled model cannot be parsed")
     assert filled is not None
-    for tensor, hollowed, again in zip(*map(_tensors, (model, skeleton, filled)), strict=True):
+    for tensor, hollowed, again in zip(*map(tensors_of, (model, skeleton, filled)), strict=True):
         index = locations.get(_location(hollowed))
         if index is None:
             continue
@@ -241,7 +242,7 @@ def _run_hollow(data: bytes, model: onnx.ModelProto | None, size_threshold: int)
     require(filled == model, "the filled model is another one")
 
 
-def _tensors(message: Message) -> Iterator[TensorProto]:
+def tensors_of(message: Message) -> Iterator[TensorProto]:
     """Every TensorProto below a message; it may be changed while it is had."""
     if isinstance(message, TensorProto):
         yield message
@@ -249,7 +250,7 @@ def _tensors(message: Message) -> Iterator[TensorProto]:
     for field, value in message.ListFields():
         if field.message_type is not None:
             for child in [value] if isinstance(value, Message) else value:
-                yield from _tensors(child)
+                yield from tensors_of(child)
 
 
 def _location(tensor: TensorProto) -> Any:
@@ -356,8 +357,9 @@ def is_archive(path: Path) -> bool:
             broken = _broken_by_data(archive.model, data)
             archive.verify()
             entries = list(archive.entries.values())
-            keys = list(archive._sites)
-            for key in archive._sites:
+            names = (entry.name for entry in entries if entry.name != MODEL_PROTO)
+            keys = [name for name in names if not name.startswith(ASSET_PREFIX)]
+            for key in keys:
                 archive.tensor_by_key(key)
             for name in archive.tensors:
                 with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong
@@ -369,7 +371,7 @@ def is_archive(path: Path) -> bool:
         require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"{error} is not so")
         return False
     require(not found and not broken, f"verified with {found} and {broken}")
-    loaded = {tensor.raw_data for tensor in _tensors(onnxarchive.load(path))}
+    loaded = {tensor.raw_data for tensor in tensors_of(onnxarchive.load(path))}
     require(all(data[key] in loaded for key in keys), "a tensor is not loaded")
     with zipfile.ZipFile(path) as by_zipfile:
         seen = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
@@ -395,7 +397,7 @@ def _require_unfinished(path: Path) -> None:
 
 def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
     broken = set()
-    for tensor in _tensors(model):
+    for tensor in tensors_of(model):
         content = data.get(_location(tensor))
         if content is None:
             continue

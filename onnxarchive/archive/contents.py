@@ -19,7 +19,7 @@ from onnxarchive.errors import Report, shown
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
-from onnxarchive.model.tensors import Site, Sites
+from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
@@ -35,14 +35,14 @@ class Contents:
     Attributes:
         directory: The directory.
         model: The model, or None where it cannot be read.
-        sites: The tensor of each key.
+        refs: The tensor of each key.
         shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
             tensors; None where they were looked at one by one.
     """
 
     directory: Directory
     model: onnx.ModelProto | None
-    sites: Sites
+    refs: TensorRefs
     shapes: Shapes | None = None
 
 
@@ -59,15 +59,15 @@ def read_contents(
     tail_offset = max(file.size - TAIL_SIZE, 0)
     bounds = locate(file.read(tail_offset, TAIL_SIZE), file.size, report)
     if bounds is None:
-        return Contents(EMPTY, None, Sites())
+        return Contents(EMPTY, None, TensorRefs())
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     data = _read_model(file, listed.entries, report, max_model_nbytes)
     model = None if data is None else proto.parse(data, report)
     if data is None or model is None:
-        return Contents(listed, None, Sites())
-    sites, shapes = _sites(model, data, listed, named, report)
-    return Contents(listed, model, sites, shapes)
+        return Contents(listed, None, TensorRefs())
+    refs, shapes = _refs(model, data, listed, named, report)
+    return Contents(listed, model, refs, shapes)
 
 
 def _read_model(
@@ -103,21 +103,21 @@ def check_model_nbytes(nbytes: int, max_model_nbytes: int, report: Report) -> bo
     return False
 
 
-def _sites(
+def _refs(
     model: onnx.ModelProto, data: bytes, listed: Directory, named: Sequence[str], report: Report
-) -> tuple[Sites, Shapes | None]:
+) -> tuple[TensorRefs, Shapes | None]:
     """Holds the model against the entries of tensors, whose names are `named`."""
     # Assets are behind the tensors.
     if listed.is_whole and listed.entries.names[: len(named)] == named:
         sizes = listed.entries.sizes[: len(named)]
-        found = proto.sites_at_once(model, data, named, sizes)
+        found = proto.refs_at_once(model, data, named, sizes)
         if found is not None:
             return found
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    sites = proto.check_references(
+    refs = proto.check_references(
         model, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
     )
-    return sites, None
+    return refs, None
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
@@ -132,23 +132,23 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
 
 
 def check_data(
-    file: MappedFile, entry: Entry, site: Site | None, report: Report, counter: ProgressCounter
+    file: MappedFile, entry: Entry, ref: TensorRef | None, report: Report, counter: ProgressCounter
 ) -> None:
     """Reads an entry once, in pieces, for the rules that need its bytes.
 
     Args:
         file: The archive.
         entry: The entry.
-        site: The tensor that has it as its location, or None.
+        ref: The tensor that has it as its location, or None.
         report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
         counter: Tells of the bytes that are read.
     """
     pieces = summed(file, entry, report)
     checksum = None
-    if site is not None:
-        checksum = tensors.checksum(site.tensor)
-        if tensors.array_type(site.tensor) is not None:
-            pieces = tensors.checked(site, pieces, report, entry=entry.name)
+    if ref is not None:
+        checksum = tensors.checksum(ref.tensor)
+        if tensors.array_type(ref.tensor) is not None:
+            pieces = tensors.checked(ref, pieces, report, entry=entry.name)
     sha1 = hashlib.sha1(usedforsecurity=False)
     for piece in counter(pieces):
         if checksum is not None:
@@ -156,7 +156,7 @@ def check_data(
     if checksum is not None and checksum != sha1.hexdigest():
         report.broken(
             "DATA-6",
-            f"{site}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+            f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
             entry=entry.name,
         )
 

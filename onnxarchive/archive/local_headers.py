@@ -11,6 +11,7 @@ from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.local_header import check_local_header
+from onnxarchive.zipformat.local_headers_at_once import pack_local_headers
 
 _MAX_AHEAD = 256  # headers that are read ahead
 _WINDOW_SIZE = 1 << 17  # bytes that are read at a time where several headers are in them
@@ -84,7 +85,7 @@ class LocalHeaders:
 
     def _are_equal(self, start: int, stop: int) -> bool:
         """Whether local headers are at a glance what they should be."""
-        expected = self._listed.local_headers(start, stop, self.alignment)
+        expected = pack_local_headers(self._listed, start, stop, self.alignment)
         return expected is not None and b"".join(self._read(start, stop)) == expected
 
     def _read(self, start: int, stop: int) -> list[bytes]:

@@ -18,12 +18,13 @@ import onnx
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import keys, proto, tensors, wire
+from onnxarchive.model import keys, proto, tensors, walking, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
@@ -34,7 +35,7 @@ _MAX_MAPPED = 64  # files of such tensors: each map has a descriptor
 # What an asset may be given as: its bytes, or the path of a file.
 Asset: TypeAlias = Buffer | str | os.PathLike[str]
 # Gives the bytes of a tensor whose data is external.
-Resolve: TypeAlias = Callable[[Site], Data]
+Resolve: TypeAlias = Callable[[TensorRef], Data]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class Item:
         nbytes: Size of its data in bytes.
         data: Gives its data when it is due, in any thread: where it lies, or a copy of this one
             tensor that is dropped when it is written.
-        site: The tensor that it is of, or None for an asset.
+        ref: The tensor that it is of, or None for an asset.
     """
 
     name: str
     nbytes: int
     data: Callable[[], Data]
-    site: Site | None = None
+    ref: TensorRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +98,14 @@ class Plan:
         return offset + directory_size + len(end)
 
 
-def refuse_external(site: Site) -> Data:
+def refuse_external(ref: TensorRef) -> Data:
     """Takes the place of `Resolve` for a model that has to hold all of its tensors.
 
     Raises:
         ArchiveFormatError: Always.
     """
     raise ArchiveFormatError(
-        f"{site}: expected its data in the model, found it external; convert the file with "
+        f"{ref}: expected its data in the model, found it external; convert the file with "
         "onnxarchive.convert, or load the model with its external data"
     )
 
@@ -234,39 +235,39 @@ def plan_items(
     held = _Held()
     idle: list[Path] = []
     items: list[Item] = []
-    staying: list[tuple[Site, int]] = []
-    for site in tensors.walk(model):
-        if site.path in locations:
+    staying: list[tuple[TensorRef, int]] = []
+    for ref in tensors.walk(model):
+        if ref.path in locations:
             continue
-        tensor = site.tensor
+        tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
-        data_type = tensors.external_type(site) if is_external else tensors.stored_type(tensor)
+        data_type = tensors.external_type(ref) if is_external else tensors.stored_type(tensor)
         nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
-        if nbytes >= max(size_threshold, 0) and (site.is_initializer or convert_attribute):
-            key = assigned.assign(site.name)
-            locations[site.path] = key
-            read = partial(resolve, site) if is_external else partial(_raw_data, site)
-            items.append(Item(key, nbytes, read, site))
+        if nbytes >= max(size_threshold, 0) and (ref.is_initializer or convert_attribute):
+            key = assigned.assign(ref.name)
+            locations[ref.path] = key
+            read = partial(resolve, ref) if is_external else partial(_raw_data, ref)
+            items.append(Item(key, nbytes, read, ref))
         elif is_external:
-            staying.append((site, nbytes))
+            staying.append((ref, nbytes))
         elif tensor.external_data:
-            idle.append(site.path)
+            idle.append(ref.path)
     proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
-    for site, nbytes in staying:
-        verified = _verified(site, resolve(site))
+    for ref, nbytes in staying:
+        verified = _verified(ref, resolve(ref))
         if nbytes < _HELD_SIZE:
-            small[site.path] = b"".join(verified)
+            small[ref.path] = b"".join(verified)
         else:
-            locations[site.path] = held.add(verified)
+            locations[ref.path] = held.add(verified)
     copy = with_locations(model, locations)
     for path, data in small.items():
-        tensors.set_raw_data(tensors.at(copy, path), data)
+        tensors.set_raw_data(walking.at(copy, path), data)
     for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
-        tensors.at(copy, path).ClearField("external_data")
+        walking.at(copy, path).ClearField("external_data")
     return tuple(items), copy, held.views(temporary)
 
 
-def _verified(site: Site, data: Data) -> Data:
+def _verified(ref: TensorRef, data: Data) -> Data:
     """Data that goes into the model, where its CRC-32 would be lost, once that is found right.
 
     What is no entry's mapped bytes has none, or compares it when it is gone through.
@@ -275,7 +276,7 @@ def _verified(site: Site, data: Data) -> Data:
         found = Crc32.of(data).value
         if found != data.crc32:
             raise ChecksumError(
-                f"{site}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
+                f"{ref}: expected {data.nbytes} bytes with CRC-32 {data.crc32:#010x}, found "
                 f"{found:#010x}; its source is damaged"
             )
     return data
@@ -343,8 +344,8 @@ class _Held:
         return self._views
 
 
-def _raw_data(site: Site) -> Data:
-    return Stored(tensors.raw_data(site))
+def _raw_data(ref: TensorRef) -> Data:
+    return Stored(tensors.raw_data(ref))
 
 
 def require_names(names: list[str]) -> None:

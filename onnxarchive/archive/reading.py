@@ -34,7 +34,7 @@ from onnxarchive.errors import (
 )
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.tensors import Sites
+from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.entries import Records
@@ -93,9 +93,9 @@ class Archive:
         return self._found.file
 
     @property
-    def _sites(self) -> Sites:
+    def _refs(self) -> TensorRefs:
         """The tensors that are stored outside the model, and where they stand in it, by key."""
-        return self._found.sites
+        return self._found.refs
 
     @property
     def entries(self) -> NamedEntries:
@@ -109,7 +109,7 @@ class Archive:
         It is the archive's own, parsed once: copy it before changing it.
         """
         found = self._found
-        found.sites.keep()  # before anybody changes the model
+        found.refs.keep()  # before anybody changes the model
         return found.model
 
     @property
@@ -225,7 +225,7 @@ class Archive:
             ValueError: The archive is closed.
         """
         found = self._found
-        if key not in found.sites:
+        if key not in found.refs:
             raise found.not_found(f"expected the key of a tensor, found {shown(key)}")
         return found.array(found.entries.index_of[key])
 
@@ -287,7 +287,7 @@ class Archive:
         def verify(number: int, counter: ProgressCounter = counter) -> None:
             found.headers.compare(number, Report())
             entry = entries[number]
-            check_data(found.file, entry, found.sites.get(entry.name), Report(), counter)
+            check_data(found.file, entry, found.refs.get(entry.name), Report(), counter)
 
         model = len(entries) - 1
         with naming(self.path):
@@ -342,8 +342,8 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
     Raises:
         ChecksumError: Bytes of a tensor have changed.
     """
-    for key, site in archive._sites.items():
-        tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
+    for key, ref in archive._refs.items():
+        tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
     return archive.model
 
 

@@ -18,7 +18,7 @@ from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 
@@ -56,7 +56,7 @@ def kept_assets(archive: Archive, replaced: Iterable[str] = ()) -> list[Item]:
 
 def has_outside_attributes(archive: Archive) -> bool:
     """Whether tensors beside initializers are stored outside the model (`convert_attribute`)."""
-    return any(not site.is_initializer for site in archive._sites.values())
+    return any(not ref.is_initializer for ref in archive._refs.values())
 
 
 def resolver(archive: Archive, size_threshold: int, convert_attribute: bool) -> Resolve:
@@ -68,35 +68,35 @@ def resolver(archive: Archive, size_threshold: int, convert_attribute: bool) -> 
         convert_attribute: this.
     """
 
-    def resolve(site: Site) -> Data:
-        key, nbytes = referred(site, archive)
-        if nbytes < size_threshold or not (site.is_initializer or convert_attribute):
+    def resolve(ref: TensorRef) -> Data:
+        key, nbytes = referred(ref, archive)
+        if nbytes < size_threshold or not (ref.is_initializer or convert_attribute):
             read_verified(archive, key)  # it goes into the model, and no writer compares its CRC-32
         return entry_data(archive, key)
 
     return resolve
 
 
-def referred(site: Site, archive: Archive) -> tuple[str, int]:
+def referred(ref: TensorRef, archive: Archive) -> tuple[str, int]:
     """The key that an external tensor names, and its size.
 
     Raises:
         ArchiveFormatError: It names none of the archive, or its type and shape need another size.
     """
-    reference = tensors.external_data(site, Report())
+    reference = tensors.external_data(ref, Report())
     assert reference is not None  # the report would have raised
     key = reference.location
-    if key not in archive._sites:
+    if key not in archive._refs:
         raise ArchiveFormatError(
-            f"{site}: expected a key of the archive as the location of external data, found "
+            f"{ref}: expected a key of the archive as the location of external data, found "
             f"{key!r}; give a new tensor its bytes as raw_data"
         )
-    nbytes = tensors.external_type(site).nbytes(site.tensor.dims)
+    nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
     stored = archive.entries[key].nbytes
     length = nbytes if reference.length is None else reference.length
     if (reference.offset or 0, length, nbytes) != (0, stored, stored):
         raise ArchiveFormatError(
-            f"{site}: expected the whole of entry {key!r}, which is {stored} bytes, found a shape "
+            f"{ref}: expected the whole of entry {key!r}, which is {stored} bytes, found a shape "
             f"and type of {nbytes} bytes, offset {reference.offset} and length {reference.length}"
         )
     return key, nbytes
@@ -139,8 +139,8 @@ def plan_referring(
         temporary=temporary,
     )
     for item in plan.items:
-        if item.site is not None and item.site.tensor.data_location == tensors.EXTERNAL:
-            referred(item.site, archive)  # before anything is written
+        if item.ref is not None and item.ref.tensor.data_location == tensors.EXTERNAL:
+            referred(item.ref, archive)  # before anything is written
     return plan
 
 

@@ -35,11 +35,12 @@ from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO, Keys
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.opening import Source, open_model
 from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
@@ -91,9 +92,9 @@ def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
     with contextlib.ExitStack() as resources:
         if isinstance(model, onnx.ModelProto):
             given = _Given(model, resolver(archive, threshold, convert_attribute))
-            for site in tensors.walk(model):
-                if site.tensor.data_location == tensors.EXTERNAL:
-                    referred(site, archive)  # whatever else is the matter with the model
+            for ref in tensors.walk(model):
+                if ref.tensor.data_location == tensors.EXTERNAL:
+                    referred(ref, archive)  # whatever else is the matter with the model
         elif isinstance(model, str | os.PathLike):
             require_no_input(archive._file.absolute_path, [os.fspath(model)])  # which is locked
             elsewhere = partial(_entry_of, archive)
@@ -122,9 +123,9 @@ def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
         return _write_anew(archive, plan, options.progress)
 
 
-def _entry_of(archive: Archive, site: Site) -> Data:
+def _entry_of(archive: Archive, ref: TensorRef) -> Data:
     """The bytes of a tensor whose location is a key of the archive."""
-    return entry_data(archive, referred(site, archive)[0])
+    return entry_data(archive, referred(ref, archive)[0])
 
 
 def write_tensor(
@@ -135,22 +136,22 @@ def write_tensor(
     Returns:
         As `write_model` does.
     """
-    site = archive.tensors.site(name)
+    ref = archive.tensors.ref(name)
     elements = np.asarray(array)
     found = dtypes.of_array(elements)
-    expected = dtypes.BY_NUMBER.get(site.tensor.data_type)
-    if found != expected or elements.shape != tuple(site.tensor.dims):
+    expected = dtypes.BY_NUMBER.get(ref.tensor.data_type)
+    if found != expected or elements.shape != tuple(ref.tensor.dims):
         raise ValueError(
-            f"{archive.path}: {site}: expected {dtypes.name_of(site.tensor.data_type)} of shape "
-            f"{list(site.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
+            f"{archive.path}: {ref}: expected {dtypes.name_of(ref.tensor.data_type)} of shape "
+            f"{list(ref.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
         )
     data = dtypes.as_raw_data(elements)
-    key = tensors.location(site.tensor)
+    key = tensors.location(ref.tensor)
     if key is not None:
-        return _replace_entry(archive, key, site, data, progress)
+        return _replace_entry(archive, key, ref, data, progress)
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
-    tensor = tensors.at(model, site.path)
+    tensor = walking.at(model, ref.path)
     for field in tensors.DATA_FIELDS:
         tensor.ClearField(field)
     tensors.set_raw_data(tensor, bytes(data))
@@ -182,13 +183,13 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
             if name is not None:
                 data[path] = entry_data(archive, name)
             elif found.nbytes and found.offset + found.nbytes > end:
-                site = Site(path, tensors.at(source.model, path))
+                ref = TensorRef(path, walking.at(source.model, path))
                 raise ArchiveFormatError(
-                    f"{site}: expected external data in the archive to be one of its tensors, "
+                    f"{ref}: expected external data in the archive to be one of its tensors, "
                     f"found {found.nbytes} bytes from offset {found.offset}, which are of its "
                     "model or directory"
                 )
-    return lambda site: data[site.path]
+    return lambda ref: data[ref.path]
 
 
 def _directory_of(archive: Archive) -> str:
@@ -209,16 +210,16 @@ def _placing(archive: Archive, options: Options) -> tuple[int, bool]:
     if threshold is None:
         threshold = DEFAULT_SIZE_THRESHOLD
         inside, outside = -1, threshold
-        for site in tensors.walk(archive.model):
-            if not (site.is_initializer or outside_attributes):
+        for ref in tensors.walk(archive.model):
+            if not (ref.is_initializer or outside_attributes):
                 continue
-            key = tensors.location(site.tensor)
+            key = tensors.location(ref.tensor)
             if key is not None:
                 outside = min(outside, archive.entries[key].nbytes)
             else:
-                data_type = tensors.stored_type(site.tensor)
+                data_type = tensors.stored_type(ref.tensor)
                 if data_type is not None:
-                    inside = max(inside, data_type.nbytes(site.tensor.dims))
+                    inside = max(inside, data_type.nbytes(ref.tensor.dims))
         threshold = max(inside + 1, outside)
     return threshold, convert_attribute
 
@@ -265,7 +266,7 @@ def _plan_in_place(
         ValueError: The model has no tensor for an entry.
     """
     stored = _stored(archive, plan)
-    gone = archive._sites.keys() - stored.values()
+    gone = archive._refs.keys() - stored.values()
     if gone:
         names = [name for name in archive.entries if name in gone]
         listed = ", ".join(map(shown, names[:_MAX_SHOWN_ENTRIES]))
@@ -281,7 +282,7 @@ def _plan_in_place(
         size_threshold=threshold,
         convert_attribute=convert_attribute,
         stored=stored,
-        assigned=Keys(archive._sites),
+        assigned=Keys(archive._refs),
         temporary=_directory_of(archive),
     )
     kept = _kept(archive)
@@ -294,16 +295,16 @@ def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
     stored: dict[Path, str] = {}
     taken: set[str] = set()
     for item in plan.items:
-        if item.site is None:
+        if item.ref is None:
             continue
         data = item.data()
         key = data.name if isinstance(data, EntryData) else item.name
         is_entry = isinstance(data, EntryData) or (
-            key in archive._sites and _is_entry(item, archive)
+            key in archive._refs and _is_entry(item, archive)
         )
         if is_entry and key not in taken:
             taken.add(key)
-            stored[item.site.path] = key
+            stored[item.ref.path] = key
     return stored
 
 
@@ -350,14 +351,14 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
 
 
 def _replace_entry(
-    archive: Archive, key: str, site: Site, data: memoryview, progress: Progress | None
+    archive: Archive, key: str, ref: TensorRef, data: memoryview, progress: Progress | None
 ) -> MappedFile:
     """Writes a clone or a new archive in which a tensor's entry has other bytes."""
     archive.read(key)  # its local header is compared with the directory
     crc32 = checksums.crc32(data)
     model_proto = archive.read(MODEL_PROTO)
-    if tensors.checksum(site.tensor) is not None:  # of the bytes that are replaced
-        without = with_locations(archive.model, {site.path: key})
+    if tensors.checksum(ref.tensor) is not None:  # of the bytes that are replaced
+        without = with_locations(archive.model, {ref.path: key})
         model_proto = memoryview(proto.serialize(without))
     model = Plan((), Pieces((model_proto,)))
     entry, number = archive.entries[key], archive.entries.index_of[key]

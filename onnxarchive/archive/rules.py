@@ -60,21 +60,24 @@ def rules() -> Mapping[str, Rule]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken rule.
+    """A fault that `check`, `check_link` or `check_model` found.
+
+    Printed, it is a line with all three attributes.
 
     Attributes:
-        rule: Its id in `spec/rules.toml`.
+        rule: Id of the broken rule in `spec/rules.toml`; None in findings of `check_link` and
+            `check_model`, which check no rule of the specification.
         entry: Name of the entry concerned, or None.
-        message: What was expected and what was found.
+        message: A sentence that says what is wrong.
     """
 
-    rule: str
+    rule: str | None
     entry: str | None
     message: str
 
     def __str__(self) -> str:
-        subject = "" if self.entry is None else f"entry {shown(self.entry)}: "
-        return f"{self.rule}: {subject}{self.message}"
+        entry = None if self.entry is None else f"entry {shown(self.entry)}"
+        return ": ".join(part for part in (self.rule, entry, self.message) if part is not None)
 
 
 class _Findings(Report):
@@ -82,7 +85,7 @@ class _Findings(Report):
 
     def __init__(self) -> None:
         self._kept: list[Finding] = []
-        self._counts: collections.Counter[str] = collections.Counter()
+        self._counts: collections.Counter[str | None] = collections.Counter()
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         self._take(Finding(rule, entry, message))
@@ -165,7 +168,7 @@ def check(
 
             def examine(number: int) -> None:
                 entry, found = entries[number], _Findings()
-                check_data(file, entry, contents.sites.get(entry.name), found, counter)
+                check_data(file, entry, contents.refs.get(entry.name), found, counter)
                 if found.list:
                     by_entry[number] = found
 

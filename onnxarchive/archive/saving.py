@@ -21,7 +21,7 @@ from onnxarchive.archive.writing import write_archive, write_file
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, Stored, SupportsWrite
 from onnxarchive.model import ir
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.files import MappedFile
@@ -173,10 +173,10 @@ def _given(model: onnx.ModelProto | onnx_ir.Model, size_threshold: int) -> _Give
         raise TypeError(f"expected an onnx.ModelProto or onnx_ir.Model, found {type(model)}")
     converted = ir.to_proto(model, size_threshold=size_threshold)
 
-    def resolve(site: Site) -> Data:
-        if site.path not in converted.outside:
-            return refuse_external(site)
-        return Stored(memoryview(converted.outside[site.path].tobytes()))
+    def resolve(ref: TensorRef) -> Data:
+        if ref.path not in converted.outside:
+            return refuse_external(ref)
+        return Stored(memoryview(converted.outside[ref.path].tobytes()))
 
     origins = tuple(cast(Origin, origin) for origin in converted.origins)
     return _Given(converted.model, resolve, model.graph.meta.get(ORIGIN), origins)

@@ -15,7 +15,7 @@ from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.errors import Report, TensorNotFoundError, naming, shown
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
-from onnxarchive.model.tensors import Site, Sites
+from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.entries import Entries, Entry
 
@@ -37,7 +37,7 @@ class Snapshot:
         directory: Its directory.
         entries: The entries by name.
         model: The model.
-        sites: The tensor of each key.
+        refs: The tensor of each key.
         headers: The local headers.
         alignment: What the data of the model's entry is aligned to, in bytes.
     """
@@ -51,11 +51,11 @@ class Snapshot:
         self.directory = contents.directory
         self.entries = NamedEntries(contents.directory.entries)
         self.model = contents.model
-        self.sites = contents.sites
+        self.refs = contents.refs
         self.headers = LocalHeaders(file, contents.directory)
         shapes = contents.shapes
         if shapes is None:
-            shapes = Shapes.of(map(self.sites.tensor, self.entries.names))
+            shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
         self._shapes = shapes
         self._require_header(len(self.entries) - 1)  # the model's
         self.alignment = self.headers.alignment
@@ -63,7 +63,7 @@ class Snapshot:
     @cached_property
     def initializers(self) -> Initializers:
         """Where the initializers are."""
-        return Initializers(self.entries, self.model, self.sites)
+        return Initializers(self.entries, self.model, self.refs)
 
     def is_in(self, file: MappedFile) -> bool:
         """Whether a file has this directory, and so this content; a lock keeps editors out."""
@@ -155,12 +155,12 @@ class Initializers:
         others: The other initializers by name.
     """
 
-    def __init__(self, entries: NamedEntries, model: onnx.ModelProto, stored: Sites) -> None:
+    def __init__(self, entries: NamedEntries, model: onnx.ModelProto, stored: TensorRefs) -> None:
         self._model = model
         self._stored = stored
         self.names = names = tensors.names(stored.initializers)
-        sites = [site for site in tensors.walk_others(model) if site.is_initializer]
-        self.others = {site.name: site for site in sites}
+        refs = [ref for ref in tensors.walk_others(model) if ref.is_initializer]
+        self.others = {ref.name: ref for ref in refs}
         if entries.names[: len(stored.names)] == stored.names:  # as almost always
             numbers: Iterable[int] = range(len(stored.names))
         else:
@@ -172,8 +172,8 @@ class Initializers:
                 self.number_of[other.name] = entries.index_of[key]
         self._indexes: Sequence[int] = range(len(names))
         self._ambiguous: set[str] = set()
-        if len({*names, *self.others}) != len(names) + len(sites):
-            self._leave_out_ambiguous([*names, *(site.name for site in sites)])
+        if len({*names, *self.others}) != len(names) + len(refs):
+            self._leave_out_ambiguous([*names, *(ref.name for ref in refs)])
 
     def _leave_out_ambiguous(self, names: Sequence[str]) -> None:
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
@@ -187,7 +187,7 @@ class Initializers:
     def _index_of(self) -> dict[str, int]:
         return dict(zip(self.names, self._indexes, strict=True))
 
-    def site(self, name: str) -> Site | None:
+    def ref(self, name: str) -> TensorRef | None:
         """The tensor of a name and where it stands, or None where there is not just one."""
         index = self._index_of.get(name)
         return self.others.get(name) if index is None else self._stored.initializer(index)
@@ -197,13 +197,13 @@ class Initializers:
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
         walked = tensors.walk(self._model)
-        sites = [site for site in walked if site.is_initializer and site.name == name]
-        keys = {site.path: key for key, site in self._stored.items()}
+        refs = [ref for ref in walked if ref.is_initializer and ref.name == name]
+        keys = {ref.path: key for key, ref in self._stored.items()}
         owners = ", ".join(
-            f"tensor_by_key({keys[site.path]!r})" if site.path in keys else f"model.{site}"
-            for site in islice(sites, _MAX_SHOWN_OWNERS)
+            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref}"
+            for ref in islice(refs, _MAX_SHOWN_OWNERS)
         )
-        more = f" or one of {len(sites)} in all" if len(sites) > _MAX_SHOWN_OWNERS else ""
+        more = f" or one of {len(refs)} in all" if len(refs) > _MAX_SHOWN_OWNERS else ""
         return (
             f"expected the name of one initializer, found several of {shown(name)}: take "
             f"{owners}{more}"

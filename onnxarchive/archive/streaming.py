@@ -25,8 +25,9 @@ from onnxarchive.buffers.data import Pieces
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import Keys
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
@@ -202,50 +203,50 @@ class Writer:
     def _find_stored(self, model: onnx.ModelProto) -> dict[Path, str]:
         """Which tensors of the model are those that were added."""
         stored: dict[Path, str] = {}
-        sites: dict[str, Site] = {}
-        for site in tensors.walk(model):
-            if site.tensor.data_location == tensors.EXTERNAL:
-                reference = tensors.external_data(site, Report())
+        refs: dict[str, TensorRef] = {}
+        for ref in tensors.walk(model):
+            if ref.tensor.data_location == tensors.EXTERNAL:
+                reference = tensors.external_data(ref, Report())
                 assert reference is not None  # the report would have raised
                 key = reference.location
                 if reference.offset or reference.length not in (None, self._nbytes.get(key)):
                     raise ArchiveFormatError(
-                        f"{site}: expected all of a tensor that was added as its data, found "
+                        f"{ref}: expected all of a tensor that was added as its data, found "
                         f"offset {reference.offset} and length {reference.length}"
                     )
                 if key not in self._added:
                     raise ArchiveFormatError(
-                        f"{site}: expected the key of a tensor that was added as its location, "
+                        f"{ref}: expected the key of a tensor that was added as its location, "
                         f"found {key!r}"
                     )
-            elif site.is_initializer and site.name in self._key_of:
-                key = self._key_of[site.name]
+            elif ref.is_initializer and ref.name in self._key_of:
+                key = self._key_of[ref.name]
             else:
                 continue
-            if key in sites:
+            if key in refs:
                 raise ArchiveFormatError(
-                    f"expected one tensor to be {self._added[key].name!r}, found {sites[key]} and "
-                    f"{site}"
+                    f"expected one tensor to be {self._added[key].name!r}, found {refs[key]} and "
+                    f"{ref}"
                 )
-            sites[key] = site
-            stored[site.path] = key
+            refs[key] = ref
+            stored[ref.path] = key
         return stored
 
     def _fill_in(self, model: onnx.ModelProto) -> None:
         """Gives the tensors that were added their shape and type, and the others a place."""
         unused = dict(self._added)
-        for site in tensors.walk(model):
-            key = tensors.location(site.tensor)
+        for ref in tensors.walk(model):
+            key = tensors.location(ref.tensor)
             added = unused.pop(key, None) if key is not None else None
             if added is None:
                 continue
-            tensor = site.tensor
+            tensor = ref.tensor
             if not tensor.data_type:
                 tensor.data_type = added.data_type
                 tensor.dims[:] = added.dims
             if (tensor.data_type, list(tensor.dims)) != (added.data_type, list(added.dims)):
                 raise ArchiveFormatError(
-                    f"{site}: expected {_describe(tensor)} as in the model, found "
+                    f"{ref}: expected {_describe(tensor)} as in the model, found "
                     f"{_describe(added)} added"
                 )
         model.graph.initializer.extend(unused.values())

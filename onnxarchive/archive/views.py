@@ -10,7 +10,7 @@ from onnxarchive.archive.snapshot import Initializers, Snapshot
 from onnxarchive.errors import ArchiveFormatError, naming, shown
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import TensorRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,19 +34,19 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def _index(self) -> Initializers:
         return self._state().initializers
 
-    def site(self, name: str) -> Site:
+    def ref(self, name: str) -> TensorRef:
         """The tensor of an initializer and where it stands in the model.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        return self._site(self._state(), name)
+        return self._ref(self._state(), name)
 
-    def _site(self, found: Snapshot, name: str) -> Site:
-        site = found.initializers.site(name)
-        if site is None:
+    def _ref(self, found: Snapshot, name: str) -> TensorRef:
+        ref = found.initializers.ref(name)
+        if ref is None:
             raise found.not_found(found.initializers.why_not(name))
-        return site
+        return ref
 
     def key(self, name: str) -> str | None:
         """The key of the entry that holds an initializer; None where the model itself holds it.
@@ -58,7 +58,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         number = found.initializers.number_of.get(name)
         if number is not None:
             return found.entries.names[number]
-        self._site(found, name)
+        self._ref(found, name)
         return None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -76,17 +76,17 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         number = found.initializers.number_of.get(name)
         if number is not None:
             return found.array(number)
-        site = self._site(found, name)
-        tensor = site.tensor
+        ref = self._ref(found, name)
+        tensor = ref.tensor
         data_type = tensors.stored_type(tensor)
         with naming(found.file.path):
             if data_type is not None:
-                return dtypes.as_array(tensors.raw_data(site), data_type, tensor.dims)
+                return dtypes.as_array(tensors.raw_data(ref), data_type, tensor.dims)
             try:
                 return tensors.strings(tensor)
             except ValueError as error:
                 raise ArchiveFormatError(
-                    f"{site}: expected a data type and a shape that an array can have, found data "
+                    f"{ref}: expected a data type and a shape that an array can have, found data "
                     f"type {tensor.data_type} and dims {shown(tensor.dims)}"
                 ) from error
 
@@ -100,7 +100,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def __contains__(self, name: object) -> bool:
         index = self._index
-        return isinstance(name, str) and (name in index.number_of or index.site(name) is not None)
+        return isinstance(name, str) and (name in index.number_of or index.ref(name) is not None)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._state().file.path!r}>"

@@ -166,7 +166,7 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
         return FetchedEntry(item.name, data, item.nbytes, known, is_constant=found.value == known)
     if found.nbytes != item.nbytes:
         raise ArchiveFormatError(
-            f"{item.site or item.name}: expected {item.nbytes} bytes, as its shape and data type "
+            f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {found.nbytes}"
         )
     return FetchedEntry(item.name, data, found.nbytes, found.value, is_constant)
@@ -204,6 +204,6 @@ def write_entry(
 
 
 def _checked(item: Item, data: Data) -> Iterable[memoryview]:
-    if item.site is None:
+    if item.ref is None:
         return data
-    return tensors.checked(item.site, data, Report(), entry=item.name)
+    return tensors.checked(item.ref, data, Report(), entry=item.name)

@@ -66,14 +66,14 @@ def ls_command(arguments: argparse.Namespace) -> int:
 
 def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
     listed = []
-    for key, site in archive._sites.items():
+    for key, ref in archive._refs.items():
         entry = archive.entries[key]
         listed.append(
             {
-                "name": site.name,
+                "name": ref.name,
                 "key": key,
-                "data_type": dtypes.BY_NUMBER[site.tensor.data_type].name,
-                "dims": list(site.tensor.dims),
+                "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
+                "dims": list(ref.tensor.dims),
                 "nbytes": entry.nbytes,
                 "data_offset": entry.data_offset,
                 "crc32": entry.crc32,
@@ -84,8 +84,8 @@ def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
 
 def _counts(archive: Archive) -> dict[str, int]:
     return {
-        "tensors": len(archive._sites),
-        "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(archive._sites),
+        "tensors": len(archive._refs),
+        "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(archive._refs),
         "assets": len(archive.assets),
     }
 
@@ -97,7 +97,7 @@ def info_command(arguments: argparse.Namespace) -> int:
     with onnxarchive.open(arguments.archive) as archive:
         model = archive.model
         version = model.producer_version
-        initializers = [site.tensor for site in tensors.walk(model) if site.is_initializer]
+        initializers = [ref.tensor for ref in tensors.walk(model) if ref.is_initializer]
         result: dict[str, Any] = {
             "path": arguments.archive,
             "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
@@ -169,10 +169,10 @@ def check_command(arguments: argparse.Namespace) -> int:
         if not findings:
             lines.append(f"{archive}: {_passed(arguments.full)}")
     if link is not None and not result:
-        misfits = onnxarchive.check_link(link, *archives)
-        result = [{"link": link, **dataclasses.asdict(misfit)} for misfit in misfits]
-        lines += [f"{link}: {misfit}" for misfit in misfits]
-        if not misfits:
+        findings = onnxarchive.check_link(link, *archives)
+        result = [{"link": link, **dataclasses.asdict(finding)} for finding in findings]
+        lines += [f"{link}: {finding}" for finding in findings]
+        if not findings:
             lines.append(f"{link}: fits it")
     say(arguments, result, "\n".join(map(printable, lines)))
     return FOUND if result else DONE

@@ -205,8 +205,8 @@ def convert_silently(
             source=os.fspath(source),
             target="-" if target is None else target,
             nbytes=plan.size(alignment),
-            tensors=sum(item.site is not None for item in plan.items),
-            assets=sum(item.site is None for item in plan.items),
+            tensors=sum(item.ref is not None for item in plan.items),
+            assets=sum(item.ref is None for item in plan.items),
             saved_nbytes=plan.saved_nbytes,
             warnings=opened.warnings,
         )
@@ -284,7 +284,7 @@ def _export_single(
     destination: str | os.PathLike[str],
     progress: Progress | None,
 ) -> None:
-    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive._sites))
+    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive._refs))
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
@@ -297,13 +297,13 @@ def _export_single(
         return archive.read(key)
 
     parts = wire.fill(model_proto, fill_in)
-    if filled != set(archive._sites):
+    if filled != set(archive._refs):
         # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are gone through twice: for their CRC-32, and to be written.
-    verified = sum(archive.entries[key].nbytes for key in archive._sites)
+    verified = sum(archive.entries[key].nbytes for key in archive._refs)
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
-    for key in archive._sites:
+    for key in archive._refs:
         counter.add(read_verified(archive, key).nbytes)
     with replacing(destination) as replacement:
         reserve(replacement.fileno(), 0, sum(map(len, parts)))
@@ -320,20 +320,20 @@ def _export_external(
 ) -> None:
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
-    sites = list(tensors.walk(model))
+    refs = list(tensors.walk(model))
     outside: list[tuple[str, int]] = []
     offset = 0
-    for site in sites:
-        key = tensors.location(site.tensor)
+    for ref in refs:
+        key = tensors.location(ref.tensor)
         if key is None:
             continue
         nbytes = archive.entries[key].nbytes
         # Tools that read external data do not look everywhere, and stumble over empty tensors.
-        if not nbytes or not site.is_loaded_by_onnx:
-            tensors.set_raw_data(site.tensor, bytes(read_verified(archive, key)))
+        if not nbytes or not ref.is_loaded_by_onnx:
+            tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
             continue
         offset += -offset % _PAGE_SIZE
-        tensors.set_location(site.tensor, external_data, offset=offset, length=nbytes)
+        tensors.set_location(ref.tensor, external_data, offset=offset, length=nbytes)
         outside.append((key, offset))
         offset += nbytes
     serialized = proto.serialize(model)

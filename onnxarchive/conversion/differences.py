@@ -23,7 +23,7 @@ from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, naming, shown
-from onnxarchive.model import dtypes, tensors, wording
+from onnxarchive.model import dtypes, tensors, walking, wording
 from onnxarchive.model.changes import (
     Change,
     Pairs,
@@ -35,7 +35,8 @@ from onnxarchive.model.changes import (
 )
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 
 __all__ = ["Change", "Difference", "diff"]
 
@@ -159,7 +160,7 @@ class _Side:
 
     Attributes:
         archive: The archive.
-        sites: Its tensors by their paths, in the order of the model.
+        refs: Its tensors by their paths, in the order of the model.
         keys: The key of each tensor that is outside the model.
         contents: What is compared of the bytes of a tensor. Those of which this cannot be told,
             such as strings, are compared field by field.
@@ -170,16 +171,14 @@ class _Side:
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self.sites = {site.path: site for site in tensors.walk(archive.model)}
-        self.keys = {site.path: key for key, site in archive._sites.items()}
+        self.refs = {ref.path: ref for ref in tensors.walk(archive.model)}
+        self.keys = {ref.path: key for key, ref in archive._refs.items()}
         self.contents: dict[Path, str] = {}
-        for path, site in self.sites.items():
-            content = self._content(site)
+        for path, ref in self.refs.items():
+            content = self._content(ref)
             if content is not None:
                 self.contents[path] = content
-        self.names = Counter(
-            site.tensor.name for site in self.sites.values() if site.is_initializer
-        )
+        self.names = Counter(ref.tensor.name for ref in self.refs.values() if ref.is_initializer)
         self.model = with_locations(archive.model, self.contents)
         self.assets = {
             name: _told_content(entry.nbytes, entry.crc32)
@@ -187,32 +186,33 @@ class _Side:
             if name.startswith(ASSET_PREFIX)
         }
 
-    def _content(self, site: Site) -> str | None:
-        if site.path in self.keys:
-            entry = self.archive.entries[self.keys[site.path]]
+    def _content(self, ref: TensorRef) -> str | None:
+        if ref.path in self.keys:
+            entry = self.archive.entries[self.keys[ref.path]]
             return _told_content(entry.nbytes, entry.crc32)
-        if tensors.stored_type(site.tensor) is None:
+        if tensors.stored_type(ref.tensor) is None:
             return None
         try:
-            data = tensors.raw_data(site)
+            data = tensors.raw_data(ref)
         except ArchiveFormatError:  # it holds more or less than its shape says
             return None
         return _told_content(data.nbytes, checksums.crc32(data))
 
     def nbytes(self, path: Path) -> int:
         """Size in bytes of a tensor that has a content."""
-        tensor = self.sites[path].tensor
+        tensor = self.refs[path].tensor
         return dtypes.BY_NUMBER[tensor.data_type].nbytes(tensor.dims)
 
     def tensor(self, path: Path) -> onnx.TensorProto:
         """A tensor, with its content as its location."""
-        return tensors.at(self.model, path)
+        tensor: onnx.TensorProto = walking.at(self.model, path)
+        return tensor
 
     def reader(self, path: Path) -> _Read:
         """Reads the bytes of a tensor that has a content."""
         if path in self.keys:
             return self.entry_reader(self.keys[path])
-        data = tensors.raw_data(self.sites[path])
+        data = tensors.raw_data(self.refs[path])
         return lambda offset, size: bytes(data[offset : offset + size])
 
     def entry_reader(self, name: str) -> _Read:
@@ -259,19 +259,19 @@ def _pair_tensors(one: _Side, other: _Side) -> _Pairing:
     """Pairs tensors by their places, and initializers that went to another graph by their names."""
     places = Places(one.model, other.model)
     pairs: dict[Path, Path] = {}
-    for path in other.sites:
+    for path in other.refs:
         counterpart = places.counterpart(path)
-        if counterpart is not None and counterpart in one.sites:
+        if counterpart is not None and counterpart in one.refs:
             pairs[path] = counterpart
     paired = {*pairs.values()}
     by_name = {
-        site.tensor.name: path
-        for path, site in one.sites.items()
-        if path not in paired and site.is_initializer and one.names[site.tensor.name] == 1
+        ref.tensor.name: path
+        for path, ref in one.refs.items()
+        if path not in paired and ref.is_initializer and one.names[ref.tensor.name] == 1
     }
-    for path, site in other.sites.items():
-        name = site.tensor.name
-        if path not in pairs and site.is_initializer and other.names[name] == 1 and name in by_name:
+    for path, ref in other.refs.items():
+        name = ref.tensor.name
+        if path not in pairs and ref.is_initializer and other.names[name] == 1 and name in by_name:
             pairs[path] = by_name[name]
     return _Pairing(pairs, places.indices(_GRAPH, "node"))
 
@@ -359,20 +359,20 @@ def _changed_fields(model: onnx.ModelProto, other: onnx.ModelProto) -> Iterator[
 
 
 def _changed_tensors(one: _Side, other: _Side, pairs: _Pairing) -> Iterator[Change]:
-    def name(site: Site) -> str:
-        is_named = site.is_initializer and site.name != ""
-        is_one = all(side.names[site.tensor.name] < 2 for side in (one, other))
-        return site.name if is_named and is_one else site.where
+    def name(ref: TensorRef) -> str:
+        is_named = ref.is_initializer and ref.name != ""
+        is_one = all(side.names[ref.tensor.name] < 2 for side in (one, other))
+        return ref.name if is_named and is_one else ref.where
 
     others = {path: other_path for other_path, path in pairs.tensors.items()}
-    for path, site in one.sites.items():
+    for path, ref in one.refs.items():
         if path in others:
-            yield from message_changes(name(site), one.tensor(path), other.tensor(others[path]))
+            yield from message_changes(name(ref), one.tensor(path), other.tensor(others[path]))
         else:
-            yield Change(name(site), wording.told(one.tensor(path)), None)
-    for path, site in other.sites.items():
+            yield Change(name(ref), wording.told(one.tensor(path)), None)
+    for path, ref in other.refs.items():
         if path not in pairs.tensors:
-            yield Change(name(site), None, wording.told(other.tensor(path)))
+            yield Change(name(ref), None, wording.told(other.tensor(path)))
 
 
 def _changed_assets(one: _Side, other: _Side) -> Iterator[Change]:

@@ -67,12 +67,12 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
         return Stored(archive.read(name), archive.entries[name].crc32)
 
     if verify_checksum:
-        for key, site in archive._sites.items():
-            expected, found = tensors.checksum(site.tensor), sha1(stored(key))
+        for key, ref in archive._refs.items():
+            expected, found = tensors.checksum(ref.tensor), sha1(stored(key))
             if expected not in (None, found):
                 raise ChecksumError(
-                    f"{site}: expected SHA-1 {expected}, found {found}", rule="DATA-6", entry=key
+                    f"{ref}: expected SHA-1 {expected}, found {found}", rule="DATA-6", entry=key
                 )
-    data = {site.path: stored(key) for key, site in archive._sites.items()}
+    data = {ref.path: stored(key) for key, ref in archive._refs.items()}
     assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
     return Source(archive.model, data, assets, (archive.path,))

@@ -17,10 +17,12 @@ from typing import Final
 import onnx
 
 from onnxarchive.archive import opening
+from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import naming
 from onnxarchive.interop.links import linked_model, may_give_shape
 from onnxarchive.model import proto
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.tensors import TensorRef
 
 __all__ = ["check_model", "is_unread"]
 
@@ -33,21 +35,23 @@ def check_model(
     full_check: bool = False,
     skip_opset_compatibility_check: bool = False,
     check_custom_domain: bool = False,
-) -> None:
-    """Checks the model of an archive as `onnx.checker.check_model` does.
+) -> list[Finding]:
+    """Checks the model of an archive with `onnx.checker.check_model`.
 
-    It tells whether the model is one of ONNX; `onnxarchive.check` tells whether the file is an
-    archive. No weight is read but small ones, which the checker looks at.
+    `onnxarchive.check` checks the file, this function the model in it. The fault is returned as
+    `check` returns its findings, where onnx raises an exception. Large weights are not read.
 
     Args:
         path: The archive.
-        full_check: Whether shapes are inferred, too, and have to fit.
+        full_check: Also infers shapes and compares them with those in the model.
         skip_opset_compatibility_check: As in onnx.
         check_custom_domain: As in onnx.
 
+    Returns:
+        An empty list if the model is valid, else one finding with onnx's message, since onnx stops
+        at the first fault. Its entry is the model's, its rule None.
+
     Raises:
-        onnx.checker.ValidationError: The model is not a valid one.
-        onnx.shape_inference.InferenceError: With `full_check`, shapes or types do not fit.
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ChecksumError: Bytes of a small tensor have changed.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
@@ -62,23 +66,27 @@ def check_model(
         with open(os.path.join(directory, _STAND_IN), "xb") as file, suppress(OSError):
             # A hole as large as the archive, where there can be one: onnx asks for no size so far.
             file.truncate(os.path.getsize(path))
-        onnx.checker.check_model(
-            model,
-            full_check=full_check,
-            skip_opset_compatibility_check=skip_opset_compatibility_check,
-            check_custom_domain=check_custom_domain,
-        )
+        try:
+            onnx.checker.check_model(
+                model,
+                full_check=full_check,
+                skip_opset_compatibility_check=skip_opset_compatibility_check,
+                check_custom_domain=check_custom_domain,
+            )
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            return [Finding(None, MODEL_PROTO, str(error))]
+    return []
 
 
-def is_unread(site: Site, nbytes: int) -> bool:
+def is_unread(ref: TensorRef, nbytes: int) -> bool:
     """Whether neither checker nor shape inference of onnx reads a tensor's data.
 
     They read what may give a shape (`onnxarchive.interop.links.may_give_shape`), wherever it
     stands, and the indices of sparse tensors.
 
     Args:
-        site: The tensor.
+        ref: The tensor.
         nbytes: Its size in bytes.
     """
-    is_sparse = any(field.startswith("sparse_") for field, _ in site.path)
-    return not is_sparse and not may_give_shape(site.tensor, nbytes)
+    is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
+    return not is_sparse and not may_give_shape(ref.tensor, nbytes)

@@ -11,13 +11,13 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import onnx
 
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive, read_verified
+from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -26,10 +26,11 @@ from onnxarchive.errors import (
     naming,
     shown,
 )
-from onnxarchive.model import dtypes, proto, tensors, wire
+from onnxarchive.model import dtypes, proto, tensors, walking, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
@@ -50,10 +51,10 @@ _SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 
 # Tells whether a tensor of so many bytes is left in the archive.
-Rule: TypeAlias = Callable[[Site, int], bool]
+Rule: TypeAlias = Callable[[TensorRef, int], bool]
 
 
-def is_left_outside(site: Site, nbytes: int) -> bool:
+def is_left_outside(ref: TensorRef, nbytes: int) -> bool:
     """Whether a tensor that an archive stores outside its model is external in a link, too.
 
     All others are held by the link. They are
@@ -67,10 +68,10 @@ def is_left_outside(site: Site, nbytes: int) -> bool:
     knows external data reads from outside.
 
     Args:
-        site: The tensor.
+        ref: The tensor.
         nbytes: Its size in bytes.
     """
-    return site.is_initializer and not may_give_shape(site.tensor, nbytes)
+    return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
 
 
 def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
@@ -125,24 +126,24 @@ def linked_model(
     if not is_spent:
         model = onnx.ModelProto()
         model.CopyFrom(archive.model)
-    entries, sites = archive.entries, archive._sites
-    external_data = wire.external_data(location)
+    entries, refs = archive.entries, archive._refs
+    encoded_external_data = wire.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = entries[MODEL_PROTO].nbytes
     for entry in entries.values():
         key = entry.name
-        if key not in sites:
+        if key not in refs:
             continue
-        site = sites[key]
-        tensor = site.tensor if is_spent else tensors.at(model, site.path)
-        if not is_outside(site, entry.nbytes):
+        ref = refs[key]
+        tensor = ref.tensor if is_spent else walking.at(model, ref.path)
+        if not is_outside(ref, entry.nbytes):
             held.append((key, tensor))
             nbytes += entry.nbytes
             continue
         archive.read(key)  # compares its local header; nothing is read through the map
         # An archive opens only if such a tensor is external and holds no data itself.
         tensor.ClearField("external_data")
-        tensor.MergeFromString(external_data(entry.data_offset, entry.nbytes))
+        tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes of model, small tensors, and tensors "
@@ -267,31 +268,15 @@ def fingerprint(archive: Archive) -> str:
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
-        if entry.name in archive._sites:
+        if entry.name in archive._refs:
             line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
             digest.update(line.encode())
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """Something in which a link does not fit its archive.
-
-    Attributes:
-        tensor: Name of the tensor concerned, or None.
-        message: What was expected and what was found.
-    """
-
-    tensor: str | None
-    message: str
-
-    def __str__(self) -> str:
-        return self.message
-
-
 def check_link(
     path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
-) -> list[Misfit]:
+) -> list[Finding]:
     """Tells whether a link still fits its archive.
 
     It does when each of its external tensors points at the entry of the archive's tensor in the
@@ -306,7 +291,8 @@ def check_link(
         archive: The archive; None for the one that the link names.
 
     Returns:
-        Every misfit; nothing where the link fits.
+        Every fault found, an empty list if the link fits. The rule of a finding is None, its entry
+        the tensor's in the archive, or None.
 
     Raises:
         ArchiveFormatError: The link is not a model, or larger than one can be, or the archive
@@ -317,16 +303,20 @@ def check_link(
     with MappedFile(path) as file, naming(path):
         model = _parse(file)
     named = _named_archive(model, path) if archive is None else archive
-    if isinstance(named, Misfit):
+    if isinstance(named, Finding):
         return [named]
     try:
         opened = open(named)
     except FileNotFoundError:
         if archive is not None:
             raise
-        return [Misfit(None, f"expected the archive {named}, found no such file")]
+        return [_fault(f"expected the archive {named}, found no such file")]
     with opened, naming(named):
-        return list(_misfits(model, path, opened))
+        return list(_findings(model, path, opened))
+
+
+def _fault(message: str) -> Finding:
+    return Finding(None, None, message)
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
@@ -342,7 +332,7 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     if len(locations) != 1:
         return None
     found = _beside(path, locations[0])
-    return None if isinstance(found, Misfit) else found
+    return None if isinstance(found, Finding) else found
 
 
 class _LinkReport(Report):
@@ -364,11 +354,11 @@ def _parse(file: MappedFile) -> onnx.ModelProto:
 
 
 def _locations(model: onnx.ModelProto) -> list[str]:
-    found = (tensors.location(site.tensor) for site in tensors.walk(model))
+    found = (tensors.location(ref.tensor) for ref in tensors.walk(model))
     return sorted({location for location in found if location is not None})
 
 
-def _named_archive(model: onnx.ModelProto, path: str | os.PathLike[str]) -> str | Misfit:
+def _named_archive(model: onnx.ModelProto, path: str | os.PathLike[str]) -> str | Finding:
     locations = _locations(model)
     if not locations:
         raise ValueError(
@@ -376,11 +366,11 @@ def _named_archive(model: onnx.ModelProto, path: str | os.PathLike[str]) -> str 
             "outside it"
         )
     if len(locations) > 1:
-        return Misfit(None, f"expected all external data in one file, found it in {locations}")
+        return _fault(f"expected all external data in one file, found it in {locations}")
     return _beside(path, locations[0])
 
 
-def _beside(path: str | os.PathLike[str], location: str) -> str | Misfit:
+def _beside(path: str | os.PathLike[str], location: str) -> str | Finding:
     """The file of a location, which has to lie in the directory of the link at `path` or below."""
     directory = os.path.dirname(os.fspath(path))
     found = os.path.join(directory, location)
@@ -389,62 +379,58 @@ def _beside(path: str | os.PathLike[str], location: str) -> str | Misfit:
     )
     if is_plain and is_below(os.path.realpath(found), os.path.realpath(directory)):
         return found
-    return Misfit(
-        None,
+    return _fault(
         f"expected the archive in the link's directory or below it, without '..' and backslashes, "
         f"found the location {shown(location)}",
     )
 
 
-def _misfits(
+def _findings(
     model: onnx.ModelProto, link_path: str | os.PathLike[str], archive: Archive
-) -> Iterator[Misfit]:
+) -> Iterator[Finding]:
     """Compares the link at `link_path` with its archive; takes the link's fingerprint out of it."""
     found = proto.take_link_fingerprint(model)
     expected = fingerprint(archive)
     if found is None:
-        yield Misfit(
-            None,
+        yield _fault(
             f"expected the metadata {proto.LINK_FINGERPRINT!r}, which tells one archive from "
             "another of the same layout, found none; link it anew",
         )
     elif found != expected:
-        yield Misfit(
-            None,
+        yield _fault(
             "expected the archive that was linked, found one whose tensors have other contents or "
             "places; link it anew",
         )
     for location in _locations(model):
         beside = _beside(link_path, location)
-        if isinstance(beside, Misfit):
+        if isinstance(beside, Finding):
             yield beside
         elif not archive._file.is_at(beside):
-            yield Misfit(None, f"expected external data in {archive.path}, found it in {beside}")
+            yield _fault(f"expected external data in {archive.path}, found it in {beside}")
         elif os.path.islink(beside) or os.stat(beside).st_nlink > 1:
-            yield Misfit(
-                None,
+            yield _fault(
                 f"expected a file with one name, since onnx reads no external data from others, "
                 f"found a symbolic or a further hard link at {beside}",
             )
 
-    sites = {site.path: site for site in tensors.walk(model)}
-    originals = {site.path: site for site in tensors.walk(archive.model)}
-    keys = {site.path: key for key, site in archive._sites.items()}
-    compared = [path for path in originals if path in sites]
+    refs = {ref.path: ref for ref in tensors.walk(model)}
+    originals = {ref.path: ref for ref in tensors.walk(archive.model)}
+    keys = {ref.path: key for key, ref in archive._refs.items()}
+    compared = [path for path in originals if path in refs]
     for path in compared:
-        message = _misfit(sites[path], originals[path], keys.get(path), archive)
+        message = _difference(refs[path], originals[path], keys.get(path), archive)
         if message is not None:
-            yield Misfit(originals[path].name, message)
+            yield Finding(None, keys.get(path), message)
     differing = _differing_fields(_bare(model, compared), _bare(archive.model, compared))
     if differing:
-        yield Misfit(
-            None, f"expected the model of the archive, found one with another {differing[0]}"
-        )
+        yield _fault(f"expected the model of the archive, found one with another {differing[0]}")
 
 
-def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> str | None:
+def _difference(
+    ref: TensorRef, original: TensorRef, key: str | None, archive: Archive
+) -> str | None:
     """In what a tensor of a link is not that of the archive, or None."""
-    tensor = site.tensor
+    tensor = ref.tensor
     for field in _DESCRIBING_FIELDS:
         expected, found = getattr(original.tensor, field), getattr(tensor, field)
         if expected != found:
@@ -464,12 +450,12 @@ def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> st
         )
     if not is_external:
         try:
-            is_same = tensors.raw_data(site) == archive.read(key)
+            is_same = tensors.raw_data(ref) == archive.read(key)
         except ArchiveFormatError as error:
             return error.message
-        return None if is_same else f"{original}: expected the bytes of entry {key!r}, found others"
+        return None if is_same else f"{original}: expected the bytes of its entry, found others"
     try:
-        reference = tensors.external_data(site, Report())
+        reference = tensors.external_data(ref, Report())
     except ArchiveFormatError as error:
         return error.message
     assert reference is not None  # the report would have raised
@@ -478,7 +464,7 @@ def _misfit(site: Site, original: Site, key: str | None, archive: Archive) -> st
     if (reference.offset or 0, reference.length) != (entry.data_offset, entry.nbytes):
         return (
             f"{original}: expected offset {entry.data_offset} and length {entry.nbytes}, where "
-            f"entry {key!r} is, found {reference.offset} and {reference.length}"
+            f"its entry lies, found {reference.offset} and {reference.length}"
         )
     return None
 
@@ -487,7 +473,7 @@ def _bare(model: onnx.ModelProto, compared: Iterable[Path]) -> onnx.ModelProto:
     """A copy without a fingerprint, in which the tensors that were compared are empty."""
     bare = with_locations(model, dict.fromkeys(compared, ""))
     for path in compared:
-        tensors.at(bare, path).Clear()
+        walking.at(bare, path).Clear()
     proto.take_link_fingerprint(bare)
     return bare
 

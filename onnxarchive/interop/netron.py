@@ -216,7 +216,7 @@ class _Pages:
     def _find_entry(self, name: str) -> tuple[str, int, Iterator[bytes | memoryview]] | None:
         if name == _MODEL:
             name = MODEL_PROTO
-        elif name not in self._archive._sites:
+        elif name not in self._archive._refs:
             return None
         self._archive.read(name)  # compares its local header; nothing is read through the map
         nbytes = self._archive.entries[name].nbytes

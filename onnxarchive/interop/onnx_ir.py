@@ -88,7 +88,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any], ir.Mapped):
             metadata_props: As in a TensorProto.
             origin: That of the model which it was loaded with; None for one of its own.
         """
-        proto = archive._sites[key].tensor
+        proto = archive._refs[key].tensor
         super().__init__(
             _Source(archive, key),
             onnx_ir.DataType(proto.data_type),
@@ -185,7 +185,7 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
         raise UnsupportedFeatureError(
             f"expected a model that onnx_ir can hold, found {type(cause).__name__}: {cause}"
         ) from error
-    missing = dict(archive._sites)
+    missing = dict(archive._refs)
     origin = _Origin(archive)
 
     def mapped(tensor: Any) -> Any:
@@ -204,8 +204,8 @@ def _to_ir(archive: Archive) -> onnx_ir.Model:
 
     ir.replace_tensors(model, mapped)
     model.graph.meta[ORIGIN] = origin
-    for site in missing.values():
-        raise UnsupportedFeatureError(f"{site}: onnx_ir does not hold a tensor that stands there")
+    for ref in missing.values():
+        raise UnsupportedFeatureError(f"{ref}: onnx_ir does not hold a tensor that stands there")
     return model
 
 
@@ -215,10 +215,10 @@ def _require_no_loss(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedFeatureError: The model has sparse tensors or training_info.
     """
-    for site in tensors.walk(model):
-        if any(field.startswith("sparse_") for field, _ in site.path):
+    for ref in tensors.walk(model):
+        if any(field.startswith("sparse_") for field, _ in ref.path):
             raise UnsupportedFeatureError(
-                f"{site}: onnx_ir has no sparse tensors; make it dense, or work on the model that "
+                f"{ref}: onnx_ir has no sparse tensors; make it dense, or work on the model that "
                 "onnxarchive.load gives"
             )
     if model.training_info:

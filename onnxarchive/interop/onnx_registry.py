@@ -50,10 +50,10 @@ class ArchiveSerializer:
         from onnxarchive.errors import ArchiveFormatError
         from onnxarchive.model import tensors
 
-        for site in tensors.walk(proto):
-            if site.tensor.data_location == tensors.EXTERNAL:
+        for ref in tensors.walk(proto):
+            if ref.tensor.data_location == tensors.EXTERNAL:
                 raise ArchiveFormatError(
-                    f"{site}: expected its data in the model, found it external; load the model "
+                    f"{ref}: expected its data in the model, found it external; load the model "
                     "with its external data, save it without save_as_external_data, or convert "
                     "its file with onnxarchive.convert; onnxarchive.save takes an onnx_ir.Model"
                 )
@@ -86,15 +86,15 @@ class ArchiveSerializer:
         from onnxarchive.archive.reading import Archive, read_verified
         from onnxarchive.buffers.data import as_bytes
         from onnxarchive.errors import ArchiveError
-        from onnxarchive.model import tensors
+        from onnxarchive.model import tensors, walking
         from onnxarchive.storage.files import MemoryFile
 
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))
             proto.CopyFrom(archive.model)
-            for key, site in archive._sites.items():
+            for key, ref in archive._refs.items():
                 data = bytes(read_verified(archive, key))
-                tensors.set_raw_data(tensors.at(proto, site.path), data)
+                tensors.set_raw_data(walking.at(proto, ref.path), data)
         except ArchiveError as error:
             error.path = None  # whoever gave the bytes knows it
             raise

@@ -7,13 +7,13 @@ session entry that names the archive's directory. It maps each tensor from there
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import onnx
@@ -25,7 +25,8 @@ from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model, real_path, require_text
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import proto
-from onnxarchive.model.tensors import Site, text
+from onnxarchive.model.tensors import TensorRef, text
+from onnxarchive.model.walking import graphs
 from onnxarchive.storage.files import MappedFile, MemoryFile
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _set_folder(options: ort.SessionOptions, folder: str) -> None:
 # An archive in memory
 
 
-_numbers = itertools.count()
+_numbers = count()
 # ONNX Runtime has only the addresses of what it is to read while a session is made.
 _buffers: weakref.WeakKeyDictionary[Any, memoryview] = weakref.WeakKeyDictionary()
 
@@ -252,7 +253,7 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
     """The model, and in the options the bytes of the archive, where they take them."""
     add = getattr(own, "add_external_initializers_from_files_in_memory", None)
     if add is None:
-        model = linked_model(archive, "", lambda site, nbytes: False, is_spent=is_spent)
+        model = linked_model(archive, "", lambda ref, nbytes: False, is_spent=is_spent)
         return proto.encode(model)
     location = f"onnxarchive-{next(_numbers)}.onnxa"
     model = linked_model(archive, location, _is_taken_from_memory, is_spent=is_spent)
@@ -262,9 +263,9 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
     return proto.encode(model)
 
 
-def _is_taken_from_memory(site: Site, nbytes: int) -> bool:
+def _is_taken_from_memory(ref: TensorRef, nbytes: int) -> bool:
     """As `is_left_outside`, but that those of subgraphs are looked for on disk only."""
-    return is_left_outside(site, nbytes) and [it for it, _ in site.path] == ["graph", "initializer"]
+    return is_left_outside(ref, nbytes) and [it for it, _ in ref.path] == ["graph", "initializer"]
 
 
 # Session options of the caller
@@ -307,20 +308,14 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
     own = _OWN_DOMAINS | {domain for domain, _ in functions}
     if not {text(it.domain) for it in model.opset_import} <= own:
         return True
-    stack: list[Iterable[onnx.NodeProto]] = [
-        model.graph.node,
-        *(function.node for function in model.functions),
-    ]
-    while stack:
-        for node in stack.pop():
-            domain = node.domain
-            if domain not in _OWN_DOMAINS and (text(domain), text(node.op_type)) not in functions:
-                return True
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    stack.append(attribute.g.node)
-                stack.extend(graph.node for graph in attribute.graphs)
-    return False
+    lists = chain(
+        (ref.graph.node for ref in graphs(model) if ref.root != "training_info"),
+        (function.node for function in model.functions),
+    )
+    return any(
+        node.domain not in _OWN_DOMAINS and (text(node.domain), text(node.op_type)) not in functions
+        for node in chain.from_iterable(lists)
+    )
 
 
 @cache

@@ -11,7 +11,7 @@ from onnxarchive.archive.referring import save_referring
 from onnxarchive.errors import naming
 from onnxarchive.interop.checker import is_unread
 from onnxarchive.interop.links import linked_model
-from onnxarchive.model import tensors
+from onnxarchive.model import walking
 
 __all__ = ["infer_shapes"]
 
@@ -56,8 +56,8 @@ def infer_shapes(
             strict_mode=strict_mode,
             data_prop=data_prop,
         )
-        for site in archive._sites.values():  # inference adds values, and moves no tensor
-            tensors.at(model, site.path).CopyFrom(site.tensor)
+        for ref in archive._refs.values():  # inference adds values, and moves no tensor
+            walking.at(model, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
             save_referring(model, archive, destination)
     return model

@@ -22,8 +22,8 @@ from onnxarchive.archive.referring import save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model
-from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.tensors import Site
+from onnxarchive.model import dtypes, tensors, walking
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement
@@ -195,14 +195,14 @@ class _Hidden:
             tensor.name: index for index, tensor in enumerate(archive.model.graph.initializer)
         }
         self._weights = [
-            _Weight(key, site.tensor, site.name in inputs, site.name in used)
-            for key, site in hidden.items()
+            _Weight(key, ref.tensor, ref.name in inputs, ref.name in used)
+            for key, ref in hidden.items()
         ]
-        paths = {site.path for site in hidden.values()}
+        paths = {ref.path for ref in hidden.values()}
         # Of hidden tensors no bytes are read, and their location is seen by no one.
-        self.model = linked_model(archive, "hidden", lambda site, nbytes: site.path in paths)
+        self.model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
         for graph in {path[:-1] for path in paths}:
-            initializers = tensors.at(self.model, graph).initializer  # type: ignore[attr-defined]
+            initializers = walking.at(self.model, graph).initializer
             numbers = range(len(initializers))
             tensors.remove(initializers, [(*graph, ("initializer", n)) in paths for n in numbers])
         for weight in self._weights:
@@ -257,23 +257,23 @@ class _Hidden:
         return self._order.get(name, len(self._order))
 
 
-def _hidable(archive: Archive) -> dict[str, Site]:
+def _hidable(archive: Archive) -> dict[str, TensorRef]:
     """The initializers that can be inputs of the main graph instead, by key."""
     defined = Counter(_definitions(archive.model))
     main = Counter(_initializer_names(archive.model.graph))
 
-    def is_hidable(site: Site) -> bool:
-        name = site.tensor.name
+    def is_hidable(ref: TensorRef) -> bool:
+        name = ref.tensor.name
         if not name or not isinstance(name, str):
             return False
-        if len(site.path) == 2:  # of the main graph, where an input may have its name
+        if len(ref.path) == 2:  # of the main graph, where an input may have its name
             return main[name] == 1
         return defined[name] == 1
 
     return {
-        key: site
-        for key, site in archive._sites.items()
-        if is_left_outside(site, archive.entries[key].nbytes) and is_hidable(site)
+        key: ref
+        for key, ref in archive._refs.items()
+        if is_left_outside(ref, archive.entries[key].nbytes) and is_hidable(ref)
     }
 
 
@@ -352,18 +352,8 @@ def _replace(field: Any, messages: Iterable[Any]) -> None:
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph, the subgraphs of its nodes, and those of training_info."""
-    stack = [model.graph]
-    for training in model.training_info:
-        stack += [training.initialization, training.algorithm]
-    while stack:
-        graph = stack.pop()
-        yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    stack.append(attribute.g)
-                stack.extend(attribute.graphs)
+    """All graphs but those in functions."""
+    return (ref.graph for ref in walking.graphs(model) if ref.root != "functions")
 
 
 def _used_names(model: onnx.ModelProto) -> set[str]:

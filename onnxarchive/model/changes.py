@@ -16,8 +16,9 @@ import onnx
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.model import dtypes, schema, tensors, wording
-from onnxarchive.model.tensors import Path, text
+from onnxarchive.model import dtypes, schema, tensors, walking, wording
+from onnxarchive.model.tensors import text
+from onnxarchive.model.walking import Path
 
 # Indices in a list of the other model, and those in the same list of the first.
 Pairs: TypeAlias = dict[int, int]
@@ -396,6 +397,6 @@ class Places:
         if (path, field) not in self._indices:
             counterpart = self.counterpart(path)
             assert counterpart is not None  # else nobody asks
-            one, other = tensors.at(self._one, counterpart), tensors.at(self._other, path)
+            one, other = walking.at(self._one, counterpart), walking.at(self._other, path)
             self._indices[path, field] = _pair(field, getattr(one, field), getattr(other, field))
         return self._indices[path, field]

@@ -10,7 +10,8 @@ import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.model import schema
-from onnxarchive.model.tensors import DATA_FIELDS, Path, set_location
+from onnxarchive.model.tensors import DATA_FIELDS, set_location
+from onnxarchive.model.walking import Path
 from onnxarchive.model.wire_fields import varint
 
 if TYPE_CHECKING:

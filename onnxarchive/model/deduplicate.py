@@ -15,20 +15,21 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.model import dtypes, tensors
+from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import MAIN_GRAPH, Path, graphs
 
 # What the caller has the bytes of a tensor in: pieces that can be gone through.
 _Data = TypeVar("_Data", bound=Iterable[memoryview])
-_Resolve: TypeAlias = Callable[[Site], Iterable[memoryview]]
+_Resolve: TypeAlias = Callable[[TensorRef], Iterable[memoryview]]
 
 _MAX_COMPARED = 1 << 20  # bytes at a time; numpy makes a boolean of each
 # The one operator of ONNX that names values in its attributes (ai.onnx.preview.training).
@@ -48,12 +49,14 @@ class Deduplicated(Generic[_Data]):
     """
 
     model: onnx.ModelProto
-    resolve: Callable[[Site], _Data]
+    resolve: Callable[[TensorRef], _Data]
     removed: int
     saved_nbytes: int
 
 
-def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Deduplicated[_Data]:
+def deduplicate(
+    model: onnx.ModelProto, resolve: Callable[[TensorRef], _Data]
+) -> Deduplicated[_Data]:
     """Makes one of the identical initializers of each graph.
 
     Every graph is looked at by itself: the main one, its subgraphs and those in functions. The
@@ -86,9 +89,9 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
     moved: dict[Path, Path] = {}
     # The innermost first: a name that a subgraph no longer defines is in nobody's way outside.
     for scope in reversed(scopes):
-        sites = _remove_identical(scope, resolve)
-        removed.update(sites)
-        if sites:
+        refs = _remove_identical(scope, resolve)
+        removed.update(refs)
+        if refs:
             moved.update(_moves(scope, removed))
         scope.shadow_names()
     # The removed ones are copied without their bytes, and deleted then.
@@ -97,8 +100,8 @@ def deduplicate(model: onnx.ModelProto, resolve: Callable[[Site], _Data]) -> Ded
         for scope in scopes:
             _apply(scope, removed, copy)
 
-    def resolve_moved(site: Site) -> _Data:
-        return resolve(site._replace(path=moved.get(site.path, site.path)))
+    def resolve_moved(ref: TensorRef) -> _Data:
+        return resolve(ref._replace(path=moved.get(ref.path, ref.path)))
 
     return Deduplicated(copy, resolve_moved, len(removed), sum(removed.values()))
 
@@ -133,12 +136,6 @@ class _Scope:
         self.outputs: set[str] = set()
         self.left_alone: set[str] = set()
         self.replaced: dict[str, str] = {}
-
-    def subgraphs(self) -> Iterator[_Scope]:
-        """The scopes of the graphs in its nodes."""
-        for index, node in enumerate(self.graph.node):
-            for path, graph in _graphs(node.attribute, (*self.path, ("node", index)), "attribute"):
-                yield _Scope(graph, path, self)
 
     def follow_names(self) -> None:
         """Tells the scopes that define them how names are used in this graph."""
@@ -184,58 +181,32 @@ class _Scope:
 
 
 def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
-    """The scopes whose initializers may be made one, outer ones before those in them."""
-    main = _Scope(model.graph, (("graph", None),), None)
-    scopes = _within(main)
-    for number, function in enumerate(model.functions):
-        at_function: Path = (("functions", number),)
-        found = list(_graphs(function.attribute_proto, at_function, "attribute_proto"))
-        for index, node in enumerate(function.node):
-            found.extend(_graphs(node.attribute, (*at_function, ("node", index)), "attribute"))
-        for path, graph in found:
-            scopes.extend(_within(_Scope(graph, path, None)))
-    _leave_trained_alone(model, main)
-    return scopes
+    """The scopes whose initializers may be made one, outer ones before those in them.
 
-
-def _within(outermost: _Scope) -> list[_Scope]:
-    """A scope and those of its subgraphs at any depth, their names followed."""
-    scopes: list[_Scope] = []
-    stack = [outermost]
-    while stack:
-        scope = stack.pop()
-        scope.follow_names()
-        scopes.append(scope)
-        stack.extend(scope.subgraphs())
-    return scopes
-
-
-def _leave_trained_alone(model: onnx.ModelProto, main: _Scope) -> None:
-    """Leaves alone what training changes or uses (onnx.proto, TrainingInfoProto).
-
-    Two variables that begin alike are trained apart.
+    What training changes or uses is left alone (onnx.proto, TrainingInfoProto): two variables that
+    begin alike are trained apart.
     """
-    for number, training in enumerate(model.training_info):
-        for binding in (*training.initialization_binding, *training.update_binding):
-            main.left_alone.update((binding.key, binding.value))
-        for field in ("initialization", "algorithm"):
-            path: Path = (("training_info", number), (field, None))
-            # The algorithm is run as a continuation of the main graph, whose names it sees.
-            seen = _Scope(model.graph, main.path, None)
-            trained = _Scope(getattr(training, field), path, seen)
-            _within(trained)
-            main.left_alone.update(trained.defined, seen.captured, seen.outputs, seen.left_alone)
-
-
-def _graphs(
-    attributes: Iterable[onnx.AttributeProto], path: Path, field: str
-) -> Iterator[tuple[Path, onnx.GraphProto]]:
-    """The graphs in attributes, which stand in `field` of the message at `path`."""
-    for index, attribute in enumerate(attributes):
-        if attribute.HasField("g"):
-            yield (*path, (field, index), ("g", None)), attribute.g
-        for number, graph in enumerate(attribute.graphs):
-            yield (*path, (field, index), ("graphs", number)), graph
+    scopes: dict[Path, _Scope] = {}
+    trained: dict[Path, _Scope] = {}
+    # Training graphs are run as continuations of the main graph, whose names they see.
+    continued = _Scope(model.graph, MAIN_GRAPH, None) if model.training_info else None
+    for ref in graphs(model):
+        is_trained = ref.root == "training_info"
+        found = trained if is_trained else scopes
+        outer = continued if is_trained else None
+        if ref.outer is not None:
+            outer = found[ref.outer.path]
+        scope = found[ref.path] = _Scope(ref.graph, ref.path, outer)
+        scope.follow_names()
+        if continued is not None and outer is continued:
+            continued.left_alone.update(scope.defined)
+    if continued is not None:
+        left_alone = scopes[MAIN_GRAPH].left_alone
+        left_alone.update(continued.captured, continued.outputs, continued.left_alone)
+        for training in model.training_info:
+            for binding in (*training.initialization_binding, *training.update_binding):
+                left_alone.update((binding.key, binding.value))
+    return list(scopes.values())
 
 
 def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
@@ -259,38 +230,38 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
     for alike in _groups(_candidates(scope), _description):
         nbytes = _nbytes(alike[0].tensor)
         for identical in _identical(alike, resolve):
-            staying: list[Site] = []
-            unshadowed: list[Site] = []
+            staying: list[TensorRef] = []
+            unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
-            for site in sorted(identical, key=lambda site: site.name not in scope.outputs):
+            for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
                 # Where a subgraph shadows a name, no subgraph is made to capture it, not even
                 # another one: onnxruntime 1.31 then gives the outer value to both.
-                others = unshadowed if site.name in scope.captured else staying
-                if others and site.name not in scope.outputs:
-                    scope.replaced[site.name] = others[0].name
-                    removed[site.path] = nbytes
+                others = unshadowed if ref.name in scope.captured else staying
+                if others and ref.name not in scope.outputs:
+                    scope.replaced[ref.name] = others[0].name
+                    removed[ref.path] = nbytes
                     continue
-                staying.append(site)
-                if site.name not in scope.shadowed:
-                    unshadowed.append(site)
+                staying.append(ref)
+                if ref.name not in scope.shadowed:
+                    unshadowed.append(ref)
     return removed
 
 
-def _identical(alike: list[Site], resolve: _Resolve) -> Iterator[list[Site]]:
+def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[TensorRef]]:
     """Those of the same bytes, in groups.
 
     Bytes of the same CRC-32 that differ are an accident, or were made so that each would have to be
     compared with each: SHA-256 tells them apart.
     """
-    for group in _groups(alike, lambda site: Crc32.of(_data(site, resolve)).value):
+    for group in _groups(alike, lambda ref: Crc32.of(_data(ref, resolve)).value):
         first, *others = group
         if all(_are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
             yield group
         else:
-            yield from _groups(group, lambda site: _sha256(_data(site, resolve)))
+            yield from _groups(group, lambda ref: _sha256(_data(ref, resolve)))
 
 
-def _candidates(scope: _Scope) -> Iterator[Site]:
+def _candidates(scope: _Scope) -> Iterator[TensorRef]:
     for index, tensor in enumerate(scope.graph.initializer):
         name: str | bytes = tensor.name
         if (
@@ -301,20 +272,22 @@ def _candidates(scope: _Scope) -> Iterator[Site]:
             and tensors.stored_type(tensor) is not None
             and not len(UnknownFieldSet(tensor))
         ):
-            yield Site((*scope.path, ("initializer", index)), tensor)
+            yield TensorRef((*scope.path, ("initializer", index)), tensor)
 
 
-def _groups(sites: Iterable[Site], property_of: Callable[[Site], object]) -> Iterator[list[Site]]:
+def _groups(
+    refs: Iterable[TensorRef], property_of: Callable[[TensorRef], object]
+) -> Iterator[list[TensorRef]]:
     """Those that share a property with another, in the order of the first of each."""
-    groups: defaultdict[object, list[Site]] = defaultdict(list)
-    for site in sites:
-        groups[property_of(site)].append(site)
+    groups: defaultdict[object, list[TensorRef]] = defaultdict(list)
+    for ref in refs:
+        groups[property_of(ref)].append(ref)
     return (group for group in groups.values() if len(group) > 1)
 
 
-def _description(site: Site) -> object:
+def _description(ref: TensorRef) -> object:
     """All that a tensor says of itself, but for its name, its elements and where they are."""
-    tensor = site.tensor
+    tensor = ref.tensor
     return (
         tensor.data_type,
         tuple(tensor.dims),
@@ -327,10 +300,10 @@ def _nbytes(tensor: onnx.TensorProto) -> int:
     return dtypes.BY_NUMBER[tensor.data_type].nbytes(tensor.dims)
 
 
-def _data(site: Site, resolve: _Resolve) -> Iterable[memoryview]:
-    if site.tensor.data_location == tensors.EXTERNAL:
-        return resolve(site)
-    return [tensors.raw_data(site)]
+def _data(ref: TensorRef, resolve: _Resolve) -> Iterable[memoryview]:
+    if ref.tensor.data_location == tensors.EXTERNAL:
+        return resolve(ref)
+    return [tensors.raw_data(ref)]
 
 
 def _sha256(data: Iterable[memoryview]) -> bytes:
@@ -365,7 +338,7 @@ def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path
 
 def _apply(scope: _Scope, removed: Container[Path], copy: onnx.ModelProto) -> None:
     """Removes initializers of a graph from the copy, and replaces the names of those it uses."""
-    graph = cast(onnx.GraphProto, tensors.at(copy, scope.path))  # ways lead to any message
+    graph: onnx.GraphProto = walking.at(copy, scope.path)
     tensors.remove(
         graph.initializer,
         [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.tensors import Path
+from onnxarchive.model.walking import Path
 
 if TYPE_CHECKING:
     import onnx
@@ -125,10 +125,10 @@ def to_proto(model: onnx_ir.Model, *, size_threshold: int) -> Converted:
     replace_tensors(clone, detached)
     proto = onnx_ir.to_proto(clone)
     outside: dict[Path, Outside] = {}
-    for site in tensors.walk(proto):
-        location = tensors.location(site.tensor)
+    for ref in tensors.walk(proto):
+        location = tensors.location(ref.tensor)
         if location is not None and location.startswith(_PLACEHOLDER):
-            outside[site.path] = kept[int(location.removeprefix(_PLACEHOLDER))]
+            outside[ref.path] = kept[int(location.removeprefix(_PLACEHOLDER))]
     return Converted(proto, outside, tuple(origins))
 
 

@@ -15,7 +15,7 @@ from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureErr
 from onnxarchive.model import dtypes, references, tensors, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
-from onnxarchive.model.tensors import Site, Sites
+from onnxarchive.model.tensors import TensorRef, TensorRefs
 
 SIZE_LIMIT = 1 << 31  # protobuf's, in bytes; a message is smaller than this
 MAX_MESSAGES = 1 << 22  # of a model; some hundred bytes each once parsed
@@ -169,9 +169,9 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
     model.metadata_props.extend(kept.metadata_props)
 
 
-def sites_at_once(
+def refs_at_once(
     model: onnx.ModelProto, data: bytes, keys: Sequence[str], sizes: Sequence[int]
-) -> tuple[Sites, Shapes] | None:
+) -> tuple[TensorRefs, Shapes] | None:
     """The tensor of each key, if only initializers are external and no rule is broken.
 
     It makes the checks of `check_references` on all initializers together. None says that one of
@@ -200,14 +200,14 @@ def sites_at_once(
         numbers = np.array(named, np.int64)
     if (found.nbytes != np.array(sizes, np.int64)[numbers]).any():
         return None
-    for site in tensors.walk_others(model):
-        if site.tensor.data_location == tensors.EXTERNAL or site.tensor.external_data:
+    for ref in tensors.walk_others(model):
+        if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
             return None
     initializers = model.graph.initializer
     if len(initializers) != found.count:
         return None
-    sites = Sites(initializers, located, columns.integers(found.indexes))
-    return sites, found.shapes(np.argsort(numbers))  # of each key the tensor that names it
+    refs = TensorRefs(initializers, located, columns.integers(found.indexes))
+    return refs, found.shapes(np.argsort(numbers))  # of each key the tensor that names it
 
 
 def check_references(
@@ -216,7 +216,7 @@ def check_references(
     report: Report,
     *,
     are_all: bool = True,
-) -> Sites:
+) -> TensorRefs:
     """Holds the external tensors of a model against the entries of its archive.
 
     Args:
@@ -228,82 +228,82 @@ def check_references(
     Returns:
         The tensor of each key, where one could be told.
     """
-    sites: dict[str, Site] = {}
+    refs: dict[str, TensorRef] = {}
     named: set[str] = set()
-    for site in tensors.walk(model):
-        tensor = site.tensor
+    for ref in tensors.walk(model):
+        tensor = ref.tensor
         if tensor.data_location == tensors.EXTERNAL:
             if len(tensor.external_data) > 1:
                 named.update(tensors.locations(tensor))
-            _check_reference(site, sizes, sites, report, are_all)
+            _check_reference(ref, sizes, refs, report, are_all)
         elif tensor.external_data:
             report.broken(
                 "DATA-7",
-                f"{site}: expected data_location EXTERNAL beside external_data, found another",
+                f"{ref}: expected data_location EXTERNAL beside external_data, found another",
                 entry=MODEL_PROTO,
             )
     for key in sizes:
-        if key not in sites and key not in named:
+        if key not in refs and key not in named:
             report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
-    return Sites.of(model, sites)
+    return TensorRefs.of(model, refs)
 
 
 def _check_reference(
-    site: Site,
+    ref: TensorRef,
     sizes: Mapping[str, int | None],
-    sites: dict[str, Site],
+    refs: dict[str, TensorRef],
     report: Report,
     are_all: bool,
 ) -> None:
-    reference = tensors.external_data(site, report, keys=sizes)
+    reference = tensors.external_data(ref, report, keys=sizes)
     key = None if reference is None else reference.location
     nbytes = None
     if key is not None and key in sizes:
         nbytes = sizes[key]
-        if key in sites:
+        if key in refs:
             report.broken(
                 "DATA-3",
-                f"expected one tensor to name it, found {sites[key].where} and {site}",
+                f"expected one tensor to name it, found {refs[key].where} and {ref}",
                 entry=key,
             )
         else:
-            sites[key] = site
+            refs[key] = ref
     elif key is not None:
         if are_all:
             report.broken(
                 "DATA-1",
-                f"{site}: expected the key of an entry, found location {shown(key)}",
+                f"{ref}: expected the key of an entry, found location {shown(key)}",
                 entry=MODEL_PROTO,
             )
         key = None
     broken = partial(report.broken, entry=MODEL_PROTO if key is None else key)
     if reference is not None:
         if reference.offset:
-            broken("DATA-5", f"{site}: expected offset 0, found {reference.offset}")
+            broken("DATA-5", f"{ref}: expected offset 0, found {reference.offset}")
         if nbytes is not None and reference.length not in (None, nbytes):
-            broken("DATA-5", f"{site}: expected length {nbytes}, found {reference.length}")
-    _check_tensor(site, nbytes, broken)
+            broken("DATA-5", f"{ref}: expected length {nbytes}, found {reference.length}")
+    _check_tensor(ref, nbytes, broken)
 
 
-def _check_tensor(site: Site, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
+def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
     """Checks an external tensor whose entry has `nbytes` bytes, if that can be told."""
-    tensor = site.tensor
+    tensor = ref.tensor
     held = tensors.held_fields(tensor)
     if tensor.HasField("segment"):
         held.append("segment")
     if held:
-        broken("DATA-7", f"{site}: expected no data beside external_data, found {', '.join(held)}")
+        broken("DATA-7", f"{ref}: expected no data beside external_data, found {', '.join(held)}")
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         broken(
             "TENSOR-1",
-            f"{site}: expected a data type of fixed width, found number {tensor.data_type}",
+            f"{ref}: expected a data type of fixed width, found number {tensor.data_type}",
         )
     if not tensors.are_dims(tensor.dims, data_type):
-        broken("TENSOR-2", f"{site}: expected the shape of an array, found {shown(tensor.dims)}")
+        broken("TENSOR-2", f"{ref}: expected the shape of an array, found {shown(tensor.dims)}")
     elif data_type is not None and nbytes is not None and data_type.nbytes(tensor.dims) != nbytes:
         broken(
             "TENSOR-3",
-            f"{site}: expected {data_type.nbytes(tensor.dims)} bytes for {data_type.name} of shape "
+            f"{ref}: expected {data_type.nbytes(tensor.dims)} bytes for {data_type.name} of shape "
             f"{shown(tensor.dims)}, found an entry of {nbytes}",
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 from onnxarchive.errors import shown
+from onnxarchive.model.walking import MAIN_GRAPH, GraphRef, Path, graphs
 
 
 def renamed(
@@ -38,13 +39,16 @@ def renamed(
                 f"found {shown(inputs.get(name, name))} and {shown(outputs.get(name, name))}"
             )
     names = {**inputs, **outputs}
-    _require_free(model, names)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _rename(copy.graph, names)
-    for training in copy.training_info:
-        of_initialization = _unless_defined(training.initialization, names)
-        of_algorithm = _unless_defined(training.algorithm, names)
+    renamings = list(_renamings(copy, names))
+    _require_free(renamings)
+    names_in = {ref.path: inside for ref, inside in renamings}
+    for number, training in enumerate(copy.training_info):
+        of_initialization, of_algorithm = (
+            names_in.get((("training_info", number), (field, None)), names)
+            for field in ("initialization", "algorithm")
+        )
         for bindings, of_values in (
             (training.initialization_binding, of_initialization),
             (training.update_binding, of_algorithm),
@@ -52,9 +56,29 @@ def renamed(
             for binding in bindings:
                 binding.key = of_algorithm.get(binding.key, binding.key)
                 binding.value = of_values.get(binding.value, binding.value)
-        _rename(training.initialization, of_initialization)
-        _rename(training.algorithm, of_algorithm)
+    for ref, inside in renamings:
+        _rename(ref.graph, inside)
     return copy
+
+
+def _renamings(
+    model: onnx.ModelProto, names: Mapping[str, str]
+) -> Iterator[tuple[GraphRef, Mapping[str, str]]]:
+    """The graphs that see the main graph's names, each with the new names of values in it.
+
+    A name that a graph defines itself means something else there, and keeps its meaning.
+    """
+    names_in: dict[Path, Mapping[str, str]] = {}
+    for ref in graphs(model):
+        if ref.root == "functions":
+            continue
+        inside = names
+        if ref.path != MAIN_GRAPH:
+            own = set(_defined(ref.graph))
+            around = names if ref.outer is None else names_in[ref.outer.path]
+            inside = {name: new for name, new in around.items() if name not in own}
+        names_in[ref.path] = inside
+        yield ref, inside
 
 
 def _require_known(kind: str, names: Mapping[str, str], known: list[str]) -> None:
@@ -69,26 +93,21 @@ def _require_known(kind: str, names: Mapping[str, str], known: list[str]) -> Non
             raise ValueError(f"expected a new name for the {kind} {shown(name)}, found none")
 
 
-def _require_free(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    kept = set(_kept(model.graph, names))
-    for training in model.training_info:
-        for graph in (training.initialization, training.algorithm):
-            kept.update(_kept(graph, _unless_defined(graph, names)))
-    for name, count in Counter(names.values()).items():
+def _require_free(renamings: list[tuple[GraphRef, Mapping[str, str]]]) -> None:
+    kept = {name for ref, names in renamings for name in _used(ref.graph) if name not in names}
+    for name, count in Counter(renamings[0][1].values()).items():
         if name in kept or count > 1:
             raise ValueError(
                 f"expected a new name that nothing in the model has, found {shown(name)}"
             )
 
 
-def _kept(graph: onnx.GraphProto, names: Mapping[str, str]) -> Iterator[str]:
-    """All names of values in a graph and in its subgraphs that are still there afterwards."""
-    used = [*_defined(graph), *(value.name for value in (*graph.output, *graph.value_info))]
+def _used(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of values in a graph, without its subgraphs."""
+    yield from _defined(graph)
+    yield from (value.name for value in (*graph.output, *graph.value_info))
     for node in graph.node:
-        used += node.input
-        for subgraph in _subgraphs(node):
-            yield from _kept(subgraph, _unless_defined(subgraph, names))
-    yield from (name for name in used if name not in names)
+        yield from node.input
 
 
 def _defined(graph: onnx.GraphProto) -> Iterator[str]:
@@ -97,19 +116,6 @@ def _defined(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (tensor.values.name for tensor in graph.sparse_initializer)
     for node in graph.node:
         yield from node.output
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _unless_defined(graph: onnx.GraphProto, names: Mapping[str, str]) -> dict[str, str]:
-    """The names that mean in a graph what they mean outside it."""
-    own = set(_defined(graph))
-    return {name: new for name, new in names.items() if name not in own}
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
@@ -129,5 +135,3 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         for configuration in node.device_configurations:
             for sharding in configuration.sharding_spec:
                 sharding.tensor_name = names.get(sharding.tensor_name, sharding.tensor_name)
-        for subgraph in _subgraphs(node):
-            _rename(subgraph, _unless_defined(subgraph, names))

@@ -1,8 +1,4 @@
-"""What the descriptors of ONNX's protos say: which fields of a model lead to its tensors.
-
-Both walks, over protos and over the wire, take it from here, so neither can miss a field that a
-later ONNX adds.
-"""
+"""Descriptors of ONNX's protos: the fields of a model that lead to its tensors and graphs."""
 
 from __future__ import annotations
 
@@ -15,18 +11,22 @@ TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
 
 
 @cache
-def fields_to_tensors() -> dict[str, list[Any]]:
-    """For each message of a model that can hold a TensorProto the fields that lead to one.
+def fields_to(kind: str) -> dict[str, list[Any]]:
+    """The fields of each message that lead to messages of one type.
 
-    Descriptors of fields by the full name of their message, the shortest way first.
+    Args:
+        kind: The full name of that type.
+
+    Returns:
+        Descriptors of fields by the full name of their message, the shortest way first.
     """
-    distances = {TENSOR: 0}
+    distances = {kind: 0}
     found = messages()
     # Bellman and Ford: as many rounds as messages are enough.
     for _ in found:
         for name, message in found.items():
             ways = [distances[_below(field)] + 1 for field in _leading(message, distances)]
-            if ways and name != TENSOR:
+            if ways and name != kind:
                 distances[name] = min(ways)
     return {
         name: sorted(

@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -22,13 +22,11 @@ from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model import dtypes, schema
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.walking import MAIN_GRAPH, Path, below
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from numpy.typing import NDArray
-
-# The way from a model to a message in it: field by field, with an index where it is repeated.
-Path: TypeAlias = tuple[tuple[str, int | None], ...]
 
 EXTERNAL = onnx.TensorProto.EXTERNAL
 STRING = onnx.TensorProto.STRING
@@ -50,7 +48,6 @@ _ELEMENT_TYPES: dict[str, np.dtype[Any]] = {
     "uint64_data": np.dtype(np.uint64),
 }
 
-MAIN_GRAPH: Final[Path] = (("graph", None),)
 INITIALIZER: Final = "initializer"
 
 LOCATION = "location"
@@ -63,7 +60,7 @@ EXTERNAL_DATA_KEYS = frozenset({LOCATION, OFFSET, LENGTH, CHECKSUM})
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
-class Site(NamedTuple):
+class TensorRef(NamedTuple):
     """A tensor and where it stands in its model.
 
     Attributes:
@@ -112,14 +109,14 @@ class Site(NamedTuple):
         return f"tensor {shown(self.name)} ({self.where})"
 
 
-class Sites(Mapping[str, Site]):
-    """Sites by some name of each, those of the main graph's initializers made when looked up.
+class TensorRefs(Mapping[str, TensorRef]):
+    """TensorRefs by some name of each, those of the main graph's initializers made when looked up.
 
     Attributes:
         initializers: The initializers of the main graph.
         names: Names for some of them.
         indexes: Which of the initializers have these names.
-        others: The sites of other tensors.
+        others: The refs of other tensors.
     """
 
     def __init__(
@@ -127,7 +124,7 @@ class Sites(Mapping[str, Site]):
         initializers: Sequence[onnx.TensorProto] = (),
         names: Sequence[str] = (),
         indexes: Sequence[int] = (),
-        others: Mapping[str, Site] | None = None,
+        others: Mapping[str, TensorRef] | None = None,
     ) -> None:
         self.initializers = initializers
         self.names = names
@@ -135,14 +132,14 @@ class Sites(Mapping[str, Site]):
         self.others = others or {}
 
     @classmethod
-    def of(cls, model: onnx.ModelProto, sites: Mapping[str, Site]) -> Sites:
-        """Sites that were found by a walk through a model."""
+    def of(cls, model: onnx.ModelProto, refs: Mapping[str, TensorRef]) -> TensorRefs:
+        """TensorRefs that were found by a walk through a model."""
         main = {
             name: index
-            for name, ((*graph, (field, index)), _) in sites.items()
+            for name, ((*graph, (field, index)), _) in refs.items()
             if (*graph,) == MAIN_GRAPH and field == INITIALIZER and index is not None
         }
-        others = {name: site for name, site in sites.items() if name not in main}
+        others = {name: ref for name, ref in refs.items() if name not in main}
         return cls(model.graph.initializer, list(main), list(main.values()), others)
 
     def keep(self) -> None:
@@ -155,15 +152,15 @@ class Sites(Mapping[str, Site]):
         """Which initializer of the main graph has which name."""
         return dict(zip(self.names, self.indexes, strict=True))
 
-    def __getitem__(self, name: str) -> Site:
+    def __getitem__(self, name: str) -> TensorRef:
         index = self.index_of.get(name)
         if index is None:
             return self.others[name]
         return self.initializer(index)
 
-    def initializer(self, index: int) -> Site:
-        """The site of an initializer of the main graph."""
-        return Site((*MAIN_GRAPH, (INITIALIZER, index)), self.initializers[index])
+    def initializer(self, index: int) -> TensorRef:
+        """The ref of an initializer of the main graph."""
+        return TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), self.initializers[index])
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """The tensor of a name, or None where there is none."""
@@ -191,71 +188,31 @@ def text(value: str | bytes) -> str:
 
 
 def names(found: Iterable[onnx.TensorProto]) -> list[str]:
-    """The names of tensors, each as `Site.name` has it."""
+    """The names of tensors, each as `TensorRef.name` has it."""
     given = [tensor.name for tensor in found]
     return given if {*map(type, given)} <= {str} else list(map(text, given))
 
 
-def walk(model: onnx.ModelProto) -> Iterator[Site]:
-    """Every TensorProto of a model, those of a graph before those of its nodes.
-
-    It takes memory in proportion to the depth of the model, and no stack: subgraphs may be nested
-    to any depth.
-    """
+def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
+    """Every TensorProto of a model, those of a graph before those of its nodes."""
     for index, tensor in enumerate(model.graph.initializer):
-        yield Site((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
+        yield TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
     yield from walk_others(model)
 
 
-def walk_others(model: onnx.ModelProto) -> Iterator[Site]:
+def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
     """Every TensorProto of a model but the initializers of the main graph."""
-    stack: list[Iterator[tuple[Path, Message]]] = [iter([((), model)])]
-    while stack:
-        for path, message in stack[-1]:
-            if message.DESCRIPTOR is _TENSOR:
-                yield Site(path, message)  # type: ignore[arg-type]
-            else:
-                stack.append(_below(path, message))
-                break
-        else:
-            stack.pop()
-
-
-def _below(path: Path, message: Message) -> Iterator[tuple[Path, Message]]:
-    """Yields the messages one step nearer to a tensor."""
-    for name, is_repeated in _ways()[message.DESCRIPTOR.full_name]:
-        if name == INITIALIZER and path == MAIN_GRAPH:
-            continue
-        if is_repeated:
-            for index, child in enumerate(getattr(message, name)):
-                yield (*path, (name, index)), child
-        elif message.HasField(name):
-            yield (*path, (name, None)), getattr(message, name)
+    found = chain(
+        below(model.graph, MAIN_GRAPH, _TENSOR, without=INITIALIZER),
+        below(model, (), _TENSOR, without="graph"),
+    )
+    return (TensorRef(path, tensor) for path, tensor in found)  # type: ignore[arg-type]
 
 
 _TENSOR = onnx.TensorProto.DESCRIPTOR
 
 
-@cache
-def _ways() -> dict[str, tuple[tuple[str, bool], ...]]:
-    """`schema.fields_to_tensors` as names, and whether the fields are repeated."""
-    return {
-        message: tuple((field.name, schema.is_repeated(field)) for field in fields)
-        for message, fields in schema.fields_to_tensors().items()
-    }
-
-
-def at(model: onnx.ModelProto, path: Path) -> onnx.TensorProto:
-    """The tensor at the end of `path`."""
-    message: Any = model
-    for field, index in path:
-        message = getattr(message, field)
-        if index is not None:
-            message = message[index]
-    return message  # type: ignore[no-any-return]
-
-
-def raw_data(site: Site) -> memoryview:
+def raw_data(ref: TensorRef) -> memoryview:
     """The bytes of a tensor that the model holds, as `raw_data` has them.
 
     They are a copy of this one tensor: protobuf hands out no views. Elements of type-specific
@@ -264,7 +221,7 @@ def raw_data(site: Site) -> memoryview:
     Raises:
         ArchiveFormatError: The tensor does not hold as many bytes as its shape and type need.
     """
-    tensor = site.tensor
+    tensor = ref.tensor
     data_type = dtypes.BY_NUMBER[tensor.data_type]
     if tensor.HasField("raw_data"):
         data = memoryview(tensor.raw_data)
@@ -275,7 +232,7 @@ def raw_data(site: Site) -> memoryview:
     expected = data_type.nbytes(tensor.dims)
     if data.nbytes != expected:
         raise ArchiveFormatError(
-            f"{site}: expected {expected} bytes for {data_type.name} of shape "
+            f"{ref}: expected {expected} bytes for {data_type.name} of shape "
             f"{shown(tensor.dims)}, found {data.nbytes}"
         )
     return data
@@ -324,17 +281,17 @@ def array_type(tensor: onnx.TensorProto) -> DataType | None:
     return data_type if are_dims(tensor.dims, data_type) else None
 
 
-def external_type(site: Site) -> DataType:
+def external_type(ref: TensorRef) -> DataType:
     """The data type of a tensor whose data is, or is to be found, outside the model.
 
     Raises:
         ArchiveFormatError: Its bytes cannot stand there (see `stored_type`).
     """
-    tensor = site.tensor
+    tensor = ref.tensor
     data_type = stored_type(tensor)
     if data_type is None:
         raise ArchiveFormatError(
-            f"{site}: expected external data of a fixed-width type and a possible shape, found "
+            f"{ref}: expected external data of a fixed-width type and a possible shape, found "
             f"data type {tensor.data_type} and dims {shown(tensor.dims)}"
         )
     return data_type
@@ -374,7 +331,7 @@ class ExternalData:
 
 
 def external_data(
-    site: Site,
+    ref: TensorRef,
     report: Report,
     *,
     also_allowed: frozenset[str] = frozenset(),
@@ -383,7 +340,7 @@ def external_data(
     """Reads a tensor's `external_data` field strictly.
 
     Args:
-        site: The tensor.
+        ref: The tensor.
         report: Takes each broken rule (DATA-4, DATA-5).
         also_allowed: Keys of pairs that are passed over besides the known ones.
         keys: The keys of the archive that the model is of: what is reported names the entry that
@@ -393,7 +350,7 @@ def external_data(
         What the field says, without numbers that are none, and of equal pairs the first; None
         where it has no location.
     """
-    tensor = site.tensor
+    tensor = ref.tensor
     location = _value_of(tensor, LOCATION)
     entry = None
     if keys is not None:
@@ -411,17 +368,17 @@ def external_data(
     if unfit:
         broken(
             "DATA-4",
-            f"{site}: expected each of {sorted(EXTERNAL_DATA_KEYS | also_allowed)} at most "
+            f"{ref}: expected each of {sorted(EXTERNAL_DATA_KEYS | also_allowed)} at most "
             f"once in external_data, found {', '.join(unfit)}",
         )
     if location is None:
-        broken("DATA-4", f"{site}: expected a location in external_data, found none")
+        broken("DATA-4", f"{ref}: expected a location in external_data, found none")
     numbers: dict[str, int | None] = dict.fromkeys((OFFSET, LENGTH))
     for key in numbers:
         if key not in pairs:
             continue
         if _NUMBER.fullmatch(pairs[key]) is None:
-            broken("DATA-5", f"{site}: expected {key} in decimal digits, found {shown(pairs[key])}")
+            broken("DATA-5", f"{ref}: expected {key} in decimal digits, found {shown(pairs[key])}")
         else:
             numbers[key] = int(pairs[key])
     if location is None:
@@ -454,18 +411,18 @@ def _decoded(value: str | bytes) -> str:
 
 
 def checked(
-    site: Site, data: Iterable[memoryview], report: Report, *, entry: str
+    ref: TensorRef, data: Iterable[memoryview], report: Report, *, entry: str
 ) -> Iterator[memoryview]:
     """Passes on the bytes of a tensor and checks what only they show.
 
     Args:
-        site: The tensor.
+        ref: The tensor.
         data: Its bytes in pieces. Where they are more or less than its shape and type need, no
             bit of the last one is known to be unused.
         report: Takes each broken rule (TENSOR-4, TENSOR-5).
         entry: The key of its entry.
     """
-    data_type = dtypes.BY_NUMBER[site.tensor.data_type]
+    data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
     largest = last = nbytes = 0
     for piece in data:
         if data_type is dtypes.BOOL:
@@ -475,14 +432,12 @@ def checked(
             nbytes += len(piece)
         yield piece
     if largest > 1:
-        report.broken(
-            "TENSOR-5", f"{site}: expected bytes of 0 and 1, found {largest}", entry=entry
-        )
-    tail_bits = data_type.tail_bits(site.tensor.dims)
-    if nbytes == data_type.nbytes(site.tensor.dims) and last >> (dtypes.BITS_PER_BYTE - tail_bits):
+        report.broken("TENSOR-5", f"{ref}: expected bytes of 0 and 1, found {largest}", entry=entry)
+    tail_bits = data_type.tail_bits(ref.tensor.dims)
+    if nbytes == data_type.nbytes(ref.tensor.dims) and last >> (dtypes.BITS_PER_BYTE - tail_bits):
         report.broken(
             "TENSOR-4",
-            f"{site}: expected zero in the {tail_bits} high bits of the last byte, which no "
+            f"{ref}: expected zero in the {tail_bits} high bits of the last byte, which no "
             f"element has, found {last:#04x}",
             entry=entry,
         )

@@ -143,7 +143,7 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
     return list(_coalesced(edits.pieces()))
 
 
-def external_data(location: str) -> Callable[[int, int], bytes]:
+def external_data_encoder(location: str) -> Callable[[int, int], bytes]:
     """Gives what serializes the `external_data` of tensors whose data lies in one file.
 
     A tensor takes it with `MergeFromString`, in a third of the time that its strings take one by
@@ -236,7 +236,7 @@ def _routes() -> dict[str, dict[int, tuple[str, bool]]]:
             )
             for field in fields
         }
-        for name, fields in schema.fields_to_tensors().items()
+        for name, fields in schema.fields_to(schema.TENSOR).items()
     }
 
 

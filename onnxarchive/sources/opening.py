@@ -18,8 +18,9 @@ from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, naming
 from onnxarchive.model import keys, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.model.tensors import Path, Site
-from onnxarchive.sources.external_data import Finder, Found
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
+from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
 from onnxarchive.sources.serialized import parse
 from onnxarchive.storage import files
@@ -56,9 +57,9 @@ class Source:
     files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def resolve(self, site: Site) -> Data:
+    def resolve(self, ref: TensorRef) -> Data:
         """The bytes of an external tensor of the model."""
-        return self.data[site.path]
+        return self.data[ref.path]
 
 
 @contextlib.contextmanager
@@ -67,7 +68,7 @@ def open_model(
     *,
     verify_checksum: bool = False,
     temporary: str | None = None,
-    elsewhere: Callable[[Site], Data] | None = None,
+    elsewhere: Callable[[TensorRef], Data] | None = None,
 ) -> Iterator[Source]:
     """Opens a model of another tool; its files are mapped until the block ends.
 
@@ -107,7 +108,7 @@ class _Opening:
         resources: contextlib.ExitStack,
         verify_checksum: bool,
         temporary: str | None,
-        elsewhere: Callable[[Site], Data] | None,
+        elsewhere: Callable[[TensorRef], Data] | None,
     ) -> None:
         self._path = path
         self._resources = resources

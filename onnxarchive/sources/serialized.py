@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import proto, tensors, wire
-from onnxarchive.model.tensors import Site
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.wire_data import Span, decode
 from onnxarchive.sources.places import DataFile
 
@@ -32,20 +32,20 @@ class Serialized:
     view: memoryview
     spans: tuple[Span, ...]
 
-    def data(self, site: Site, location: str) -> Data | None:
+    def data(self, ref: TensorRef, location: str) -> Data | None:
         """The bytes of a tensor whose location names a span.
 
         None if no shape tells how many they are: then the tensor holds them itself afterwards, and
         others judge it.
         """
         span = self.spans[int(location.removeprefix(wire.SPAN_LOCATION))]
-        data_type = tensors.stored_type(site.tensor)
+        data_type = tensors.stored_type(ref.tensor)
         if data_type is None:
-            tensors.set_raw_data(site.tensor, b"".join(decode(self.view, span)))
+            tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
             return None
         if span.is_raw:
             return self.file.part(span.offset, span.nbytes)
-        return _Decoded(self.view, span, data_type.nbytes(site.tensor.dims))
+        return _Decoded(self.view, span, data_type.nbytes(ref.tensor.dims))
 
 
 def parse(file: DataFile) -> Serialized:

@@ -1,11 +1,11 @@
 """Reads the central directory, record by record.
 
-It takes bytes that the caller has read and a `Report` that takes each broken rule. Where the report
-raises, reading stops at the first; where it collects, reading goes on as far as the bytes make
-sense.
+A `Report` takes each broken rule. If it raises, reading stops at the first; if it collects, reading
+goes on as far as the bytes make sense.
 
-Since entries lie in directory order without a gap, the directory alone says where data begins:
-where the next header begins, less the entry's size. No local header is read to open an archive.
+Entries are in directory order without a gap. So the directory alone gives the offset of each
+entry's data: the offset of the next local header minus the entry's size. No local header is read
+when an archive is opened.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from onnxarchive.zipformat.records import DirectoryRecord
 _MAX_SHOWN_FIELDS = 8  # in a message
 
 
-class Listed(NamedTuple):
-    """What a directory record says, its values taken from where they stand, Zip64 field or not.
+class _Listed(NamedTuple):
+    """A directory record with its values decoded, from the Zip64 field where needed.
 
     Attributes:
-        name: The entry's name; what is not UTF-8 in it is escaped.
-        is_utf8: Whether the name is UTF-8 (NAME-1).
-        nbytes: Size of its data in bytes; None where it cannot be told.
-        header_offset: Where its local header begins; None where it cannot be told.
+        name: The entry's name, with escapes for bytes that are not UTF-8.
+        is_utf8: True if the name is UTF-8 (NAME-1).
+        nbytes: Size of its data in bytes; None if unknown.
+        header_offset: Offset of its local header in the file; None if unknown.
         record: The record.
-        offset: Where the record begins, in bytes from the start of the directory.
+        offset: Offset of the record in the directory, in bytes.
     """
 
     name: str
@@ -49,22 +49,24 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
     """Reads the central directory.
 
     Args:
-        data: Its bytes, `bounds.size` of them.
-        bounds: Where it lies, as `locate` gives it.
+        data: Its `bounds.size` bytes.
+        bounds: Its position, as returned by `locate`.
         report: Takes each broken rule (ZIP-1, ZIP-3, ZIP-4, ZIP-6, ZIP-8 to ZIP-13, ZIP64-4,
             ALIGN-1, NAME-1).
 
     Returns:
-        The entries whose records make sense; all of them where nothing was reported.
+        The entries of all records that make sense; of all records if nothing was reported.
     """
-    return read_at_once(data, bounds) or _read_one_by_one(data, bounds, report)
+    return read_at_once(data, bounds) or read_one_by_one(data, bounds, report)
 
 
-def _read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
-    listed, is_whole = _list(data, bounds, report)
-    entries: list[Entry] = []
-    offsets: list[int] = []
-    if not listed:
+def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
+    """Reads the central directory without `read_at_once`; see `read`."""
+    listed = _list(data, bounds, report)
+    last = listed[-1] if listed else None
+    size = last.offset + last.record.packed_size if last else 0
+    is_whole = len(listed) == bounds.count and size == bounds.size
+    if last is None:
         if bounds.count == 0 and bounds.offset:
             report.broken(
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
@@ -76,26 +78,29 @@ def _read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
             f"expected the first local header at offset 0, found {listed[0].header_offset}",
             entry=listed[0].name,
         )
+    # Each entry ends at the local header of the next one, the last one at the directory.
     ends = [following.header_offset for following in listed[1:]]
     ends.append(bounds.offset if is_whole else None)
-    end_of_last = 0
+    entries: list[Entry] = []
+    offsets: list[int] = []
+    previous_end = 0
     for item, end in zip(listed, ends, strict=True):
-        name, _, nbytes, header_offset, record, offset = item
-        if nbytes is None or header_offset is None or end is None:
-            continue  # why that is has been reported
-        entry = Entry(name, header_offset, end - nbytes, nbytes, record.crc32)
-        if header_offset < end_of_last:
-            # Nothing is read twice, whatever the directory says.
+        if item.nbytes is None or item.header_offset is None or end is None:
+            continue  # the reason has been reported
+        entry = Entry(
+            item.name, item.header_offset, end - item.nbytes, item.nbytes, item.record.crc32
+        )
+        if entry.header_offset < previous_end:  # no byte is read twice
             report.broken(
                 "ZIP-6",
-                f"expected its local header at offset {end_of_last} or behind, where the entries "
-                f"before it end, found {header_offset}",
-                entry=name,
+                f"expected its local header at offset {previous_end} or later, after the entries "
+                f"before it, found {entry.header_offset}",
+                entry=entry.name,
             )
-        elif _require_header_space(entry, record, bounds, report):
-            end_of_last = end
+        elif _require_header_space(entry, item.record, bounds, report):
+            previous_end = end
             entries.append(entry)
-            offsets.append(offset)
+            offsets.append(item.offset)
     names = [item.name if item.is_utf8 else None for item in listed]
     sizes = [item.nbytes for item in listed]
     return Directory(_in_columns(entries), Records(data, offsets), names, sizes, is_whole)
@@ -105,9 +110,9 @@ def _in_columns(entries: Sequence[Entry]) -> Entries:
     return Entries(*map(list, zip(*entries, strict=True))) if entries else EMPTY.entries
 
 
-def _list(data: bytes, bounds: Bounds, report: Report) -> tuple[list[Listed], bool]:
-    """The records, and whether they are those that are counted (ZIP-4)."""
-    listed: list[Listed] = []
+def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
+    """Unpacks the records, and reports a wrong count or size (ZIP-4)."""
+    listed: list[_Listed] = []
     position = 0
     for index in range(bounds.count):
         record = DirectoryRecord.unpack(data, position)
@@ -117,18 +122,20 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> tuple[list[Listed], bo
                 f"expected directory record {index + 1} of {bounds.count} at offset "
                 f"{bounds.offset + position}, found none",
             )
-            return listed, False
+            return listed
         name, is_utf8 = _decode(record.name, report)
         _require_plain_record(record, name, report)
-        listed.append(Listed(name, is_utf8, *_values(record, name, report), record, position))
+        listed.append(
+            _Listed(name, is_utf8, *_size_and_offset(record, name, report), record, position)
+        )
         position += record.packed_size
     if position != bounds.size:
         report.broken(
             "ZIP-4",
-            f"expected the {bounds.count} directory records to fill {bounds.size} bytes, found "
-            f"{position} bytes of them",
+            f"expected {bounds.count} directory records of {bounds.size} bytes in all, found "
+            f"{position} bytes",
         )
-    return listed, position == bounds.size
+    return listed
 
 
 def _decode(encoded: bytes, report: Report) -> tuple[str, bool]:
@@ -192,61 +199,72 @@ def _flag_names(flags: int) -> str:
     return f"{flags:#06x}"
 
 
-def _values(record: DirectoryRecord, name: str, report: Report) -> tuple[int | None, int | None]:
-    """Size and header offset of an entry, each None where it cannot be told."""
+def _size_and_offset(
+    record: DirectoryRecord, name: str, report: Report
+) -> tuple[int | None, int | None]:
+    """Size of an entry's data and offset of its local header; each None if unknown."""
+    nbytes = record.uncompressed_size if layout.fits_32(record.uncompressed_size) else None
+    header_offset = record.header_offset if layout.fits_32(record.header_offset) else None
+    if not record.extra and nbytes is not None and header_offset is not None:
+        return nbytes, header_offset
+    # 4.5.3: both sizes if they do not fit 32 bits, then the offset if it does not.
+    count = (2 if nbytes is None else 0) + (1 if header_offset is None else 0)
+    values = _zip64_values(record, count, name, report)
+    if values is None:
+        return nbytes, header_offset
+    if nbytes is None:
+        nbytes = values[0]
+        if values[1] != nbytes:
+            report.broken(
+                "ZIP-8",
+                f"expected equal sizes, found {values[1]} bytes stored of {nbytes}",
+                entry=name,
+            )
+    if header_offset is None:
+        header_offset = values[-1]
+    if values != layout.directory_zip64_values(nbytes, header_offset):
+        report.broken(
+            "ZIP64-4",
+            f"expected only values that do not fit 32 bits, found {values}",
+            entry=name,
+        )
+    return nbytes, header_offset
+
+
+def _zip64_values(
+    record: DirectoryRecord, count: int, name: str, report: Report
+) -> tuple[int, ...] | None:
+    """The `count` values of the Zip64 field, the one extra field allowed; None if unreadable."""
     broken = partial(report.broken, entry=name)
-    size_fits = layout.fits_32(record.uncompressed_size)
-    offset_fits = layout.fits_32(record.header_offset)
-    if not record.extra and size_fits and offset_fits:
-        return record.uncompressed_size, record.header_offset
-    plain = (
-        record.uncompressed_size if size_fits else None,
-        record.header_offset if offset_fits else None,
-    )
     try:
         fields = list(records.unpack_extra(record.extra))
     except ValueError as error:
-        broken("ZIP-13", f"expected whole extra fields, found {error}")
-        return plain
+        broken("ZIP-13", f"expected complete extra fields, found {error}")
+        return None
     identifiers = [identifier for identifier, _ in fields]
     if records.ZIP64_EXTRA in identifiers and record.version_needed < records.VERSION_ZIP64:
         broken(
             "ZIP-10",
-            f"expected version needed 45 beside a Zip64 field, found {record.version_needed}",
+            f"expected version needed 45 with a Zip64 field, found {record.version_needed}",
         )
-    expected_identifiers = [] if size_fits and offset_fits else [records.ZIP64_EXTRA]
-    if identifiers != expected_identifiers:
+    expected = [records.ZIP64_EXTRA] if count else []
+    if identifiers != expected:
         broken(
             "ZIP-13",
-            f"expected the extra fields {hexadecimal(expected_identifiers)}, found "
-            f"{hexadecimal(identifiers)}",
+            f"expected the extra fields {hexadecimal(expected)}, found {hexadecimal(identifiers)}",
         )
-    zip64 = next(
-        (content for identifier, content in fields if identifier == records.ZIP64_EXTRA), b""
-    )
-    values = records.unpack_zip64_values(zip64)
-    expected_count = (0 if size_fits else 2) + (0 if offset_fits else 1)
-    if values is None or len(values) != expected_count:
-        # Where the field is missing as a whole, ZIP-13 has said so.
-        if identifiers == expected_identifiers:
-            broken(
-                "ZIP64-4",
-                f"expected {expected_count} values in the Zip64 field, found {len(zip64)} bytes",
-            )
-        if not (size_fits and offset_fits):
-            return plain
-        values = ()
-    nbytes, compressed_size = (record.uncompressed_size,) * 2 if size_fits else values[:2]
-    header_offset = record.header_offset if offset_fits else values[-1]
-    if compressed_size != nbytes:
-        broken("ZIP-8", f"expected equal sizes, found {compressed_size} bytes stored of {nbytes}")
-    if values != layout.directory_zip64_values(nbytes, header_offset):
-        broken("ZIP64-4", f"expected only values that do not fit 32 bits, found {values}")
-    return nbytes, header_offset
+    contents = (content for identifier, content in fields if identifier == records.ZIP64_EXTRA)
+    content = next(contents, b"")
+    values = records.unpack_zip64_values(content)
+    if values is not None and len(values) == count:
+        return values
+    if identifiers == expected:  # else ZIP-13 was reported
+        broken("ZIP64-4", f"expected {count} values in the Zip64 field, found {len(content)} bytes")
+    return None
 
 
 def hexadecimal(identifiers: list[int]) -> str:
-    """The identifiers of extra fields as a message shows them."""
+    """The ids of extra fields, for a message."""
     texts = [f"{identifier:#06x}" for identifier in identifiers[:_MAX_SHOWN_FIELDS]]
     return "[" + ", ".join(texts + ["..."] * (len(identifiers) > _MAX_SHOWN_FIELDS)) + "]"
 
@@ -254,7 +272,7 @@ def hexadecimal(identifiers: list[int]) -> str:
 def _require_header_space(
     entry: Entry, record: DirectoryRecord, bounds: Bounds, report: Report
 ) -> bool:
-    """Whether the local header has room between its offset and the data, and no more than that."""
+    """Checks that the local header fits exactly between its offset and the data."""
     least = Placement(record.name, entry.nbytes, 0, 0).unpadded_offset
     space = entry.data_offset - entry.header_offset
     is_inside = entry.data_offset + entry.nbytes <= bounds.offset

@@ -1,16 +1,17 @@
-"""The entries and records of a directory, in columns, each made when it is looked at."""
+"""Entries and records of a directory, kept in columns; single ones are made on access."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, overload
 
-from onnxarchive.zipformat import layout, records
+from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
+# Size of a local header with neither name, padding nor Zip64 field, in bytes.
+LEAST_HEADER_SIZE: Final = LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE
 
 
 class Entry(NamedTuple):
@@ -18,10 +19,10 @@ class Entry(NamedTuple):
 
     Attributes:
         name: The entry's name.
-        header_offset: Where its local header begins, in bytes from the start of the file.
-        data_offset: Where its data begins, in bytes from the start of the file.
+        header_offset: Offset of its local header in the file, in bytes.
+        data_offset: Offset of its data in the file, in bytes.
         nbytes: Size of its data in bytes.
-        crc32: CRC-32 of its data as the directory states it.
+        crc32: CRC-32 of its data as stated by the directory.
     """
 
     name: str
@@ -31,30 +32,15 @@ class Entry(NamedTuple):
     crc32: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Entries(Sequence[Entry]):
-    """Entries in columns, each made when it is looked at.
+    """Entries as one column for each attribute of `Entry`; `sizes` is that of `nbytes`."""
 
-    Attributes:
-        names: As `Entry` has them, and so
-        header_offsets: these,
-        data_offsets: these,
-        sizes: these, which are its `nbytes`,
-        crc32s: and these.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        header_offsets: Sequence[int],
-        data_offsets: Sequence[int],
-        sizes: Sequence[int],
-        crc32s: Sequence[int],
-    ) -> None:
-        self.names = names
-        self.header_offsets = header_offsets
-        self.data_offsets = data_offsets
-        self.sizes = sizes
-        self.crc32s = crc32s
+    names: Sequence[str]
+    header_offsets: Sequence[int]
+    data_offsets: Sequence[int]
+    sizes: Sequence[int]
+    crc32s: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -84,10 +70,14 @@ class Entries(Sequence[Entry]):
 
 
 class Records(Sequence[DirectoryRecord]):
-    """Directory records as they are packed, each unpacked when it is looked at."""
+    """Packed directory records, each unpacked on access.
+
+    Args:
+        data: The bytes of the directory.
+        offsets: Offset of each record in `data`.
+    """
 
     def __init__(self, data: bytes, offsets: Sequence[int]) -> None:
-        """Takes the directory's bytes and where each record begins in them."""
         self._data = data
         self._offsets = offsets
 
@@ -104,7 +94,7 @@ class Records(Sequence[DirectoryRecord]):
         if isinstance(index, slice):
             return Records(self._data, self._offsets[index])
         record = DirectoryRecord.unpack(self._data, self._offsets[index])
-        assert record is not None  # it has been unpacked, or looked at, before
+        assert record is not None  # it was found by one of the two readers
         return record
 
     def __eq__(self, other: object) -> bool:
@@ -113,15 +103,15 @@ class Records(Sequence[DirectoryRecord]):
     __hash__ = None  # type: ignore[assignment]
 
     def pack(self) -> bytes:
-        """The bytes of the records, which lie one after another."""
+        """The bytes of all records, which are contiguous."""
         if not self._offsets:
             return b""
         return self._data[self._offsets[0] : self._offsets[-1] + self[-1].packed_size]
 
-    def common(self, start: int, stop: int) -> list[bytes]:
-        """What some records have as their local headers: version needed to size of the name.
+    def pack_common(self, start: int, stop: int) -> list[bytes]:
+        """The bytes that each record shares with its local header, as a copy.
 
-        See 4.3.7 and 4.3.12.
+        They are the fields from version needed to size of the name (4.3.7, 4.3.12).
         """
         data = self._data
         return [data[offset + 6 : offset + 30] for offset in self._offsets[start:stop]]
@@ -129,16 +119,14 @@ class Records(Sequence[DirectoryRecord]):
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The central directory, read.
+    """The content of the central directory.
 
     Attributes:
-        entries: The entries in directory order. Names may still occur twice.
-        records: The directory record of each of them.
-        names: The name of every record, in directory order, also of those that give no entry; None
-            for one that is not UTF-8.
-        sizes: Size in bytes of the data of every record, in the same order; None where it cannot
-            be told.
-        is_whole: Whether every record that the end records count is among them, and no other.
+        entries: The entries in directory order. Names may be duplicates.
+        records: The directory record of each entry.
+        names: The names of all records, also of those without an entry; None if not UTF-8.
+        sizes: The size of the data of all records, in bytes; None if unknown.
+        is_whole: True if the records are as many, and take as many bytes, as the end records state.
     """
 
     entries: Entries
@@ -147,45 +135,5 @@ class Directory:
     sizes: Sequence[int | None] = ()
     is_whole: bool = True
 
-    def local_headers(self, start: int, stop: int, alignment: int) -> bytes | None:
-        """The local headers that some entries have if `layout` has made them, one behind the other.
 
-        Others may yet be right: `check_local_header` tells. None where they need Zip64, or cannot
-        have this alignment.
-
-        Args:
-            start: The index of the first of them.
-            stop: The index behind the last.
-            alignment: What their data is aligned to, in bytes.
-        """
-        listed = self.entries
-        names = [name.encode() for name in listed.names[start:stop]]
-        ends = listed.data_offsets[start:stop]
-        places = zip(names, listed.header_offsets[start:stop], ends, strict=True)
-        paddings = [end - begin - len(name) - LEAST_HEADER_SIZE for name, begin, end in places]
-        if (
-            not 0 <= min(paddings) <= max(paddings) < alignment
-            or max(listed.sizes[start:stop]) >= records.SATURATED_32
-            or any(end % alignment for end in ends)
-        ):
-            return None
-        if alignment == layout.MIN_ALIGNMENT:
-            extras = [_EXTRAS[padding] for padding in paddings]
-            extra_sizes = [_EXTRA_SIZES[padding] for padding in paddings]
-        else:
-            extras = [records.pack_alignment_extra(alignment, padding) for padding in paddings]
-            extra_sizes = [len(extra).to_bytes(2, "little") for extra in extras]
-        signatures = repeat(LocalHeader.SIGNATURE, stop - start)
-        common = self.records.common(start, stop)
-        parts = zip(signatures, common, extra_sizes, names, extras, strict=True)
-        return b"".join(chain.from_iterable(parts))
-
-
-LEAST_HEADER_SIZE: Final = LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE
-# The extra fields of a local header for each padding of the usual alignment, and their sizes.
-_EXTRAS: Final = [
-    records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
-    for padding in range(layout.MIN_ALIGNMENT)
-]
-_EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in _EXTRAS]
 EMPTY: Final = Directory(Entries((), (), (), (), ()), Records(b"", ()))

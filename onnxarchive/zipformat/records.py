@@ -1,22 +1,21 @@
 """The records of a zip file, each declared once: signature, size, `unpack` and `pack`.
 
-Fields stand in the order of PKWARE's APPNOTE.TXT 6.3.10, whose sections are cited. All numbers are
-little-endian. `unpack` checks lengths and signatures only; what values are allowed is decided by
-`directory`. A buffer that is too short, or another signature, gives None: only the caller knows
-what that means there.
+Fields are in the order of PKWARE's APPNOTE.TXT 6.3.10, whose sections are cited. All numbers are
+little-endian. `unpack` checks length and signature only, and returns None if either is wrong; the
+values are checked by `directory` and `foreign`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 UINT16_MAX = 0xFFFF
 UINT32_MAX = 0xFFFFFFFF
 UINT64_MAX = 0xFFFFFFFFFFFFFFFF
-# A field that holds its largest value says: the real one is in the Zip64 field or record (4.4.1.4).
+# The largest number of a field means: see the Zip64 field or record (4.4.1.4).
 SATURATED_16 = UINT16_MAX
 SATURATED_32 = UINT32_MAX
 
@@ -36,12 +35,12 @@ FLAG_MASKED_HEADER = 1 << 13
 VERSION_STORED = 10  # 4.4.3.2, as all versions needed to extract
 VERSION_FOLDER = 20
 VERSION_ZIP64 = 45
-VERSION_ZIP64_ENCRYPTED = 62  # has another Zip64 end record, with an encrypted directory (7.3.4)
+VERSION_ZIP64_ENCRYPTED = 62  # Zip64 end record version 2: encrypted directory (7.3.4)
 VERSION_LZMA = 63
 MADE_BY_UNIX = 3 << 8  # 4.4.2: the upper byte is the system, the lower one the version
 MADE_BY_SYSTEM_MASK = 0xFF << 8
 
-# 4.4.15: a Unix host keeps st_mode in the upper half, the lower one is that of MS-DOS.
+# 4.4.15: st_mode of Unix in the upper half, attributes of MS-DOS in the lower half.
 UNIX_MODE_SHIFT = 16
 UNIX_TYPE_MASK = 0o170000
 UNIX_REGULAR = 0o100000
@@ -53,32 +52,80 @@ DOS_VOLUME_LABEL = 0x08
 DOS_DIRECTORY = 0x10
 REGULAR_FILE_ATTRIBUTES = (UNIX_REGULAR | 0o644) << UNIX_MODE_SHIFT
 
-# 4.4.6: the first moment that a zip can express, 1980-01-01 00:00:00.
+# 4.4.6: 1980-01-01 00:00:00, the earliest time of a zip.
 EPOCH_TIME = 0
 EPOCH_DATE = 1 << 5 | 1
 
-DATA_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"  # 4.3.9.3; not every writer puts it
+DATA_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"  # 4.3.9.3; optional
 
 ZIP64_EXTRA = 0x0001  # 4.5.3
 UNICODE_PATH_EXTRA = 0x7075  # 4.6.9
-# A third party's (4.6.1), of Android's tools for aligned zips: uint16 alignment, then padding.
+# Android's field for aligned zips (4.6.1): uint16 alignment, then padding.
 ALIGNMENT_EXTRA = 0xD935
 
 _EXTRA_HEADER = struct.Struct("<HH")
 _ALIGNMENT_VALUE = struct.Struct("<H")
 EXTRA_HEADER_SIZE = _EXTRA_HEADER.size
-ALIGNMENT_EXTRA_SIZE = _EXTRA_HEADER.size + _ALIGNMENT_VALUE.size  # with no padding
+ALIGNMENT_EXTRA_SIZE = _EXTRA_HEADER.size + _ALIGNMENT_VALUE.size  # without padding
 _UINT64_SIZE = 8
+
+_FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
+
+
+class _Record:
+    """What all records have; the fields are declared by the subclasses, in order."""
+
+    __slots__: tuple[str, ...] = ()
+    SIGNATURE: ClassVar[bytes]
+    STRUCT: ClassVar[struct.Struct]
+    SIZE: ClassVar[int]
+
+    @classmethod
+    def _unpack_numbers(cls, buffer: bytes, offset: int) -> list[Any] | None:
+        if offset < 0 or len(buffer) - offset < cls.SIZE:
+            return None
+        signature, *numbers = cls.STRUCT.unpack_from(buffer, offset)
+        return numbers if signature == cls.SIGNATURE else None
+
+    @classmethod
+    def _unpack_texts(cls, buffer: bytes, offset: int, sizes: list[int]) -> list[Any] | None:
+        """The fields of variable size, which follow the numbers."""
+        texts = []
+        end = offset + cls.SIZE
+        for size in sizes:
+            texts.append(buffer[end : end + size])
+            end += size
+        return texts if end <= len(buffer) else None
+
+    def _values(self) -> list[Any]:
+        return [getattr(self, field) for field in self.__slots__]
+
+
+class _FixedSizeRecord(_Record):
+    """A record of numbers alone."""
+
+    __slots__ = ()
+
+    @classmethod
+    def unpack(cls: type[_FixedRecord], buffer: bytes, offset: int = 0) -> _FixedRecord | None:
+        """The record at `offset`, or None."""
+        make: Callable[..., _FixedRecord] = cls
+        numbers = cls._unpack_numbers(buffer, offset)
+        return None if numbers is None else make(*numbers)
+
+    def pack(self) -> bytes:
+        """The bytes of the record."""
+        return self.STRUCT.pack(self.SIGNATURE, *self._values())
 
 
 @dataclass(frozen=True, slots=True)
-class LocalHeader:
-    """Stands before an entry's data (APPNOTE 4.3.7)."""
+class LocalHeader(_Record):
+    """Precedes the data of an entry (APPNOTE 4.3.7)."""
 
-    SIGNATURE: ClassVar[bytes] = b"PK\x03\x04"
-    STRUCT: ClassVar[struct.Struct] = struct.Struct("<4s5H3I2H")
-    SIZE: ClassVar[int] = STRUCT.size  # 30, without name and extra
-    MAX_SIZE: ClassVar[int] = STRUCT.size + 2 * UINT16_MAX  # with them
+    SIGNATURE = b"PK\x03\x04"
+    STRUCT = struct.Struct("<4s5H3I2H")
+    SIZE = STRUCT.size  # 30, without name and extra fields
+    MAX_SIZE: ClassVar[int] = STRUCT.size + 2 * UINT16_MAX  # with name and extra fields
 
     version_needed: int
     flags: int
@@ -94,63 +141,32 @@ class LocalHeader:
     @classmethod
     def unpack(cls, buffer: bytes, offset: int = 0) -> LocalHeader | None:
         """The record at `offset` with its name and extra fields, or None."""
-        if len(buffer) - offset < cls.SIZE:
+        numbers = cls._unpack_numbers(buffer, offset)
+        if numbers is None:
             return None
-        (
-            signature,
-            version_needed,
-            flags,
-            method,
-            time,
-            date,
-            crc32,
-            compressed_size,
-            uncompressed_size,
-            name_size,
-            extra_size,
-        ) = cls.STRUCT.unpack_from(buffer, offset)
-        name_offset = offset + cls.SIZE
-        extra_offset = name_offset + name_size
-        if signature != cls.SIGNATURE or len(buffer) < extra_offset + extra_size:
-            return None
-        return cls(
-            version_needed,
-            flags,
-            method,
-            time,
-            date,
-            crc32,
-            compressed_size,
-            uncompressed_size,
-            buffer[name_offset:extra_offset],
-            buffer[extra_offset : extra_offset + extra_size],
-        )
+        *numbers, name_size, extra_size = numbers
+        texts = cls._unpack_texts(buffer, offset, [name_size, extra_size])
+        return None if texts is None else cls(*numbers, *texts)
 
     def pack(self) -> bytes:
-        """The record's bytes, name and extra fields included."""
-        header = self.STRUCT.pack(
-            self.SIGNATURE,
-            self.version_needed,
-            self.flags,
-            self.method,
-            self.time,
-            self.date,
-            self.crc32,
-            self.compressed_size,
-            self.uncompressed_size,
-            len(self.name),
-            len(self.extra),
-        )
-        return header + self.name + self.extra
+        """The bytes of the record, with its name and extra fields."""
+        *numbers, name, extra = self._values()
+        sizes = len(name), len(extra)
+        return b"".join((self.STRUCT.pack(self.SIGNATURE, *numbers, *sizes), name, extra))
+
+    @property
+    def packed_size(self) -> int:
+        """Size of the record with its name and extra fields, in bytes."""
+        return self.SIZE + len(self.name) + len(self.extra)
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryRecord:
+class DirectoryRecord(_Record):
     """Describes one entry in the central directory (APPNOTE 4.3.12)."""
 
-    SIGNATURE: ClassVar[bytes] = b"PK\x01\x02"
-    STRUCT: ClassVar[struct.Struct] = struct.Struct("<4s6H3I5H2I")
-    SIZE: ClassVar[int] = STRUCT.size  # 46, without name, extra and comment
+    SIGNATURE = b"PK\x01\x02"
+    STRUCT = struct.Struct("<4s6H3I5H2I")
+    SIZE = STRUCT.size  # 46, without name, extra fields and comment
 
     version_made_by: int
     version_needed: int
@@ -161,6 +177,7 @@ class DirectoryRecord:
     crc32: int
     compressed_size: int
     uncompressed_size: int
+    # The sizes of name, extra fields and comment are packed here (4.4.10 to 4.4.12).
     disk_start: int
     internal_attributes: int
     external_attributes: int
@@ -172,73 +189,19 @@ class DirectoryRecord:
     @classmethod
     def unpack(cls, buffer: bytes, offset: int = 0) -> DirectoryRecord | None:
         """The record at `offset` with its name, extra fields and comment, or None."""
-        if len(buffer) - offset < cls.SIZE:
+        numbers = cls._unpack_numbers(buffer, offset)
+        if numbers is None:
             return None
-        (
-            signature,
-            version_made_by,
-            version_needed,
-            flags,
-            method,
-            time,
-            date,
-            crc32,
-            compressed_size,
-            uncompressed_size,
-            name_size,
-            extra_size,
-            comment_size,
-            disk_start,
-            internal_attributes,
-            external_attributes,
-            header_offset,
-        ) = cls.STRUCT.unpack_from(buffer, offset)
-        name_offset = offset + cls.SIZE
-        extra_offset = name_offset + name_size
-        comment_offset = extra_offset + extra_size
-        if signature != cls.SIGNATURE or len(buffer) < comment_offset + comment_size:
-            return None
-        return cls(
-            version_made_by,
-            version_needed,
-            flags,
-            method,
-            time,
-            date,
-            crc32,
-            compressed_size,
-            uncompressed_size,
-            disk_start,
-            internal_attributes,
-            external_attributes,
-            header_offset,
-            buffer[name_offset:extra_offset],
-            buffer[extra_offset:comment_offset],
-            buffer[comment_offset : comment_offset + comment_size],
-        )
+        before, sizes, after = numbers[:9], numbers[9:12], numbers[12:]
+        texts = cls._unpack_texts(buffer, offset, sizes)
+        return None if texts is None else cls(*before, *after, *texts)
 
     def pack(self) -> bytes:
-        """The record's bytes, name, extra fields and comment included."""
-        header = self.STRUCT.pack(
-            self.SIGNATURE,
-            self.version_made_by,
-            self.version_needed,
-            self.flags,
-            self.method,
-            self.time,
-            self.date,
-            self.crc32,
-            self.compressed_size,
-            self.uncompressed_size,
-            len(self.name),
-            len(self.extra),
-            len(self.comment),
-            self.disk_start,
-            self.internal_attributes,
-            self.external_attributes,
-            self.header_offset,
-        )
-        return header + self.name + self.extra + self.comment
+        """The bytes of the record, with its name, extra fields and comment."""
+        values = self._values()
+        before, after, texts = values[:9], values[9:-3], values[-3:]
+        numbers = self.STRUCT.pack(self.SIGNATURE, *before, *map(len, texts), *after)
+        return b"".join((numbers, *texts))
 
     @property
     def packed_size(self) -> int:
@@ -247,14 +210,14 @@ class DirectoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Zip64EndRecord:
-    """Holds the directory's place when the end record cannot (APPNOTE 4.3.14)."""
+class Zip64EndRecord(_FixedSizeRecord):
+    """Locates the directory if the end record cannot (APPNOTE 4.3.14)."""
 
-    SIGNATURE: ClassVar[bytes] = b"PK\x06\x06"
-    STRUCT: ClassVar[struct.Struct] = struct.Struct("<4sQ2H2I4Q")
-    SIZE: ClassVar[int] = STRUCT.size  # 56, without extensible data
-    # 4.3.14.1: the stated size leaves out the signature and itself.
-    STATED_SIZE: ClassVar[int] = SIZE - 12
+    SIGNATURE = b"PK\x06\x06"
+    STRUCT = struct.Struct("<4sQ2H2I4Q")
+    SIZE = STRUCT.size  # 56, without extensible data
+    # 4.3.14.1: the stated size excludes the signature and the field itself.
+    STATED_SIZE: ClassVar[int] = STRUCT.size - 12
 
     stated_size: int
     version_made_by: int
@@ -266,62 +229,27 @@ class Zip64EndRecord:
     directory_size: int
     directory_offset: int
 
-    @classmethod
-    def unpack(cls, buffer: bytes, offset: int = 0) -> Zip64EndRecord | None:
-        """The record at `offset`, or None."""
-        if offset < 0 or len(buffer) - offset < cls.SIZE:
-            return None
-        signature, *fields = cls.STRUCT.unpack_from(buffer, offset)
-        return cls(*fields) if signature == cls.SIGNATURE else None
-
-    def pack(self) -> bytes:
-        """The record's bytes."""
-        return self.STRUCT.pack(
-            self.SIGNATURE,
-            self.stated_size,
-            self.version_made_by,
-            self.version_needed,
-            self.disk,
-            self.directory_disk,
-            self.disk_count,
-            self.count,
-            self.directory_size,
-            self.directory_offset,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Zip64Locator:
+class Zip64Locator(_FixedSizeRecord):
     """Points to the Zip64 end record (APPNOTE 4.3.15)."""
 
-    SIGNATURE: ClassVar[bytes] = b"PK\x06\x07"
-    STRUCT: ClassVar[struct.Struct] = struct.Struct("<4sIQI")
-    SIZE: ClassVar[int] = STRUCT.size  # 20
+    SIGNATURE = b"PK\x06\x07"
+    STRUCT = struct.Struct("<4sIQI")
+    SIZE = STRUCT.size  # 20
 
     record_disk: int
     record_offset: int
     disks: int
 
-    @classmethod
-    def unpack(cls, buffer: bytes, offset: int = 0) -> Zip64Locator | None:
-        """The record at `offset`, or None."""
-        if offset < 0 or len(buffer) - offset < cls.SIZE:
-            return None
-        signature, *fields = cls.STRUCT.unpack_from(buffer, offset)
-        return cls(*fields) if signature == cls.SIGNATURE else None
-
-    def pack(self) -> bytes:
-        """The record's bytes."""
-        return self.STRUCT.pack(self.SIGNATURE, self.record_disk, self.record_offset, self.disks)
-
 
 @dataclass(frozen=True, slots=True)
-class EndRecord:
-    """Ends the file and says where the directory is (APPNOTE 4.3.16)."""
+class EndRecord(_FixedSizeRecord):
+    """Ends the file and locates the directory (APPNOTE 4.3.16)."""
 
-    SIGNATURE: ClassVar[bytes] = b"PK\x05\x06"
-    STRUCT: ClassVar[struct.Struct] = struct.Struct("<4s4H2IH")
-    SIZE: ClassVar[int] = STRUCT.size  # 22, without comment
+    SIGNATURE = b"PK\x05\x06"
+    STRUCT = struct.Struct("<4s4H2IH")
+    SIZE = STRUCT.size  # 22, without comment
 
     disk: int
     directory_disk: int
@@ -331,38 +259,17 @@ class EndRecord:
     directory_offset: int
     comment_size: int
 
-    @classmethod
-    def unpack(cls, buffer: bytes, offset: int = 0) -> EndRecord | None:
-        """The record at `offset` without its comment, or None."""
-        if offset < 0 or len(buffer) - offset < cls.SIZE:
-            return None
-        signature, *fields = cls.STRUCT.unpack_from(buffer, offset)
-        return cls(*fields) if signature == cls.SIGNATURE else None
-
-    def pack(self) -> bytes:
-        """The record's bytes, without comment."""
-        return self.STRUCT.pack(
-            self.SIGNATURE,
-            self.disk,
-            self.directory_disk,
-            self.disk_count,
-            self.count,
-            self.directory_size,
-            self.directory_offset,
-            self.comment_size,
-        )
-
 
 def pack_extra(identifier: int, data: bytes) -> bytes:
-    """One extra field: its id, its size, its data (APPNOTE 4.5.1)."""
+    """The bytes of one extra field: id, size, data (APPNOTE 4.5.1)."""
     return _EXTRA_HEADER.pack(identifier, len(data)) + data
 
 
 def unpack_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
-    """The extra fields as pairs of id and data, in order (APPNOTE 4.5.1).
+    """Yields id and data of each extra field, in order (APPNOTE 4.5.1).
 
     Raises:
-        ValueError: A field runs past the end, or bytes are left that are no field.
+        ValueError: A field exceeds the end, or the bytes left are too few for a field.
     """
     offset = 0
     while offset < len(extra):
@@ -379,14 +286,14 @@ def unpack_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def pack_zip64_extra(*values: int) -> bytes:
-    """The Zip64 field holding `values`, or nothing where there are none (APPNOTE 4.5.3)."""
+    """The Zip64 field with `values`; no bytes if there are none (APPNOTE 4.5.3)."""
     if not values:
         return b""
     return pack_extra(ZIP64_EXTRA, struct.pack(f"<{len(values)}Q", *values))
 
 
 def unpack_zip64_values(data: bytes) -> tuple[int, ...] | None:
-    """The 64-bit numbers of a Zip64 field, or None where its length is no multiple of 8."""
+    """The 64-bit numbers of a Zip64 field; None if its size is no multiple of 8."""
     count, rest = divmod(len(data), _UINT64_SIZE)
     return None if rest else struct.unpack(f"<{count}Q", data)
 
@@ -397,7 +304,7 @@ def pack_alignment_extra(alignment: int, padding: int) -> bytes:
 
 
 def unpack_alignment(data: bytes) -> tuple[int, bytes] | None:
-    """Alignment and padding of an alignment field's data, or None where it is too short."""
+    """Alignment and padding of an alignment field's data; None if it is too short."""
     if len(data) < _ALIGNMENT_VALUE.size:
         return None
     return _ALIGNMENT_VALUE.unpack_from(data)[0], data[_ALIGNMENT_VALUE.size :]

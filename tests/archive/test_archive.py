@@ -20,8 +20,10 @@ from models import (
     NUMBERS,
     attribute,
     break_local_header,
+    external_tensors,
     flip_byte,
     full_model,
+    keys_of,
     model_of,
     node,
     open_below,
@@ -283,7 +285,7 @@ def test_a_branch_that_is_removed_in_memory_gives_its_name_no_other_tensor(
         expected = numpy_helper.to_array(raw_tensor("w", dims=(300,), seed=left + 1))
         assert branches.tensors["w"].tobytes() == expected.tobytes()
         assert branches.tensors.key("w") == ("w", "w_2")[left]
-        assert branches.tensors.site("w").path[2] == ("attribute", 0)
+        assert branches.tensors.ref("w").path[2] == ("attribute", 0)
 
 
 def test_what_the_model_in_memory_has_no_more_is_no_tensor(branches: Archive) -> None:
@@ -522,10 +524,9 @@ def test_a_model_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
     with onnxarchive.open(path, mode) as archive:
         if is_indexed:
             assert list(archive.tensors) == list(arrays)
-        sites = [(key, site.where) for key, site in archive._sites.items()]
         change(archive.model.graph.initializer)
-        assert [(key, site.where) for key, site in archive._sites.items()] == sites
         for name, array in arrays.items():
+            assert archive.tensors.key(name) == name
             assert np.array_equal(archive.tensor_by_key(name), array)
             assert np.array_equal(archive.tensors[name], array)
         archive.verify()
@@ -545,11 +546,12 @@ def test_a_shape_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
         model.graph.node.append(node(attribute("value", t=weight)))
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert len(archive._sites) == 2 - is_usual
-        for site in archive._sites.values():
-            site.tensor.dims[:] = dims
-            site.tensor.data_type = onnx.TensorProto.DOUBLE
-        for found in (archive.tensors["w"], *map(archive.tensor_by_key, archive._sites)):
+        keys = keys_of(archive)
+        assert len(keys) == 2 - is_usual
+        for tensor in external_tensors(archive.model).values():
+            tensor.dims[:] = dims
+            tensor.data_type = onnx.TensorProto.DOUBLE
+        for found in (archive.tensors["w"], *map(archive.tensor_by_key, keys)):
             assert (found.dtype, found.shape) == (array.dtype, array.shape)
             assert found.tobytes() == array.tobytes()
 

@@ -174,8 +174,8 @@ def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:
     model = model_of()
     model.graph.node.append(node(attribute("t", tensors=[external(tensor, "w")] * 2)))
 
-    def resolve(site: object) -> Data:
-        raise AssertionError(f"{site} is read")
+    def resolve(ref: object) -> Data:
+        raise AssertionError(f"{ref} is read")
 
     with pytest.raises(ArchiveFormatError, match=f"less than {2 * GIB}.*found {2 * GIB}.*MODEL-2"):
         plan_archive(model, resolve=resolve)

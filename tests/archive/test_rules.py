@@ -29,13 +29,18 @@ MIB = 1 << 20
 def _found(path: Path, *, full: bool = True) -> list[str]:
     """The rules that `check` finds broken; it must agree with opening the archive."""
     findings = onnxarchive.check(path, full=full)
+    broken = []
     for finding in findings:
+        assert finding.rule is not None
         assert finding.rule in rules()
+        broken.append(finding.rule)
         assert "expected" in finding.message
         assert "found" in finding.message
     # Header and CRC-32 of the model are looked at on opening, too.
     refused = {
-        it.rule for it in findings if rules()[it.rule].seen == "open" or it.entry == "__MODEL_PROTO"
+        rule
+        for rule, finding in zip(broken, findings, strict=True)
+        if rules()[rule].seen == "open" or finding.entry == "__MODEL_PROTO"
     }
     try:
         onnxarchive.open(path).close()
@@ -43,7 +48,7 @@ def _found(path: Path, *, full: bool = True) -> list[str]:
         assert error.rule in refused
     else:
         assert not refused
-    return [finding.rule for finding in findings]
+    return broken
 
 
 # The archives to be damaged, and ways to do so

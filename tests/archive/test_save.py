@@ -332,8 +332,8 @@ def test_a_file_holds_neither_its_name_nor_the_time(tmp_path: Path) -> None:
     assert paths[0].read_bytes() == paths[1].read_bytes() == _saved(full_model())
 
 
-def _no_external_data(site: Any) -> Any:
-    raise AssertionError(f"{site} is not external")
+def _no_external_data(ref: Any) -> Any:
+    raise AssertionError(f"{ref} is not external")
 
 
 def test_a_plan_knows_the_size_of_the_archive() -> None:

@@ -91,11 +91,11 @@ def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys:
     assert "expected offset 4096" in tensor
     assert run("check", "--link", link, "--json") == 1
     first, second = json.loads(capsys.readouterr().out)
-    misfits = onnxarchive.check_link(link)
     assert [first, second] == [
-        {"link": str(link), "tensor": it.tensor, "message": it.message} for it in misfits
+        {"link": str(link), "rule": it.rule, "entry": it.entry, "message": it.message}
+        for it in onnxarchive.check_link(link)
     ]
-    assert (first["tensor"], second["tensor"]) == (None, "layer.0/weight")
+    assert (first["entry"], second["entry"]) == (None, "layer_0_weight")
     assert run("check", archive) == 0
 
 

@@ -23,6 +23,7 @@ from models import (
     external,
     flip_byte,
     full_model,
+    keys_of,
     model_of,
     model_protos,
     nested_model,
@@ -333,7 +334,7 @@ def test_a_model_over_the_limit_is_not_exported_to_one_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with onnxarchive.open(path) as archive:
-        size = sum(archive.entries[name].nbytes for name in ("__MODEL_PROTO", *archive._sites))
+        size = sum(archive.entries[name].nbytes for name in ("__MODEL_PROTO", *keys_of(archive)))
     monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", size)
     with pytest.raises(UnsupportedFeatureError, match="external_data=") as caught:
         onnxarchive.export(path, path.parent / "m.onnx")
@@ -557,7 +558,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     assert _left(path) == {}
     (nbytes,) = asked
     with onnxarchive.open(path) as archive:
-        assert nbytes >= sum(archive.entries[key].nbytes for key in archive._sites)
+        assert nbytes >= sum(archive.entries[key].nbytes for key in keys_of(archive))
     assert Path(raised.value.filename).parent == path.parent
 
 

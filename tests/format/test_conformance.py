@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import vectors as recipe
+from models import external_tensors
 from processes import is_running, started, wait_until
 
 import onnxarchive
@@ -153,6 +154,7 @@ def assert_refused(
         else:
             assert named != []
         for finding in named:
+            assert finding.rule is not None
             assert_tells(vector, finding.rule, finding.entry, finding.message)
 
 
@@ -172,12 +174,12 @@ def assert_accepted(expected: dict[str, Any], path: Path) -> None:
         tensors = [
             {
                 "key": key,
-                "name": site.name,
-                "data_type": site.tensor.data_type,
-                "dims": list(site.tensor.dims),
+                "name": tensor.name,
+                "data_type": tensor.data_type,
+                "dims": list(tensor.dims),
                 "sha256": hashlib.sha256(archive.read(key)).hexdigest(),
             }
-            for key, site in archive._sites.items()
+            for key, tensor in external_tensors(archive.model).items()
         ]
         wanted = {tensor["key"]: tensor for tensor in expected["tensors"]}
         assert {tensor["key"]: tensor for tensor in tensors} == wanted

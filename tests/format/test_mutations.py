@@ -665,7 +665,7 @@ def _model(draw: st.DrawFn, tensors: list[TensorProto]) -> onnx.ModelProto:
 def _with_piece(model: bytes, tensor: bytes, piece: bytes) -> bytes:
     """The model with a field more at the end of a tensor that is there; all lengths follow."""
     parsed = onnx.ModelProto.FromString(model)
-    unknown = [it for it in fuzz._tensors(parsed) if it.SerializeToString() == tensor]
+    unknown = [it for it in fuzz.tensors_of(parsed) if it.SerializeToString() == tensor]
     if not unknown:
         return model
     begin = model.find(unknown[0].SerializeToString())

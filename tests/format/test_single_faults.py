@@ -15,6 +15,7 @@ from pathlib import Path
 import fault_seeds
 import pytest
 from fault_seeds import Pieces
+from models import keys_of
 
 import onnxarchive
 from onnxarchive import ArchiveError
@@ -55,7 +56,7 @@ def _read(path: Path) -> Read:
         entries = [(entry.name, len(archive.read(name))) for name, entry in archive.entries.items()]
         if all(size < LONGEST_READ for _, size in entries):
             archive.verify()
-        arrays = {key: archive.tensor_by_key(key) for key in archive._sites}
+        arrays = {key: archive.tensor_by_key(key) for key in keys_of(archive)}
         return Read(
             entries,
             archive.model.SerializeToString(deterministic=True),

@@ -20,7 +20,7 @@ import pytest
 
 import onnxarchive
 from onnxarchive.archive.rules import rules
-from onnxarchive.model import dtypes, keys, proto, schema, tensors
+from onnxarchive.model import dtypes, keys, proto, schema, tensors, walking
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
@@ -272,7 +272,7 @@ def fill(message: Any, depth: int) -> None:
             fill(child, depth - 1)
 
 
-def walked(message: Any, path: tensors.Path) -> Iterator[tensors.Path]:
+def walked(message: Any, path: walking.Path) -> Iterator[walking.Path]:
     """The walk as the text has it."""
     if message.DESCRIPTOR.name == "TensorProto":
         yield path
@@ -290,7 +290,7 @@ def test_walk_is_that_of_the_code() -> None:
     fill(model, depth=6)
     expected = list(walked(model, ()))
     assert len(expected) > 100
-    assert [site.path for site in tensors.walk(model)] == expected
+    assert [ref.path for ref in tensors.walk(model)] == expected
 
 
 # Keys

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import attribute, flip_byte, model_of, raw_tensor, runnable_model
+from models import attribute, flip_byte, keys_of, model_of, raw_tensor, runnable_model
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive import ArchiveFormatError, ChecksumError, Finding, UnsupportedFeatureError
 from onnxarchive.interop.checker import check_model
 from onnxarchive.model import proto
 
@@ -36,9 +36,15 @@ def _saved(tmp_path: Path, model: onnx.ModelProto, *, convert_attribute: bool = 
     return path
 
 
+def _fault(findings: list[Finding]) -> str:
+    (finding,) = findings
+    assert (finding.rule, finding.entry) == (None, "__MODEL_PROTO")
+    return finding.message
+
+
 @pytest.mark.parametrize("full_check", [False, True])
 def test_a_valid_model_passes(tmp_path: Path, temporary: Path, full_check: bool) -> None:
-    check_model(_saved(tmp_path, runnable_model()), full_check=full_check)
+    assert check_model(_saved(tmp_path, runnable_model()), full_check=full_check) == []
     assert os.listdir(temporary) == []
 
 
@@ -47,7 +53,7 @@ def test_a_directory_that_nobody_may_write_to_will_do(tmp_path: Path, temporary:
     before = os.stat(path.parent).st_mtime_ns
     path.parent.chmod(0o555)  # which does not keep root from it
     try:
-        check_model(path, full_check=True)
+        assert check_model(path, full_check=True) == []
     finally:
         path.parent.chmod(0o755)
     assert os.stat(path.parent).st_mtime_ns == before  # nothing was made there, even for a moment
@@ -59,15 +65,14 @@ def test_an_archive_of_several_names_will_do(tmp_path: Path, temporary: Path, ma
     path = _saved(tmp_path, runnable_model())
     assert callable(make)
     make(path, tmp_path / "other.onnxa")
-    check_model(tmp_path / "other.onnxa", full_check=True)
+    assert check_model(tmp_path / "other.onnxa", full_check=True) == []
 
 
 def test_a_faulty_model_is_found(tmp_path: Path, temporary: Path) -> None:
     model = runnable_model()
     model.graph.node[0].input[0] = "nowhere"
     path = _saved(tmp_path, model)
-    with pytest.raises(onnx.checker.ValidationError, match="nowhere"):
-        check_model(path)
+    assert "nowhere" in _fault(check_model(path))
     assert os.listdir(temporary) == []
 
 
@@ -75,9 +80,8 @@ def test_shapes_that_do_not_fit_are_found_by_a_full_check(tmp_path: Path, tempor
     model = runnable_model()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value += 1
     path = _saved(tmp_path, model)
-    check_model(path)
-    with pytest.raises(onnx.shape_inference.InferenceError, match="MatMul"):
-        check_model(path, full_check=True)
+    assert check_model(path) == []
+    assert "MatMul" in _fault(check_model(path, full_check=True))
     assert os.listdir(temporary) == []
 
 
@@ -96,9 +100,8 @@ def test_an_operator_of_the_user_s_is_unknown_if_that_is_asked(
     model.opset_import.add(domain="mine", version=1)
     model.graph.node.add(op_type="Mine", domain="mine", input=["y"], output=["z"])
     path = _saved(tmp_path, model)
-    check_model(path)
-    with pytest.raises(onnx.checker.ValidationError, match="Mine"):
-        check_model(path, check_custom_domain=True)
+    assert check_model(path) == []
+    assert "Mine" in _fault(check_model(path, check_custom_domain=True))
 
 
 @pytest.mark.parametrize("full_check", [False, True])
@@ -120,8 +123,8 @@ def test_shapes_are_seen_wherever_they_are_stored(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     path = _saved(tmp_path, model, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert set(archive._sites) == {"value", "large"}
-    check_model(path, full_check=full_check)
+        assert set(keys_of(archive)) == {"value", "large"}
+    assert check_model(path, full_check=full_check) == []
 
 
 @pytest.mark.parametrize("count", [300, 9000])
@@ -132,10 +135,9 @@ def test_indices_of_sparse_tensors_are_checked(tmp_path: Path, temporary: Path, 
     model.graph.sparse_initializer.append(
         onnx.SparseTensorProto(values=values, indices=indices, dims=[10_000])
     )
-    check_model(_saved(tmp_path, model, convert_attribute=True))
+    assert check_model(_saved(tmp_path, model, convert_attribute=True)) == []
     model.graph.sparse_initializer[0].dims[0] = 100
-    with pytest.raises(onnx.checker.ValidationError, match="index"):
-        check_model(_saved(tmp_path, model, convert_attribute=True))
+    assert "index" in _fault(check_model(_saved(tmp_path, model, convert_attribute=True)))
 
 
 def test_damage_of_what_is_looked_at_is_found_and_of_weights_not(
@@ -146,7 +148,7 @@ def test_damage_of_what_is_looked_at_is_found_and_of_weights_not(
     with onnxarchive.open(path) as archive:
         offsets = [archive.entries[name].data_offset for name in ("w", "shape")]
     flip_byte(path, offsets[0])
-    check_model(path, full_check=True)
+    assert check_model(path, full_check=True) == []
     flip_byte(path, offsets[1])
     with pytest.raises(ChecksumError, match=r"m\.onnxa: entry 'shape'"):
         check_model(path)
@@ -183,18 +185,17 @@ def test_a_disk_without_room_for_a_stand_in_will_do(
     monkeypatch.setattr(
         os.path, "getsize", lambda it: 1 << 62 if os.fspath(it) == str(path) else size(it)
     )
-    check_model(path, full_check=True)
+    assert check_model(path, full_check=True) == []
 
 
 def test_attributes_are_those_of_the_model(tmp_path: Path, temporary: Path) -> None:
     model = runnable_model()
     large = raw_tensor("large", dims=(400,))
     model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=large)])
-    check_model(_saved(tmp_path, model, convert_attribute=True), full_check=True)
+    assert check_model(_saved(tmp_path, model, convert_attribute=True), full_check=True) == []
     model.graph.node[2].attribute[0].name = "wrong"
     path = _saved(tmp_path, model, convert_attribute=True)
-    with pytest.raises(onnx.checker.ValidationError, match="wrong"):
-        check_model(path)
+    assert "wrong" in _fault(check_model(path))
 
 
 def test_large_tensors_of_attributes_are_left_outside(
@@ -205,4 +206,4 @@ def test_large_tensors_of_attributes_are_left_outside(
     model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=large)])
     path = _saved(tmp_path, model, convert_attribute=True)
     monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)
-    check_model(path, full_check=True)
+    assert check_model(path, full_check=True) == []

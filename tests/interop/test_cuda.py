@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import MEASURE_MEMORY, NUMBERS, model_of, random_raw, raw_tensor, run_python
+from models import (
+    MEASURE_MEMORY,
+    NUMBERS,
+    external_tensors,
+    keys_of,
+    model_of,
+    random_raw,
+    raw_tensor,
+    run_python,
+)
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -158,7 +167,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "integers.onnxa"
     onnxarchive.save(integer_model(), path)
     with onnxarchive.open(path) as archive:
-        outside = {site.name for site in archive._sites.values()}
+        outside = {tensor.name for tensor in external_tensors(archive.model).values()}
     assert outside == {"layer.0/weight", "layer.1/weight", "scale"}
     return path
 
@@ -238,7 +247,7 @@ def test_a_tensor_of_any_type_comes_back_from_the_device_as_it_was(
     tensors = [raw_tensor(key, number, dims, number) for key, dims in shapes.items()]
     onnxarchive.save(model_of(*tensors), tmp_path / "m.onnxa", size_threshold=0)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert len(archive._sites) == len(shapes)
+        assert len(keys_of(archive)) == len(shapes)
         for key in shapes:
             array = archive.tensors[key]
             if name in UNPACKED:

@@ -17,6 +17,7 @@ from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import (
     break_local_header,
     every_tensor,
+    external_tensors,
     flip_byte,
     full_model,
     model_of,
@@ -171,7 +172,7 @@ def test_any_model_is_linked_as_if_field_by_field(
     size_threshold: int,
     attribute: bool,
 ) -> None:
-    def is_outside(site: tensors.Site, nbytes: int) -> bool:
+    def is_outside(ref: tensors.TensorRef, nbytes: int) -> bool:
         return nbytes > 8
 
     path = tmp_path_factory.mktemp("any") / "m.onnxa"
@@ -179,9 +180,9 @@ def test_any_model_is_linked_as_if_field_by_field(
     with onnxarchive.open(path) as archive:
         before = archive.model.SerializeToString()
         expected = onnx.ModelProto.FromString(before)
-        for key, site in archive._sites.items():
-            tensor, entry = tensors.at(expected, site.path), archive.entries[key]
-            if is_outside(site, entry.nbytes):
+        for key, tensor in external_tensors(expected).items():
+            entry = archive.entries[key]
+            if entry.nbytes > 8:
                 tensors.set_location(
                     tensor, "a/m.onnxa", offset=entry.data_offset, length=entry.nbytes
                 )
@@ -386,8 +387,8 @@ def test_assets_and_alignment_matter_as_far_as_tensors_move(archive: Path, link:
     first, second = messages(link)
     assert "other contents or places" in first
     assert second == (
-        "tensor 'layer.0/weight' (graph.initializer[0]): expected offset 4096 and length 65536, "
-        "where entry 'layer_0_weight' is, found 64 and 65536"
+        "entry 'layer_0_weight': tensor 'layer.0/weight' (graph.initializer[0]): expected offset "
+        "4096 and length 65536, where its entry lies, found 64 and 65536"
     )
 
 
@@ -513,7 +514,7 @@ def test_a_change_of_a_link_is_found(link: Path, change: Any, says: str) -> None
     ("change", "says"),
     [
         (_short_weight, "expected 65536 bytes for FLOAT of shape [1024, 16], found 4"),
-        (_other_weight, "expected the bytes of entry 'layer_0_weight', found others"),
+        (_other_weight, "expected the bytes of its entry, found others"),
         (_weight_in_both_as_default, "found it in the link and in external_data"),
     ],
 )
@@ -663,13 +664,17 @@ def test_the_mark_is_what_the_documentation_says(archive: Path, link: Path) -> N
     assert pair.value == hashlib.sha256(line.encode()).hexdigest()
 
 
-def test_misfits_name_their_tensor(archive: Path, link: Path) -> None:
+def test_findings_name_the_tensor_and_its_entry(archive: Path, link: Path) -> None:
     _change(link, _pair(1, "128"))
-    (misfit,) = onnxarchive.check_link(link)
-    assert misfit.tensor == "layer.0/weight"
-    assert str(misfit) == misfit.message
+    (finding,) = onnxarchive.check_link(link)
+    assert isinstance(finding, onnxarchive.Finding)
+    assert (finding.rule, finding.entry) == (None, "layer_0_weight")
+    assert "layer.0/weight" in finding.message
+    assert str(finding) == f"entry 'layer_0_weight': {finding.message}"
     _change(link, _no_mark)
-    assert onnxarchive.check_link(link)[0].tensor is None
+    first = onnxarchive.check_link(link)[0]
+    assert first.entry is None
+    assert str(first) == first.message
 
 
 def test_vectors_of_large_shapes_stay_in_the_link(tmp_path: Path) -> None:
@@ -708,7 +713,7 @@ def test_the_parts_of_a_split_are_seen_where_the_documentation_says(
     "location",
     ["/etc/passwd", "../m.onnxa", "x/../m.onnxa", "m.onnxa\0", "x\\m.onnxa", "link/m.onnxa"],
 )
-def test_a_location_elsewhere_is_a_misfit_and_not_opened(tmp_path: Path, location: str) -> None:
+def test_a_location_elsewhere_is_found_and_not_opened(tmp_path: Path, location: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)
@@ -721,15 +726,15 @@ def test_a_location_elsewhere_is_a_misfit_and_not_opened(tmp_path: Path, locatio
             if pair.key == "location":
                 pair.value = location
     (folder / "m.onnx").write_bytes(model.SerializeToString())
-    (misfit,) = onnxarchive.check_link(folder / "m.onnx")
-    assert "in the link's directory or below" in misfit.message
+    (finding,) = onnxarchive.check_link(folder / "m.onnx")
+    assert "in the link's directory or below" in finding.message
     assert "in the link's directory or below" in str(
         onnxarchive.check_link(folder / "m.onnx", folder / "m.onnxa")
     )
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link])
-def test_an_archive_with_a_further_name_is_a_misfit_as_onnx_refuses_it(
+def test_an_archive_with_a_further_name_is_found_as_onnx_refuses_it(
     tmp_path: Path, make: Any
 ) -> None:
     onnxarchive.save(runnable_model(), tmp_path / "m.onnxa")

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from models import break_local_header, flip_byte, model_of, raw_tensor, run_python, runnable_model
+from models import (
+    break_local_header,
+    flip_byte,
+    keys_of,
+    model_of,
+    raw_tensor,
+    run_python,
+    runnable_model,
+)
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -276,7 +284,7 @@ def test_shapes_are_inferred_from_tensors_stored_outside(tmp_path: Path, count: 
     model = _split(count, np.int64)
     onnxarchive.save(model, tmp_path / "m.onnxa", size_threshold=0)
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
-        assert list(archive._sites) == ["split"]
+        assert keys_of(archive) == ["split"]
     x = np.arange(2 * count, dtype=np.float32)
     for source in (tmp_path / "m.onnxa", (tmp_path / "m.onnxa").read_bytes()):
         assert run(session(source), x) == run(original(model), x)
@@ -370,7 +378,7 @@ def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> Non
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive:
-        assert len(archive._sites) == 4
+        assert len(keys_of(archive)) == 4
     assert run(session(path)) == run(original(model))
 
 
@@ -381,10 +389,10 @@ def test_a_model_that_would_take_2_gib_is_refused(
         nbytes = sum(entry.nbytes for entry in archive.entries.values())
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
         with pytest.raises(onnxarchive.UnsupportedFeatureError, match="do not read") as caught:
-            linked_model(archive, "x", lambda site, size: False)
+            linked_model(archive, "x", lambda ref, size: False)
         assert f"found {nbytes}" in str(caught.value)
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
-        assert linked_model(archive, "x", lambda site, size: False) == runnable_model()
+        assert linked_model(archive, "x", lambda ref, size: False) == runnable_model()
 
 
 def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(

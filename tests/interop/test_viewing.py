@@ -21,6 +21,7 @@ from models import (
     break_local_header,
     flip_byte,
     full_model,
+    keys_of,
     open_below,
     run_python,
     runnable_model,
@@ -81,8 +82,8 @@ def test_external_data_is_given_by_the_name_that_the_model_has_for_it(tmp_path: 
     path = tmp_path / "m.onnxa"
     onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True)
     with onnxarchive.open(path) as archive, netron.serve(path) as server:
-        assert len(archive._sites) > 10
-        for key in archive._sites:
+        assert len(keys_of(archive)) > 10
+        for key in keys_of(archive):
             with get(f"{server.url}data/{key}?cb=17") as response:
                 assert response.read() == archive.read(key)
                 assert response.headers["Content-Length"] == str(archive.entries[key].nbytes)

@@ -33,13 +33,14 @@ from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import tensors
 from onnxarchive.model.deduplicate import Deduplicated, deduplicate
-from onnxarchive.model.tensors import Path, Site
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
 
 FLOAT = TensorProto.FLOAT
 
 
-def _no_data(site: Site) -> Iterable[memoryview]:
-    raise AssertionError(f"{site} is not external")
+def _no_data(ref: TensorRef) -> Iterable[memoryview]:
+    raise AssertionError(f"{ref} is not external")
 
 
 def _deduplicated(model: onnx.ModelProto) -> Deduplicated[Iterable[memoryview]]:
@@ -533,14 +534,14 @@ class _External:
         self.model.CopyFrom(model)
         self.data: dict[Path, bytes] = {}
         self.calls: list[Path] = []
-        for site in list(tensors.walk(self.model)):
-            if tensors.stored_type(site.tensor) and (paths is None or site.path in set(paths)):
-                self.data[site.path] = bytes(tensors.raw_data(site))
-                tensors.set_location(site.tensor, f"file{len(self.data)}")
+        for ref in list(tensors.walk(self.model)):
+            if tensors.stored_type(ref.tensor) and (paths is None or ref.path in set(paths)):
+                self.data[ref.path] = bytes(tensors.raw_data(ref))
+                tensors.set_location(ref.tensor, f"file{len(self.data)}")
 
-    def resolve(self, site: Site) -> Iterator[memoryview]:
-        self.calls.append(site.path)
-        data = memoryview(self.data[site.path])
+    def resolve(self, ref: TensorRef) -> Iterator[memoryview]:
+        self.calls.append(ref.path)
+        data = memoryview(self.data[ref.path])
         # Cut differently each time, with empty pieces in between.
         size = 1 + (len(self.calls) * 5) % 7
         for start in range(0, len(data), size):
@@ -552,9 +553,9 @@ def _filled(done: Deduplicated[Iterator[memoryview]]) -> onnx.ModelProto:
     """The model with its external data put into it."""
     model = onnx.ModelProto()
     model.CopyFrom(done.model)
-    for site in tensors.walk(model):
-        if site.tensor.data_location == TensorProto.EXTERNAL:
-            tensors.set_raw_data(site.tensor, b"".join(done.resolve(site)))
+    for ref in tensors.walk(model):
+        if ref.tensor.data_location == TensorProto.EXTERNAL:
+            tensors.set_raw_data(ref.tensor, b"".join(done.resolve(ref)))
     return model
 
 
@@ -638,7 +639,7 @@ def test_a_deduplicated_model_becomes_an_archive(tmp_path: FilePath) -> None:
     model = _model("a", "b", nodes=[_taking("b")])
     model.graph.initializer.append(raw_tensor("c", seed=1))
     source = _External(model)
-    done = deduplicate(source.model, lambda site: Stored(memoryview(source.data[site.path])))
+    done = deduplicate(source.model, lambda ref: Stored(memoryview(source.data[ref.path])))
     path = tmp_path / "model.onnxa"
     write_archive(plan_archive(done.model, resolve=done.resolve, size_threshold=0), path)
     assert onnxarchive.load(path) == _deduplicated(model).model
@@ -657,8 +658,8 @@ def test_large_tensors_are_compared_piece_by_piece(tmp_path: FilePath) -> None:
         with open(tmp_path / name, "rb") as file:
             views.append(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
-    def resolve(site: Site) -> Iterator[memoryview]:
-        _, index = site.path[-1]
+    def resolve(ref: TensorRef) -> Iterator[memoryview]:
+        _, index = ref.path[-1]
         assert index is not None
         size = (8 << 20) + index * 12345
         for start in range(0, nbytes, size):
@@ -817,7 +818,7 @@ def test_what_is_saved_is_the_size_of_what_is_gone(
     model: onnx.ModelProto, data: st.DataObject
 ) -> None:
     before = list(tensors.walk(model))
-    paths = [site.path for site in before if data.draw(st.booleans())]
+    paths = [ref.path for ref in before if data.draw(st.booleans())]
     source = _External(model, paths)
     original = source.model.SerializeToString(deterministic=True)
     done = deduplicate(source.model, source.resolve)
@@ -944,7 +945,7 @@ def test_onnxruntime_computes_the_same(
     model: onnx.ModelProto, is_so: bool, is_optimized: bool, data: st.DataObject
 ) -> None:
     onnx.checker.check_model(model, full_check=True)
-    paths = [site.path for site in tensors.walk(model) if data.draw(st.booleans())]
+    paths = [ref.path for ref in tensors.walk(model) if data.draw(st.booleans())]
     source = _External(model, paths)
     done = deduplicate(source.model, source.resolve)
     filled = _filled(done)

@@ -21,7 +21,7 @@ from models import (
 from onnx import TensorProto
 
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.model import proto, tensors
+from onnxarchive.model import proto, tensors, walking
 from onnxarchive.model.copying import with_locations
 
 
@@ -137,7 +137,7 @@ def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list
     proto.check_references(model, sizes, collected)
     assert all("expected" in message and "found" in message for message in collected.messages)
     assert None not in collected.entries
-    at_once = proto.sites_at_once(
+    at_once = proto.refs_at_once(
         model,
         model.SerializeToString(),
         list(sizes),
@@ -150,17 +150,17 @@ def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list
 def test_every_tensor_finds_its_entry() -> None:
     model = full_model()
     located = with_locations(
-        model, {site.path: f"k{i}" for i, site in enumerate(tensors.walk(model))}
+        model, {ref.path: f"k{i}" for i, ref in enumerate(tensors.walk(model))}
     )
     nbytes = {True: 300 * 8, False: 300 * 4}
     sizes = {
-        f"k{i}": nbytes[site.tensor.data_type == TensorProto.INT64]
-        for i, site in enumerate(tensors.walk(model))
+        f"k{i}": nbytes[ref.tensor.data_type == TensorProto.INT64]
+        for i, ref in enumerate(tensors.walk(model))
     }
     found = proto.check_references(located, sizes, Report())
     assert list(found) == list(sizes)
-    assert all(tensors.location(site.tensor) == key for key, site in found.items())
-    assert all(tensors.at(located, site.path) is site.tensor for site in found.values())
+    assert all(tensors.location(ref.tensor) == key for key, ref in found.items())
+    assert all(walking.at(located, ref.path) is ref.tensor for ref in found.values())
 
 
 def test_length_and_offset_and_checksum_may_be_stated() -> None:
@@ -244,7 +244,7 @@ def test_two_tensors_do_not_share_an_entry() -> None:
     assert (collected.rules, collected.entries) == (["DATA-3"], ["w"])
     assert "graph.initializer[0]" in collected.messages[0]
     assert "graph.node[0].attribute[0].t" in collected.messages[0]
-    assert [str(site) for site in found.values()] == ["tensor 'w' (graph.initializer[0])"]
+    assert [str(ref) for ref in found.values()] == ["tensor 'w' (graph.initializer[0])"]
 
 
 def test_an_entry_that_no_tensor_names_breaks_a_rule() -> None:

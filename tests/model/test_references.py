@@ -16,7 +16,7 @@ import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, references, tensors
 from onnxarchive.model.shapes import Shapes
-from onnxarchive.model.tensors import Site, Sites
+from onnxarchive.model.tensors import TensorRef, TensorRefs
 
 
 def tensor_of(
@@ -35,10 +35,10 @@ def sizes_of(model: onnx.ModelProto) -> dict[str, int]:
 
 def at_once(
     model: onnx.ModelProto, sizes: Mapping[str, int], data: bytes | None = None
-) -> Sites | None:
+) -> TensorRefs | None:
     """What is found at once, which is what is found one by one, and breaks no rule."""
     serialized = model.SerializeToString() if data is None else data
-    both = proto.sites_at_once(model, serialized, list(sizes), list(sizes.values()))
+    both = proto.refs_at_once(model, serialized, list(sizes), list(sizes.values()))
     if both is None:
         return None
     found, shapes = both
@@ -143,7 +143,9 @@ def test_what_this_library_writes_is_read_at_once(by: str, tmp_path: Path) -> No
                 writer.add(name, arrays[name])
             writer.finish(model_of(raw_tensor("small")))
     with onnxarchive.open(path) as archive:
-        assert (len(archive._sites.names), archive._sites.others) == (50, {})
+        read = references.read(bytes(archive.read("__MODEL_PROTO")))
+        assert read is not None
+        assert len(read.indexes) == 50
         assert all(np.array_equal(archive.tensors[name], arrays[name]) for name in arrays)
 
 
@@ -208,12 +210,12 @@ def _without_location() -> TensorProto:
 def test_what_breaks_a_rule_is_left_to_those_who_look_at_each(model: onnx.ModelProto) -> None:
     data = model.SerializeToString()
     for keys in (["w", "v"], ["v", "w"]):
-        assert proto.sites_at_once(model, data, keys, [16, 16]) is None
+        assert proto.refs_at_once(model, data, keys, [16, 16]) is None
 
 
 def test_a_key_that_stands_twice_is_left_to_those_who_look_at_each() -> None:
     model = model_of(tensor_of("w"), tensor_of("w"))
-    assert proto.sites_at_once(model, model.SerializeToString(), ["w", "w"], [16, 16]) is None
+    assert proto.refs_at_once(model, model.SerializeToString(), ["w", "w"], [16, 16]) is None
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_numbers_in_more_bytes_than_they_need_are_what_protobuf_takes_them_for(
     assert is_sound or found is None
     if not is_sound:
         for keys in (["w", "u"], ["w", "v", "u"]):
-            assert proto.sites_at_once(model, data, keys, [16] * len(keys)) is None
+            assert proto.refs_at_once(model, data, keys, [16] * len(keys)) is None
 
 
 def test_a_product_of_dimensions_that_no_number_holds_is_no_warning() -> None:
@@ -325,25 +327,25 @@ def test_any_model_is_found_as_one_by_one_or_left_to_that(model: onnx.ModelProto
     at_once(model, {})
 
 
-# Sites
+# TensorRefs
 
 
-def test_sites_are_a_mapping_of_initializers_and_others() -> None:
+def test_tensor_refs_are_a_mapping_of_initializers_and_others() -> None:
     model = model_of(raw_tensor("a"), raw_tensor("b"))
-    other = Site((("graph", None), ("node", 0)), raw_tensor("c"))
-    sites = Sites(model.graph.initializer, ["x", "y"], [1, 0], {"z": other})
-    assert (list(sites), len(sites)) == (["x", "y", "z"], 3)
-    assert [site.where for site in sites.values()] == [
+    other = TensorRef((("graph", None), ("node", 0)), raw_tensor("c"))
+    refs = TensorRefs(model.graph.initializer, ["x", "y"], [1, 0], {"z": other})
+    assert (list(refs), len(refs)) == (["x", "y", "z"], 3)
+    assert [ref.where for ref in refs.values()] == [
         "graph.initializer[1]",
         "graph.initializer[0]",
         "graph.node[0]",
     ]
-    assert [site.tensor.name for site in sites.values()] == ["b", "a", "c"]
-    assert [sites.tensor(key) is not None for key in ("x", "z", "w")] == [True, True, False]
-    assert ("x" in sites, "z" in sites, "w" in sites) == (True, True, False)
+    assert [ref.tensor.name for ref in refs.values()] == ["b", "a", "c"]
+    assert [refs.tensor(key) is not None for key in ("x", "z", "w")] == [True, True, False]
+    assert ("x" in refs, "z" in refs, "w" in refs) == (True, True, False)
     with pytest.raises(KeyError):
-        sites["w"]
-    assert Sites() == {}
+        refs["w"]
+    assert TensorRefs() == {}
 
 
 def test_the_message_of_what_is_left_names_the_tensor() -> None:

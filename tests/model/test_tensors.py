@@ -27,10 +27,10 @@ from onnx import TensorProto
 
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveFormatError, Report, shown
-from onnxarchive.model import tensors
+from onnxarchive.model import tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.dtypes import BY_NUMBER
-from onnxarchive.model.tensors import ExternalData, Site
+from onnxarchive.model.tensors import ExternalData, TensorRef
 
 
 class Collected(Report):
@@ -50,10 +50,10 @@ class Collected(Report):
         self.entries.append(entry)
 
 
-def _site(tensor: TensorProto) -> Site:
+def _ref(tensor: TensorProto) -> TensorRef:
     model = model_of(tensor)
-    (site,) = tensors.walk(model)
-    return site
+    (ref,) = tensors.walk(model)
+    return ref
 
 
 # The walk
@@ -67,7 +67,7 @@ def test_the_walk_visits_every_tensor_of_every_place_once() -> None:
     model = full_model()
     found = list(tensors.walk(model))
     expected = list(every_tensor(model))  # kept alive, so that identities stay
-    assert _identities(site.tensor for site in found) == _identities(expected)
+    assert _identities(ref.tensor for ref in found) == _identities(expected)
     assert len(found) == 257
 
 
@@ -76,20 +76,20 @@ def test_the_walk_visits_every_tensor_of_every_place_once() -> None:
 def test_the_walk_visits_every_tensor_of_any_model_once(model: onnx.ModelProto) -> None:
     found = list(tensors.walk(model))
     expected = list(every_tensor(model))
-    assert _identities(site.tensor for site in found) == _identities(expected)
+    assert _identities(ref.tensor for ref in found) == _identities(expected)
 
 
 def test_the_way_to_a_tensor_leads_to_it_and_to_no_other() -> None:
     model = full_model()
     found = list(tensors.walk(model))
-    assert len({site.path for site in found}) == len(found)
-    for site in found:
-        assert tensors.at(model, site.path) is site.tensor
+    assert len({ref.path for ref in found}) == len(found)
+    for ref in found:
+        assert walking.at(model, ref.path) is ref.tensor
 
 
 def test_the_walk_visits_places_named_one_by_one() -> None:
     model = full_model(count=1)
-    ways = {".".join(field for field, _ in site.path) for site in tensors.walk(model)}
+    ways = {".".join(field for field, _ in ref.path) for ref in tensors.walk(model)}
     in_graph = {
         "initializer",
         "sparse_initializer.values",
@@ -113,23 +113,23 @@ def test_the_walk_visits_what_is_nested_in_default_attributes_of_functions() -> 
     model = model_of()
     graph = onnx.GraphProto(initializer=[raw_tensor("deep")])
     model.functions.add(name="f").attribute_proto.append(attribute("g", g=graph))
-    assert [site.tensor.name for site in tensors.walk(model)] == ["deep"]
+    assert [ref.tensor.name for ref in tensors.walk(model)] == ["deep"]
 
 
 def test_the_walk_goes_through_graphs_nested_twenty_deep() -> None:
     model = nested_model(20)
     expected = [f"weight{level}" for level in range(20)]
-    assert [site.tensor.name for site in tensors.walk(model)] == expected
+    assert [ref.tensor.name for ref in tensors.walk(model)] == expected
 
 
 def test_the_walk_and_the_copy_need_no_stack() -> None:
     model = nested_model(700)
     found = list(tensors.walk(model))
-    assert [site.tensor.name for site in found] == [f"weight{level}" for level in range(700)]
+    assert [ref.tensor.name for ref in found] == [f"weight{level}" for level in range(700)]
     copy = with_locations(model, {found[-1].path: "key", found[300].path: "other"})
-    located = [site for site in tensors.walk(copy) if tensors.location(site.tensor) is not None]
-    assert [site.path for site in located] == [found[300].path, found[-1].path]
-    assert tensors.at(copy, found[-1].path).name == "weight699"
+    located = [ref for ref in tensors.walk(copy) if tensors.location(ref.tensor) is not None]
+    assert [ref.path for ref in located] == [found[300].path, found[-1].path]
+    assert walking.at(copy, found[-1].path).name == "weight699"
 
 
 def test_the_walk_gives_tensors_of_a_graph_before_those_of_its_nodes() -> None:
@@ -137,34 +137,34 @@ def test_the_walk_gives_tensors_of_a_graph_before_those_of_its_nodes() -> None:
     model = model_of(raw_tensor("first"), raw_tensor("second"))
     model.graph.node.append(node(attribute("g", g=graph)))
     model.graph.node.append(node(attribute("t", t=raw_tensor("attribute"))))
-    found = [site.tensor.name for site in tensors.walk(model)]
+    found = [ref.tensor.name for ref in tensors.walk(model)]
     assert found == ["first", "second", "inner", "attribute"]
 
 
 def test_initializers_are_those_of_the_main_graph_and_of_its_subgraphs() -> None:
-    found = {site.tensor.name for site in tensors.walk(full_model(1)) if site.is_initializer}
+    found = {ref.tensor.name for ref in tensors.walk(full_model(1)) if ref.is_initializer}
     graphs = ("main", "main.a", "main.b", "main.c")
     assert found == {f"{graph}.initializer{end}" for graph in graphs for end in ("", "2")}
 
 
-def test_a_site_says_which_tensor_it_is_and_where() -> None:
+def test_a_tensor_ref_says_which_tensor_it_is_and_where() -> None:
     model = model_of()
     graph = onnx.GraphProto(initializer=[raw_tensor("w/1")])
     model.graph.node.append(node(attribute("i", i=1), attribute("g", g=graph)))
-    (site,) = tensors.walk(model)
-    assert str(site) == "tensor 'w/1' (graph.node[0].attribute[1].g.initializer[0])"
+    (ref,) = tensors.walk(model)
+    assert str(ref) == "tensor 'w/1' (graph.node[0].attribute[1].g.initializer[0])"
 
 
 def test_onnx_loads_the_tensors_that_are_said_to_be_loaded_by_it(tmp_path: Any) -> None:
     model = full_model(300)
     (tmp_path / "data").write_bytes(bytes(1200))
-    for site in tensors.walk(model):
-        site.tensor.CopyFrom(external(site.tensor, "data"))
+    for ref in tensors.walk(model):
+        ref.tensor.CopyFrom(external(ref.tensor, "data"))
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     loaded = onnx.load(tmp_path / "m.onnx")
-    for site in tensors.walk(loaded):
-        is_loaded = site.tensor.data_location != TensorProto.EXTERNAL
-        assert is_loaded == site.is_loaded_by_onnx, str(site)
+    for ref in tensors.walk(loaded):
+        is_loaded = ref.tensor.data_location != TensorProto.EXTERNAL
+        assert is_loaded == ref.is_loaded_by_onnx, str(ref)
 
 
 # Copies with locations
@@ -184,15 +184,15 @@ def test_only_the_tensors_with_locations_change_in_a_copy(
 ) -> None:
     before = model.SerializeToString(deterministic=True)
     found = list(tensors.walk(model))
-    chosen = {site.path: f"key{i}" for i, site in enumerate(found) if random.random() < 0.4}
+    chosen = {ref.path: f"key{i}" for i, ref in enumerate(found) if random.random() < 0.4}
     copy = with_locations(model, chosen)
     assert model.SerializeToString(deterministic=True) == before
     for path, key in chosen.items():
-        located = tensors.at(copy, path)
+        located = walking.at(copy, path)
         assert located.data_location == TensorProto.EXTERNAL
         assert [(pair.key, pair.value) for pair in located.external_data] == [("location", key)]
         assert not any(tensors.has_field(located, field) for field in tensors.DATA_FIELDS)
-        located.CopyFrom(tensors.at(model, path))
+        located.CopyFrom(walking.at(model, path))
     assert copy == model
     assert copy.SerializeToString(deterministic=True) == before
 
@@ -232,11 +232,11 @@ def test_unknown_fields_of_every_message_are_kept() -> None:
     expected = model.SerializeToString(deterministic=True)
     assert expected.count(b"abcdefgh") == len(messages)
 
-    copy = with_locations(model, {site.path: "key" for site in tensors.walk(model)})
+    copy = with_locations(model, {ref.path: "key" for ref in tensors.walk(model)})
     assert copy.SerializeToString().count(UNKNOWN) == len(messages)
-    for site in tensors.walk(model):
-        located = tensors.at(copy, site.path)
-        tensors.set_raw_data(located, site.tensor.raw_data)
+    for ref in tensors.walk(model):
+        located = walking.at(copy, ref.path)
+        tensors.set_raw_data(located, ref.tensor.raw_data)
     assert copy.SerializeToString(deterministic=True) == expected
 
 
@@ -245,8 +245,8 @@ def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
     tensor.doc_string = "what it is"
     tensor.metadata_props.add(key="k", value="v")
     model = model_of(tensor)
-    ((path,),) = [[site.path for site in tensors.walk(model)]]
-    located = tensors.at(with_locations(model, {path: "key"}), path)
+    ((path,),) = [[ref.path for ref in tensors.walk(model)]]
+    located = walking.at(with_locations(model, {path: "key"}), path)
     assert (located.name, located.doc_string) == ("w", "what it is")
     assert list(located.dims) == list(tensor.dims)
     assert located.data_type == tensor.data_type
@@ -256,7 +256,7 @@ def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
 def test_an_empty_message_on_the_way_to_nothing_is_still_there() -> None:
     model = model_of(raw_tensor("w"))
     model.graph.node.append(node(attribute("g", g=onnx.GraphProto())))
-    ((path,),) = [[site.path for site in tensors.walk(model)]]
+    ((path,),) = [[ref.path for ref in tensors.walk(model)]]
     copy = with_locations(model, {path: "key"})
     assert copy.graph.node[0].attribute[0].HasField("g")
 
@@ -286,9 +286,9 @@ def test_raw_data_replaces_a_location() -> None:
 def test_the_bytes_of_every_tensor_are_those_of_onnx(model: onnx.ModelProto) -> None:
     expected = list(every_tensor(normalised(model)))
     by_way = zip(tensors.walk(normalised(model)), tensors.walk(model), strict=True)
-    for reference, site in by_way:
-        if tensors.stored_type(site.tensor) is not None:
-            assert bytes(tensors.raw_data(site)) == reference.tensor.raw_data
+    for reference, ref in by_way:
+        if tensors.stored_type(ref.tensor) is not None:
+            assert bytes(tensors.raw_data(ref)) == reference.tensor.raw_data
     assert len(expected) == len(list(tensors.walk(model)))
 
 
@@ -297,14 +297,14 @@ def test_raw_data_of_another_size_is_refused(raw_data: bytes) -> None:
     tensor = raw_tensor("layer/w", dims=(4,))
     tensor.raw_data = raw_data
     with pytest.raises(ArchiveFormatError, match=r"'layer/w'.*expected 16 bytes for FLOAT of"):
-        tensors.raw_data(_site(tensor))
+        tensors.raw_data(_ref(tensor))
 
 
 @pytest.mark.parametrize("count", [0, 3, 5])
 def test_typed_data_of_another_size_is_refused(count: int) -> None:
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], float_data=[0] * count)
     with pytest.raises(ArchiveFormatError, match=rf"'w'.*expected 16 bytes.*found {count * 4}"):
-        tensors.raw_data(_site(tensor))
+        tensors.raw_data(_ref(tensor))
 
 
 # Which tensors can be stored
@@ -363,12 +363,12 @@ def test_strings_segments_and_unknown_types_stay_in_the_model() -> None:
 
 
 def test_external_data_is_read() -> None:
-    site = _site(external(raw_tensor("w"), "key", offset=0, length="16", checksum="abc"))
-    assert tensors.external_data(site, Report()) == ExternalData("key", 0, 16, "abc")
-    site = _site(external(raw_tensor("w"), "key"))
-    assert tensors.external_data(site, Report()) == ExternalData("key", None, None, None)
-    assert tensors.location(site.tensor) == "key"
-    assert tensors.checksum(site.tensor) is None
+    ref = _ref(external(raw_tensor("w"), "key", offset=0, length="16", checksum="abc"))
+    assert tensors.external_data(ref, Report()) == ExternalData("key", 0, 16, "abc")
+    ref = _ref(external(raw_tensor("w"), "key"))
+    assert tensors.external_data(ref, Report()) == ExternalData("key", None, None, None)
+    assert tensors.location(ref.tensor) == "key"
+    assert tensors.checksum(ref.tensor) is None
 
 
 @pytest.mark.parametrize(
@@ -376,8 +376,8 @@ def test_external_data_is_read() -> None:
     [("0", 0), ("1", 1), ("16", 16), ("9" * 19, 10**19 - 1), (str(1 << 63), 1 << 63)],
 )
 def test_decimal_numbers_are_read(number: str, value: int) -> None:
-    site = _site(external(raw_tensor("w"), "key", offset=number, length=number))
-    assert tensors.external_data(site, Report()) == ExternalData("key", value, value, None)
+    ref = _ref(external(raw_tensor("w"), "key", offset=number, length=number))
+    assert tensors.external_data(ref, Report()) == ExternalData("key", value, value, None)
 
 
 @pytest.mark.parametrize("field", ["offset", "length"])
@@ -410,13 +410,13 @@ def test_decimal_numbers_are_read(number: str, value: int) -> None:
     ],
 )
 def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) -> None:
-    site = _site(external(raw_tensor("w"), "key", **{field: number}))
+    ref = _ref(external(raw_tensor("w"), "key", **{field: number}))
     with pytest.raises(ArchiveFormatError, match=r"'w'.*decimal digits") as caught:
-        tensors.external_data(site, Report())
+        tensors.external_data(ref, Report())
     assert caught.value.rule == "DATA-5"
     assert field in str(caught.value)
     collected = Collected()
-    assert tensors.external_data(site, collected) == ExternalData("key", None, None, None)
+    assert tensors.external_data(ref, collected) == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-5"]
 
 
@@ -443,12 +443,12 @@ def test_missing_repeated_and_unknown_keys_are_refused(pairs: list[tuple[str, st
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     for key, value in pairs:
         tensor.external_data.add(key=key, value=value)
-    site = _site(tensor)
+    ref = _ref(tensor)
     with pytest.raises(ArchiveFormatError, match="'w'") as caught:
-        tensors.external_data(site, Report())
+        tensors.external_data(ref, Report())
     assert caught.value.rule == "DATA-4"
     collected = Collected()
-    found = tensors.external_data(site, collected)
+    found = tensors.external_data(ref, collected)
     assert set(collected.rules) == {"DATA-4"}
     location = next((value for key, value in pairs if key == "location"), None)
     assert (None if found is None else found.location) == location
@@ -460,7 +460,7 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
         tensor.external_data.add(key=key, value=value)
     tensor.external_data.extend(tensor.external_data[0] for _ in range(10_000))
     collected = Collected()
-    found = tensors.external_data(_site(tensor), collected, keys={"key"})
+    found = tensors.external_data(_ref(tensor), collected, keys={"key"})
     assert found == ExternalData("key", None, None, None)
     assert collected.rules == ["DATA-4", "DATA-5"]
     assert collected.entries == ["key", "key"]
@@ -468,18 +468,18 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
     assert len(collected.messages[0]) < 500
     assert list(tensors.locations(tensor)) == ["key", "other"]
     del tensor.external_data[:]
-    assert tensors.external_data(_site(tensor), collected, keys={"key"}) is None
+    assert tensors.external_data(_ref(tensor), collected, keys={"key"}) is None
     assert collected.entries[-1] == "__MODEL_PROTO"
 
 
 def test_a_key_may_be_allowed_besides_and_then_once() -> None:
     also_allowed = frozenset({"basepath"})
-    site = _site(external(raw_tensor("w"), "key", basepath="/tmp"))
-    found = tensors.external_data(site, Report(), also_allowed=also_allowed)
+    ref = _ref(external(raw_tensor("w"), "key", basepath="/tmp"))
+    found = tensors.external_data(ref, Report(), also_allowed=also_allowed)
     assert found == ExternalData("key", None, None, None)
-    site.tensor.external_data.add(key="basepath", value="")
+    ref.tensor.external_data.add(key="basepath", value="")
     with pytest.raises(ArchiveFormatError, match="'basepath' again"):
-        tensors.external_data(site, Report(), also_allowed=also_allowed)
+        tensors.external_data(ref, Report(), also_allowed=also_allowed)
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_external_data_that_is_no_text_is_judged_by_its_bytes(
     tensor = external(raw_tensor("w"), "key")
     tensor.external_data.add().MergeFromString(pair)
     collected = Collected()
-    found = tensors.external_data(_site(tensor), collected)
+    found = tensors.external_data(_ref(tensor), collected)
     assert found is not None
     assert found.location == "key"
     assert collected.rules == rules
@@ -508,7 +508,7 @@ def test_external_data_that_is_no_text_is_judged_by_its_bytes(
 def test_a_location_that_is_no_text_is_that_of_no_text() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     tensor.external_data.add().MergeFromString(b"\x0a\x08location\x12\x02k\xff")
-    found = tensors.external_data(_site(tensor), Report())
+    found = tensors.external_data(_ref(tensor), Report())
     assert found is not None
     assert found.location == tensors.location(tensor) == "k\udcff"
     assert found.location.encode(errors="surrogateescape") == b"k\xff"
@@ -516,9 +516,9 @@ def test_a_location_that_is_no_text_is_that_of_no_text() -> None:
 
 def test_a_name_that_is_no_text_can_be_said() -> None:
     damaged = raw_tensor("MARK").SerializeToString().replace(b"MARK", b"M\xffRK")
-    site = _site(TensorProto.FromString(damaged))
-    assert site.name == "M\ufffdRK"
-    assert repr(site.name) in str(site)
+    ref = _ref(TensorProto.FromString(damaged))
+    assert ref.name == "M\ufffdRK"
+    assert repr(ref.name) in str(ref)
 
 
 def test_an_internal_tensor_has_no_location() -> None:
@@ -534,7 +534,7 @@ def test_an_internal_tensor_has_no_location() -> None:
 def _checked(tensor: TensorProto, *pieces: bytes) -> list[str]:
     collected = Collected()
     views = [memoryview(piece) for piece in pieces]
-    passed_on = list(tensors.checked(_site(tensor), views, collected, entry="key"))
+    passed_on = list(tensors.checked(_ref(tensor), views, collected, entry="key"))
     assert passed_on == views
     return collected.rules
 
@@ -596,13 +596,13 @@ def test_a_tensor_of_whole_bytes_has_no_unused_bits(data_type: str) -> None:
 def test_a_broken_value_names_tensor_and_entry() -> None:
     tensor = TensorProto(name="layer/mask", data_type=TensorProto.BOOL, dims=[1])
     with pytest.raises(ArchiveFormatError, match="layer/mask") as caught:
-        list(tensors.checked(_site(tensor), [memoryview(b"\2")], Report(), entry="layer_mask"))
+        list(tensors.checked(_ref(tensor), [memoryview(b"\2")], Report(), entry="layer_mask"))
     assert (caught.value.rule, caught.value.entry) == ("TENSOR-5", "layer_mask")
 
 
 @given(names)
-def test_a_site_can_be_said_whatever_its_name(name: str) -> None:
-    assert shown(name) in str(_site(raw_tensor(name)))
+def test_a_tensor_ref_can_be_said_whatever_its_name(name: str) -> None:
+    assert shown(name) in str(_ref(raw_tensor(name)))
 
 
 @given(st.lists(st.booleans(), max_size=20))

@@ -972,7 +972,7 @@ def test_a_location_that_is_not_utf_8_is_refused() -> None:
 @pytest.mark.parametrize("length", [1, 2**32, 10**18])
 def test_external_data_is_that_of_protobuf(location: str, offset: int, length: int) -> None:
     tensor = TensorProto()
-    tensor.MergeFromString(wire.external_data(location)(offset, length))
+    tensor.MergeFromString(wire.external_data_encoder(location)(offset, length))
     expected = TensorProto()
     set_location(expected, location, offset=offset, length=length)
     expected.ClearField("data_location")

@@ -16,6 +16,7 @@ from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate
 from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.local_header import check_local_header
+from onnxarchive.zipformat.local_headers_at_once import pack_local_headers
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -68,7 +69,7 @@ def inspect(file: Sparse, report: Report) -> Directory | None:
     _require_same(read_at_once(data, bounds), data, bounds)
     for index, (entry, record) in enumerate(zip(found.entries, found.records, strict=True)):
         header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-        if header in [found.local_headers(index, index + 1, it) for it in (64, 128, 4096)]:
+        if header in [pack_local_headers(found, index, index + 1, it) for it in (64, 128, 4096)]:
             check_local_header(header, entry, record, _Contradiction())
         check_local_header(header, entry, record, report)
     return found
@@ -85,7 +86,7 @@ def _require_same(at_once: Directory | None, data: bytes, bounds: Bounds) -> Non
     """A directory that is read at once is what it is record by record, and breaks no rule."""
     if at_once is None:
         return
-    slowly = directory._read_one_by_one(data, bounds, _Contradiction())
+    slowly = directory.read_one_by_one(data, bounds, _Contradiction())
     assert list(at_once.entries) == list(slowly.entries)
     assert list(at_once.records) == list(slowly.records)
     assert (list(at_once.names), list(at_once.sizes)) == (slowly.names, slowly.sizes)

@@ -11,7 +11,8 @@ import onnx
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
 from onnxarchive.model import tensors, wire
-from onnxarchive.model.tensors import ExternalData, Path, Site
+from onnxarchive.model.tensors import ExternalData, TensorRef
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.serialized import Serialized
 
@@ -45,7 +46,7 @@ class Finder:
         self,
         place: Place,
         verify_checksum: bool,
-        elsewhere: Callable[[Site], Data] | None = None,
+        elsewhere: Callable[[TensorRef], Data] | None = None,
     ) -> None:
         self._place = place
         self._verify_checksum = verify_checksum
@@ -62,52 +63,52 @@ class Finder:
         """
         data: dict[Path, Data] = {}
         problems: list[ArchiveFormatError] = []
-        for site in tensors.walk(serialized.model):
+        for ref in tensors.walk(serialized.model):
             try:
-                found = self._data(site, serialized)
+                found = self._data(ref, serialized)
             except ArchiveFormatError as error:
-                message = f"{site}: {error.message.removeprefix(f'{site}: ')}"
+                message = f"{ref}: {error.message.removeprefix(f'{ref}: ')}"
                 problems.append(type(error)(message, rule=error.rule))
             else:
                 if found is not None:
-                    data[site.path] = found
+                    data[ref.path] = found
         _require_none(problems)
         return Found(serialized.model, data, self._locations)
 
-    def _data(self, site: Site, serialized: Serialized) -> Data | None:
+    def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The bytes of a tensor, or None where it holds them itself."""
-        tensor = site.tensor
+        tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
         if tensors.held_fields(tensor) if is_external else tensor.external_data:
             raise ArchiveFormatError(
                 "expected its data in one place, found it in the model and in external_data"
             )
         if is_external:
-            reference = tensors.external_data(site, Report(), also_allowed=_BASEPATH)
+            reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
             assert reference is not None  # the report would have raised
             if reference.location.startswith(wire.SPAN_LOCATION):
-                return serialized.data(site, reference.location)
-            return self._in_file(site, reference)
-        if _is_torch_placeholder(site, self._place):
-            tensors.set_location(tensor, site.name)
-            return self._in_file(site, ExternalData(site.name, None, None, None), is_alone=True)
+                return serialized.data(ref, reference.location)
+            return self._in_file(ref, reference)
+        if _is_torch_placeholder(ref, self._place):
+            tensors.set_location(tensor, ref.name)
+            return self._in_file(ref, ExternalData(ref.name, None, None, None), is_alone=True)
         return None
 
-    def _in_file(self, site: Site, reference: ExternalData, *, is_alone: bool = False) -> Data:
+    def _in_file(self, ref: TensorRef, reference: ExternalData, *, is_alone: bool = False) -> Data:
         """The bytes that a reference leads to; `is_alone` if they are all that a file has."""
         location, offset = reference.location, reference.offset or 0
-        data_type = tensors.external_type(site)
-        nbytes = data_type.nbytes(site.tensor.dims)
+        data_type = tensors.external_type(ref)
+        nbytes = data_type.nbytes(ref.tensor.dims)
         file = self._place.find(location)
         if file is None:
             if self._elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # it is not there, either
-                    return self._elsewhere(site)
+                    return self._elsewhere(ref)
             raise ArchiveFormatError(f"expected {nbytes} bytes in {location!r}, found no such file")
         if reference.length not in (None, nbytes):
             raise ArchiveFormatError(
                 f"expected length {nbytes} for {data_type.name} of shape "
-                f"{list(site.tensor.dims)}, found {reference.length} in external_data"
+                f"{list(ref.tensor.dims)}, found {reference.length} in external_data"
             )
         if is_alone and file.nbytes != nbytes:
             raise ArchiveFormatError(
@@ -146,8 +147,8 @@ def _require_none(problems: list[ArchiveFormatError]) -> None:
     raise kind("\n  ".join([f"{len(messages)} tensors have faulty data:", *messages]))
 
 
-def _is_torch_placeholder(site: Site, place: Place) -> bool:
-    tensor = site.tensor
+def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
+    tensor = ref.tensor
     if tensor.raw_data != _TORCH_PLACEHOLDER:
         return False
     data_type = tensors.stored_type(tensor)
@@ -155,5 +156,5 @@ def _is_torch_placeholder(site: Site, place: Place) -> bool:
         return True
     # A tensor of as many bytes may be these by chance: then no file is named after it.
     with contextlib.suppress(ArchiveFormatError):
-        return place.find(site.name) is not None
+        return place.find(ref.name) is not None
     return False

@@ -1,0 +1,120 @@
+"""The one walk over the messages of a model, and its graphs with their paths.
+
+The fields to enter come from the descriptors of ONNX's protos (`schema`), so no tensor or graph is
+missed, also not in a field that a later ONNX adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import onnx
+
+from onnxarchive.model import schema
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+Path: TypeAlias = tuple[tuple[str, int | None], ...]
+"""The way from a model to a message in it: each field, with an index if it is repeated."""
+
+MAIN_GRAPH: Final[Path] = (("graph", None),)
+
+
+class GraphRef(NamedTuple):
+    """A graph and its path in the model.
+
+    Attributes:
+        path: The path.
+        graph: The model's own GraphProto, not a copy.
+        outer: The graph around a subgraph; None for others.
+    """
+
+    path: Path
+    graph: onnx.GraphProto
+    outer: GraphRef | None
+
+    @property
+    def root(self) -> str:
+        """The field of the model that it is in: "graph", "functions" or "training_info"."""
+        return self.path[0][0]
+
+
+def graphs(model: onnx.ModelProto) -> Iterator[GraphRef]:
+    """Every graph of a model, the main one first, each before its subgraphs."""
+    around = [GraphRef(MAIN_GRAPH, model.graph, None)]
+    yield around[0]
+    kind = onnx.GraphProto.DESCRIPTOR
+    subgraphs = below(model.graph, MAIN_GRAPH, kind)
+    for path, graph in chain(subgraphs, below(model, (), kind, without="graph")):
+        while around and path[: len(around[-1].path)] != around[-1].path:
+            around.pop()
+        ref = GraphRef(path, graph, around[-1] if around else None)  # type: ignore[arg-type]
+        around.append(ref)
+        yield ref
+
+
+def below(
+    message: Message, path: Path, kind: Any, *, without: str = ""
+) -> Iterator[tuple[Path, Message]]:
+    """Every message of one type below another message, with its path, depth first.
+
+    It takes memory in proportion to the depth of the model, and no stack: subgraphs may be nested
+    to any depth.
+
+    Args:
+        message: The message.
+        path: Its path.
+        kind: The descriptor of the type.
+        without: A field of `message` that is not entered.
+    """
+    fields = _fields_to(kind)
+    steps = list(path)
+    stack = [_children(message, [it for it in fields[message.DESCRIPTOR] if it[0] != without])]
+    while stack:
+        for step, child in stack[-1]:
+            if child.DESCRIPTOR is kind:
+                yield (*steps, step), child
+                if not fields[kind]:
+                    continue
+            steps.append(step)
+            stack.append(_children(child, fields[child.DESCRIPTOR]))
+            break
+        else:
+            stack.pop()
+            if stack:
+                steps.pop()
+
+
+def _children(
+    message: Message, fields: list[tuple[str, bool]]
+) -> Iterator[tuple[tuple[str, int | None], Message]]:
+    for name, is_repeated in fields:
+        if is_repeated:
+            for index, child in enumerate(getattr(message, name)):
+                yield (name, index), child
+        elif message.HasField(name):
+            yield (name, None), getattr(message, name)
+
+
+@cache
+def _fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
+    """`schema.fields_to` by descriptor: names of fields, and whether each is repeated."""
+    found = schema.messages()
+    return {
+        found[name]: [(field.name, schema.is_repeated(field)) for field in fields]
+        for name, fields in schema.fields_to(kind.full_name).items()
+    }
+
+
+def at(model: onnx.ModelProto, path: Path) -> Any:
+    """The message at a path."""
+    message: Any = model
+    for field, index in path:
+        message = getattr(message, field)
+        if index is not None:
+            message = message[index]
+    return message
