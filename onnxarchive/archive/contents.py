@@ -21,9 +21,10 @@ from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.zipformat import directory
-from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
+from onnxarchive.zipformat import directory, false_ends
+from onnxarchive.zipformat.end_records import locate
 from onnxarchive.zipformat.entries import EMPTY, Directory, Entry
+from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 
@@ -56,12 +57,13 @@ def read_contents(
         report: Takes each broken rule that can be seen so.
         max_model_nbytes: Size in bytes above which a model is reported and not read.
     """
-    tail_offset = max(file.size - TAIL_SIZE, 0)
-    bounds = locate(file.read(tail_offset, TAIL_SIZE), file.size, report)
+    end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
+    bounds = locate(end, file.size, report)
     if bounds is None:
         return Contents(EMPTY, None, TensorRefs())
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
+    false_ends.check(end, file.size, bounds, listed.entries, report)
     data = _read_model(file, listed.entries, report, max_model_nbytes)
     model = None if data is None else proto.parse(data, report)
     if data is None or model is None:

@@ -16,7 +16,9 @@ import numpy as np
 
 from onnxarchive.errors import Report, shown
 
-MODEL_PROTO = "__MODEL_PROTO"
+MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
+FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # of the entry of a further one; its id follows
+MAX_MODEL_ID_SIZE = 64  # bytes
 ASSET_PREFIX = "assets/"
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
@@ -27,10 +29,14 @@ PLAIN_PATH = (
     "characters, backslash, colon and semicolon"
 )
 ASSET_FORM = "Normalization Form C of Unicode"
+# What the id of a further model is (rule MODEL-4), for messages.
+MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
 
 _RESERVED_PREFIX = "__"
 _ASSETS = "assets"  # the folder of the assets, once unzipped
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
+_UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
 _NOT_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 # What Windows takes for a device, with any extension and in any case.
@@ -55,6 +61,21 @@ def is_key(name: str) -> bool:
     )
 
 
+def is_model_id(text: str) -> bool:
+    """Whether a further model may have this id (rule MODEL-4)."""
+    return _MODEL_ID.fullmatch(text) is not None and len(text) <= MAX_MODEL_ID_SIZE
+
+
+def model_entry(model: str) -> str:
+    """The name of the entry of a model: of the default one, whose id is `""`, or of another."""
+    return FURTHER_MODEL_PREFIX + model if model else MODEL_PROTO
+
+
+def is_model(name: str) -> bool:
+    """Whether an entry of this name holds a model, be it one without a proper id."""
+    return name == MODEL_PROTO or name.startswith(FURTHER_MODEL_PREFIX)
+
+
 def is_asset_name(name: str) -> bool:
     """Whether an entry of an asset may have this name, `assets/` included (rule ASSET-1)."""
     try:
@@ -67,6 +88,7 @@ def is_asset_name(name: str) -> bool:
         and size <= MAX_ASSET_NAME_SIZE
         and unicodedata.is_normalized("NFC", name)
         and _NOT_IN_ASSET.search(path) is None
+        and (name.isascii() or _UNASSIGNED not in map(unicodedata.category, name))
         and all(
             component not in ("", ".", "..") and len(component.encode()) <= MAX_ASSET_COMPONENT_SIZE
             for component in path.split("/")
@@ -180,7 +202,7 @@ def check_names(
 
     Args:
         names: The names, in directory order; None for one that is not UTF-8.
-        report: Takes each broken rule (MODEL-1, NAME-2, KEY-1, ASSET-1).
+        report: Takes each broken rule (VERSION-1, MODEL-1, MODEL-4, NAME-2, KEY-1, ASSET-1).
         are_all: Whether the last of them is known to be that of the last entry.
 
     Returns:
@@ -189,6 +211,7 @@ def check_names(
     before = names[:-1]
     if are_all and names and names[-1] == MODEL_PROTO and are_keys(before):
         return before  # as almost always; what is else is found out one by one
+    _check_versions(names, report)
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
         found = (
@@ -197,6 +220,7 @@ def check_names(
         report.broken(
             "MODEL-1", f"expected {MODEL_PROTO} as the last entry, found {found}", entry=last
         )
+    _check_models(names, report, are_all=are_all)
     seen: dict[str, str] = {}
     assets: list[tuple[str, str]] = []
     for name in names:
@@ -207,12 +231,12 @@ def check_names(
             if _is_named_as_asset(name, report):
                 # In this order a folder stands directly before all that is in it.
                 assets.append((folded.replace("/", "\0"), name))
-        elif name != MODEL_PROTO and not is_key(name):
+        elif not (name.startswith(_RESERVED_PREFIX) or is_key(name)):
             report.broken(
                 "KEY-1",
-                f"expected a key ([A-Za-z_][A-Za-z0-9_]*) of at most {MAX_KEY_SIZE} bytes that "
-                f"begins with less than two underscores and is not {_ASSETS}, or {MODEL_PROTO}, or "
-                f"a name in {ASSET_PREFIX}, found {shown(name)}",
+                f"expected a key ([A-Za-z_][A-Za-z0-9_]*) of at most {MAX_KEY_SIZE} bytes that is "
+                f"not {_ASSETS}, or {MODEL_PROTO}, or a name in {ASSET_PREFIX}, found "
+                f"{shown(name)}",
                 entry=name,
             )
         if folded in seen:
@@ -224,6 +248,40 @@ def check_names(
         seen[folded] = name
     _check_folders(assets, report)
     return [name for name in names if name is not None and is_key(name)]
+
+
+def _check_versions(names: Sequence[str | None], report: Report) -> None:
+    """Reports names that are reserved for later versions of the format (VERSION-1)."""
+    for name in names:
+        if name is not None and name.startswith(_RESERVED_PREFIX) and not is_model(name):
+            report.broken(
+                "VERSION-1",
+                "expected no other name that begins with two underscores than those of models: "
+                "this file was written for a later version of the format; upgrade onnxarchive to "
+                "read it",
+                entry=name,
+            )
+
+
+def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool) -> None:
+    """Checks ids and places of the further models (MODEL-4)."""
+    further = [name for name in names if name is not None and name.startswith(FURTHER_MODEL_PREFIX)]
+    for name in further:
+        if not is_model_id(name.removeprefix(FURTHER_MODEL_PREFIX)):
+            report.broken(
+                "MODEL-4",
+                f"expected {FURTHER_MODEL_PREFIX} and an id, {MODEL_ID}, found {shown(name)}",
+                entry=name,
+            )
+    last = len(names) - (1 if names and names[-1] == MODEL_PROTO else 0)
+    found = list(names[last - len(further) : last])
+    if are_all and found != sorted(further):
+        report.broken(
+            "MODEL-4",
+            f"expected the further models in ascending order directly before {MODEL_PROTO}, found "
+            f"{shown(further[0])} elsewhere or in another order",
+            entry=further[0],
+        )
 
 
 def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:

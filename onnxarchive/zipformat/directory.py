@@ -164,7 +164,7 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
         )
     if record.version_needed not in VERSIONS_NEEDED:
         broken("ZIP-10", f"expected version needed 10, 20 or 45, found {record.version_needed}")
-    unix_type = record.external_attributes >> records.UNIX_MODE_SHIFT & records.UNIX_TYPE_MASK
+    mode = record.external_attributes >> records.UNIX_MODE_SHIFT
     dos_attributes = record.external_attributes & records.DOS_ATTRIBUTES_MASK
     if record.version_made_by & records.MADE_BY_SYSTEM_MASK != records.MADE_BY_UNIX:
         broken(
@@ -173,7 +173,7 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
             f"found {record.version_made_by:#06x}",
         )
     if (
-        unix_type not in (0, records.UNIX_REGULAR)
+        mode & records.UNIX_TYPE_MASK not in (0, records.UNIX_REGULAR)
         or dos_attributes & ~records.DOS_FILE_ATTRIBUTES
         or record.internal_attributes
     ):
@@ -183,6 +183,12 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
             f"the lower 16 bits none but {records.DOS_FILE_ATTRIBUTES:#06x}) and internal 0x0000, "
             f"found {record.external_attributes:#010x} and internal "
             f"{record.internal_attributes:#06x}",
+        )
+    if mode & records.UNIX_SPECIAL_BITS:
+        broken(
+            "ZIP-11",
+            "expected permissions without set-user-ID, set-group-ID and sticky bit, which tools "
+            f"that unzip restore, found {mode & 0o7777:#06o}",
         )
     if record.comment:
         broken("ZIP-12", f"expected no comment, found {len(record.comment)} bytes")

@@ -108,7 +108,8 @@ def _sound_records(
     name_ends = name_begins + name_size
     zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
     header_offset[has_zip64] = zip64["header_offset"]
-    unix_type = packed["unix_attributes"] & records.UNIX_TYPE_MASK
+    # The type, and bits of which none may be set.
+    unix_type = packed["unix_attributes"] & (records.UNIX_TYPE_MASK | records.UNIX_SPECIAL_BITS)
     extra_size = np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)
     is_sound = (
         (packed["made_by"] & records.MADE_BY_SYSTEM_MASK == records.MADE_BY_UNIX)

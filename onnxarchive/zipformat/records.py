@@ -43,6 +43,7 @@ MADE_BY_SYSTEM_MASK = 0xFF << 8
 # 4.4.15: st_mode of Unix in the upper half, attributes of MS-DOS in the lower half.
 UNIX_MODE_SHIFT = 16
 UNIX_TYPE_MASK = 0o170000
+UNIX_SPECIAL_BITS = 0o7000  # set-user-ID, set-group-ID, sticky
 UNIX_REGULAR = 0o100000
 UNIX_DIRECTORY = 0o040000
 UNIX_FIFO = 0o010000

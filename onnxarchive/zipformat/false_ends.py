@@ -1,0 +1,85 @@
+"""Finds bytes near the end of a file that a zip reader which searches takes for its end records.
+
+Some readers look for end records in the last bytes of a file, instead of computing where they are:
+zlib's minizip believes a Zip64 locator anywhere in the last 64 KiB, libzip weighs several end
+records, and adm-zip takes a header offset for a locator. An archive has nothing to mislead them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator
+
+from onnxarchive.errors import Report
+from onnxarchive.zipformat import records
+from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds
+from onnxarchive.zipformat.entries import Entries
+from onnxarchive.zipformat.records import EndRecord, Zip64EndRecord, Zip64Locator
+
+# How many of the last bytes of a file hold no false record: the longest comment, and all records.
+SEARCHED_SIZE = records.UINT16_MAX + TAIL_SIZE
+# As a header offset, the signature of a Zip64 locator.
+FALSE_HEADER_OFFSET = 0x07064B50
+
+_KINDS = {
+    EndRecord.SIGNATURE: "an end record",
+    Zip64Locator.SIGNATURE: "a Zip64 locator",
+    Zip64EndRecord.SIGNATURE: "a Zip64 end record",
+}
+_RECORD = re.compile(
+    rb"PK(?:"
+    rb"\x05\x06\0{4}(?P<count>..)(?P=count).{10}"  # both disks 0, both counts equal (4.3.16)
+    rb"|\x06\x07\0{4}.{8}\x01\0\0\0"  # disk 0 of 1 (4.3.15)
+    rb"|\x06\x06\x2c\0{7}"  # a size of 44 (4.3.14)
+    rb")",
+    re.DOTALL,
+)
+
+
+def check(end: bytes, file_size: int, bounds: Bounds, entries: Entries, report: Report) -> None:
+    """Checks that no reader takes anything for a record of the end but the true ones (ZIP-16).
+
+    Args:
+        end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
+        file_size: Size of the file in bytes.
+        bounds: Position of the directory.
+        entries: The entries.
+        report: Takes the broken rule.
+    """
+    # What is in the file after the directory is its end records, and checked.
+    directory_end = bounds.offset + bounds.size
+    for offset, kind in find(end, file_size):
+        if offset < directory_end:
+            owner = bisect.bisect_right(entries.header_offsets, offset) - 1
+            in_entry = offset < bounds.offset and owner >= 0
+            report.broken(
+                "ZIP-16",
+                f"expected nothing in the last {SEARCHED_SIZE} bytes of the file that reads as a "
+                f"record of its end, found {kind} at offset {offset}, which zip readers that "
+                "search would believe",
+                entry=entries.names[owner] if in_entry else None,
+            )
+    if entries.header_offsets and entries.header_offsets[-1] == FALSE_HEADER_OFFSET:
+        report.broken(
+            "ZIP-16",
+            f"expected another header offset than {FALSE_HEADER_OFFSET:#010x}, which some zip "
+            "readers take for a Zip64 locator",
+            entry=entries.names[-1],
+        )
+
+
+def find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
+    """Finds what reads as a record of the end, true or false.
+
+    Args:
+        end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
+        file_size: Size of the file in bytes.
+
+    Yields:
+        The offset of each in the file, in bytes, and its name.
+    """
+    found = _RECORD.search(end)
+    while found is not None:
+        yield file_size - len(end) + found.start(), _KINDS[found.group()[:4]]
+        found = _RECORD.search(end, found.start() + 1)
