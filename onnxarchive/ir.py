@@ -1,9 +1,11 @@
-"""Archives as models of onnx_ir, with tensors that stay in the file until something reads them."""
+"""Archives as models of onnx_ir. Importing this module does not import onnx_ir."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+
+from onnxarchive.interop.optional import needing
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -12,24 +14,23 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
-    """Loads an archive as an onnx_ir model whose large tensors are views of the file.
+    """Loads an archive as a model of onnx_ir without reading its large tensors.
 
-    It takes time and memory as `onnxarchive.open` does; no weight is read. Tensors stored outside
-    the model become `onnxarchive.interop.onnx_ir.ArchiveTensor`. They and the model's graph keep
-    the file open and mapped for as long as one of them lives, also when another file takes its
-    path. So a model may be changed and saved, by `onnxarchive.save`, over the archive it was loaded
-    from, unless others have edited that since.
+    Tensors stored outside the model become `onnxarchive.archive.onnx_ir.ArchiveTensor`, views of
+    the file. They and the model's graph keep the file open and mapped, even after another file has
+    replaced it. The model may be changed and saved with `onnxarchive.save`, also over its own
+    archive, unless others have edited that since.
 
     Args:
         path: The archive.
 
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
-        UnsupportedFeatureError: The model has what onnx_ir cannot hold: sparse tensors,
+        UnsupportedFeatureError: onnx_ir cannot hold the model, which has sparse tensors or
             training_info.
         ImportError: onnx_ir is not installed.
         OSError: The file cannot be opened or read.
     """
-    from onnxarchive.interop import onnx_ir as integration
-
-    return integration.load(path)
+    with needing("onnx_ir", "hold the model of an archive"):
+        from onnxarchive.archive.onnx_ir import load as load_model
+    return load_model(path)

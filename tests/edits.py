@@ -15,6 +15,7 @@ import onnx
 import pytest
 from models import copying_clone, model_of, raw_tensor
 from onnx import TensorProto
+from written import saved as saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting
@@ -122,13 +123,6 @@ IN_PLACE = {name: edit for name, edit in EDITS.items() if name != "replace_tenso
 
 
 # Archives
-
-
-def saved(model: onnx.ModelProto, **options: Any) -> bytes:
-    """What `save` makes of a model."""
-    target = io.BytesIO()
-    onnxarchive.save(model, target, **options)
-    return target.getvalue()
 
 
 def written(path: Path, *names: str, asset: bool = False) -> onnx.ModelProto:

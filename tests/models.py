@@ -122,6 +122,33 @@ def model_of(*initializers: TensorProto) -> onnx.ModelProto:
     )
 
 
+def weight_model(seed: int, count: int = 1000) -> onnx.ModelProto:
+    """A model with one initializer, `w`, of `count` random floats."""
+    return model_of(raw_tensor("w", dims=(count,), seed=seed))
+
+
+def documented_model(doc_string: str = "", *, seed: int = 0) -> onnx.ModelProto:
+    """A model with one initializer of 300 floats, `w`, and a doc_string."""
+    model = weight_model(seed, 300)
+    model.doc_string = doc_string
+    return model
+
+
+def mixed_model() -> onnx.ModelProto:
+    """Initializers large and small, of packed and whole types, empty, strings, and an attribute."""
+    model = model_of(
+        raw_tensor("a/w", dims=(2000,), seed=1),
+        raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
+        raw_tensor("nothing", dims=(0, 3)),
+        raw_tensor("scalar", dims=(), seed=3),
+        raw_tensor("small", dims=(3,), seed=3),
+        string_tensor("labels"),
+        raw_tensor("c", TensorProto.BFLOAT16, (4097,), seed=4),
+    )
+    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
+    return model
+
+
 def sparse_tensor(name: str, seed: int = 0, count: int = 3) -> onnx.SparseTensorProto:
     indices = raw_tensor(f"{name}_indices", TensorProto.INT64, (count,), seed + 1)
     return onnx.SparseTensorProto(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 import onnx
 
 from onnxarchive.archive.planning import (
     Asset,
-    Resolve,
     asset_files,
     open_assets,
     plan_archive,
@@ -19,9 +17,7 @@ from onnxarchive.archive.planning import (
 )
 from onnxarchive.archive.writing import write_archive, write_file
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.buffers.data import Data, Stored, SupportsWrite
-from onnxarchive.model import ir
-from onnxarchive.model.tensors import TensorRef
+from onnxarchive.buffers.data import SupportsWrite
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.files import MappedFile
@@ -31,27 +27,7 @@ from onnxarchive.zipformat import layout
 if TYPE_CHECKING:
     import onnx_ir
 
-
-# The key in the `meta` of a model's graph of what the model was loaded from.
-ORIGIN = "onnxarchive.origin"
-
-
-class Origin(Protocol):
-    """What a model of onnx_ir was loaded from."""
-
-    def require_current(self, path: str | os.PathLike[str], file: MappedFile | None, /) -> None:
-        """Refuses to replace it if others have edited it since.
-
-        Args:
-            path: What is to be replaced; nothing is refused if it is another file.
-            file: The file at `path`, locked; None if there is none.
-        """
-
-    def is_at(self, path: str | os.PathLike[str], /) -> bool:
-        """Whether saving under `path` would replace it."""
-
-    def saved_as(self, file: MappedFile, /) -> Origin:
-        """That of a model which has just been saved as a file, still locked."""
+    from onnxarchive.archive.onnx_ir import SplitModel
 
 
 def save(
@@ -110,73 +86,44 @@ def save(
     if isinstance(path, str | os.PathLike):
         require_no_input(path, asset_files(assets))
         temporary = os.path.dirname(os.path.realpath(path))
-    given = _given(model, size_threshold)
+    split, resolve = None, refuse_external
+    if not isinstance(model, onnx.ModelProto):
+        split = _split(model, size_threshold)
+        model, resolve, jobs = split.proto, split.resolve, 1
     plan = plan_archive(
-        given.model,
-        resolve=given.resolve,
+        model,
+        resolve=resolve,
         size_threshold=size_threshold,
         convert_attribute=convert_attribute,
         dedupe=dedupe,
         assets=open_assets(assets),
         temporary=temporary,
     )
-    if not isinstance(model, onnx.ModelProto):
-        jobs = 1
     if (
-        isinstance(model, onnx.ModelProto)
+        split is None
         or not isinstance(path, str | os.PathLike)
-        or not (origins := given.origins_at(path))
+        or not (replaced := split.replaced_archives(path))
     ):
         write_archive(plan, path, alignment=alignment, progress=progress, jobs=jobs)
         return
 
-    def require(file: MappedFile | None) -> None:
-        for origin in origins:
-            origin.require_current(path, file)
+    def require_current(file: MappedFile | None) -> None:
+        for archive in replaced:
+            archive._require_current(path, file)
 
     with write_file(
-        plan, path, alignment=alignment, progress=progress, jobs=jobs, require=require
+        plan, path, alignment=alignment, progress=progress, jobs=jobs, require=require_current
     ) as file:
         try:
-            model.graph.meta[ORIGIN] = origins[0].saved_as(file)
+            split.saved_as(file)
         finally:
             locking.unlock(file.fileno())
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A model that is to be saved.
-
-    Attributes:
-        model: The model.
-        resolve: Gives the bytes of its external tensors.
-        origin: What it was loaded from or saved as last; None if that is not known.
-        origins: What its tensors were loaded from.
-    """
-
-    model: onnx.ModelProto
-    resolve: Resolve
-    origin: Origin | None = None
-    origins: tuple[Origin, ...] = ()
-
-    def origins_at(self, path: str | os.PathLike[str]) -> list[Origin]:
-        """What would be replaced; the tensors do not know what the model was saved as since."""
-        if self.origin is not None and self.origin.is_at(path):
-            return [self.origin]
-        return [origin for origin in self.origins if origin.is_at(path)]
-
-
-def _given(model: onnx.ModelProto | onnx_ir.Model, size_threshold: int) -> _Given:
-    if isinstance(model, onnx.ModelProto):
-        return _Given(model, refuse_external)
-    if not ir.is_ir_model(model):
+def _split(model: onnx_ir.Model, size_threshold: int) -> SplitModel:
+    bases = ((base.__module__.split(".")[0], base.__name__) for base in type(model).__mro__)
+    if ("onnx_ir", "Model") not in bases:  # found without importing onnx_ir
         raise TypeError(f"expected an onnx.ModelProto or onnx_ir.Model, found {type(model)}")
-    converted = ir.to_proto(model, size_threshold=size_threshold)
+    from onnxarchive.archive.onnx_ir import split_model
 
-    def resolve(ref: TensorRef) -> Data:
-        if ref.path not in converted.outside:
-            return refuse_external(ref)
-        return Stored(memoryview(converted.outside[ref.path].tobytes()))
-
-    origins = tuple(cast(Origin, origin) for origin in converted.origins)
-    return _Given(converted.model, resolve, model.graph.meta.get(ORIGIN), origins)
+    return split_model(model, size_threshold=size_threshold)

@@ -16,6 +16,8 @@ import onnxarchive
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.storage.files import MappedFile
+from onnxarchive.zipformat import records
+from onnxarchive.zipformat.records import LocalHeader
 
 COUNT = 600
 
@@ -170,3 +172,33 @@ def test_a_comparison_that_reports_goes_on(path: Path) -> None:
         for number in range(len(archive.entries)):
             headers.compare(number, rules)
     assert rules.found == [("ZIP-7", "w3"), ("ZIP-7", "w9")]
+
+
+def test_a_padding_that_is_a_whole_unit_too_long_is_refused_whatever_is_read_ahead(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.onnxa"
+    with onnxarchive.Writer(path, alignment=256) as writer:
+        for index in range(COUNT):
+            writer.add(f"w{index}", np.full(64 + index % 3 * 64, index % 256, np.uint8))
+        writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
+    with onnxarchive.open(path) as archive:
+        entries = list(archive.entries.values())
+    content = bytearray(path.read_bytes())
+    wrong = set()
+    for entry in entries:  # half of the alignment: half of the paddings are too long for it
+        extra = entry.header_offset + LocalHeader.SIZE + len(entry.name.encode())
+        content[extra + 4 : extra + 6] = (128).to_bytes(2, "little")
+        if entry.data_offset - extra - records.ALIGNMENT_EXTRA_SIZE >= 128:
+            wrong.add(entry.name)
+    path.write_bytes(content)
+    assert COUNT / 4 < len(wrong) < COUNT * 3 / 4
+    refused = set()
+    with onnxarchive.open(path) as archive:
+        for index in range(COUNT):
+            try:
+                assert archive.tensors[f"w{index}"][0] == index % 256
+            except ArchiveFormatError as error:
+                assert error.rule == "ALIGN-3"
+                refused.add(f"w{index}")
+    assert refused == wrong - {"__MODEL_PROTO"}

@@ -34,6 +34,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError
@@ -45,12 +46,6 @@ MIB = 1 << 20
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "model.onnxa"
-
-
-def _saved(model: onnx.ModelProto, **options: Any) -> bytes:
-    file = io.BytesIO()
-    onnxarchive.save(model, file, **options)
-    return file.getvalue()
 
 
 # What comes back
@@ -217,7 +212,7 @@ def test_text_that_is_not_utf_8_is_kept_or_refused(target: Path, field: str) -> 
 
 def _outside(model: onnx.ModelProto, **options: Any) -> dict[str, int]:
     """Name and size of the entries that tensors have."""
-    with zipfile.ZipFile(io.BytesIO(_saved(model, **options))) as file:
+    with zipfile.ZipFile(io.BytesIO(saved(model, **options))) as file:
         return {info.filename: info.file_size for info in file.infolist()[:-1]}
 
 
@@ -302,7 +297,7 @@ def test_the_same_model_gives_the_same_bytes() -> None:
     model = full_model()
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     for options in ({}, {"size_threshold": 0, "convert_attribute": True}, {"alignment": 4096}):
-        assert _saved(model, **options) == _saved(copy, **options)
+        assert saved(model, **options) == saved(copy, **options)
 
 
 def test_the_same_model_gives_the_same_bytes_in_every_process() -> None:
@@ -319,7 +314,7 @@ print(hashlib.sha256(file.getvalue()).hexdigest())
     model = full_model()
     model.metadata_props.add(key="b", value="1")
     assets = {"a": b"1", "b": b"2", "c/d": b"3"}
-    data = _saved(model, size_threshold=0, convert_attribute=True, assets=assets)
+    data = saved(model, size_threshold=0, convert_attribute=True, assets=assets)
     expected = hashlib.sha256(data).hexdigest()
     assert {run_python(code, PYTHONHASHSEED=seed).strip() for seed in "12"} == {expected}
 
@@ -329,7 +324,7 @@ def test_a_file_holds_neither_its_name_nor_the_time(tmp_path: Path) -> None:
     paths = [tmp_path / "a.onnxa", tmp_path / "elsewhere" / "b.zip"]
     for path in paths:
         onnxarchive.save(full_model(), path)
-    assert paths[0].read_bytes() == paths[1].read_bytes() == _saved(full_model())
+    assert paths[0].read_bytes() == paths[1].read_bytes() == saved(full_model())
 
 
 def _no_external_data(ref: Any) -> Any:
@@ -343,7 +338,7 @@ def test_a_plan_knows_the_size_of_the_archive() -> None:
         model, resolve=_no_external_data, assets=open_assets(assets), size_threshold=0
     )
     for alignment in (64, 4096):
-        data = _saved(model, size_threshold=0, assets=assets, alignment=alignment)
+        data = saved(model, size_threshold=0, assets=assets, alignment=alignment)
         assert plan.size(alignment) == len(data)
 
 
@@ -380,7 +375,7 @@ def test_an_open_file_and_a_pipe_take_an_archive(target: Path) -> None:
     with open(writing, "wb") as pipe:
         onnxarchive.save(model, pipe)
     with open(reading, "rb") as pipe:
-        assert pipe.read() == target.read_bytes() == _saved(model)
+        assert pipe.read() == target.read_bytes() == saved(model)
 
 
 def test_what_was_written_before_in_an_open_file_is_not_counted() -> None:
@@ -601,7 +596,7 @@ def test_a_full_disk_leaves_nothing_and_an_existing_target_alone(
     tmp_path: Path, target: Path, existing: bytes | None, limit: int
 ) -> None:
     before = _good.SerializeToString(deterministic=True)
-    assert len(_saved(_good)) > 20_000
+    assert len(saved(_good)) > 20_000
     if existing is not None:
         target.write_bytes(existing)
     with file_size_limit(limit), pytest.raises(OSError, match="File too large"):

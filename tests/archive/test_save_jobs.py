@@ -20,6 +20,7 @@ import onnx
 import pytest
 from models import external, flip_byte, full_model, model_of, raw_tensor, run_python, typed
 from onnx import TensorProto, numpy_helper
+from written import saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
@@ -51,12 +52,6 @@ def _model() -> onnx.ModelProto:
         ]
     )
     return model
-
-
-def _saved(model: Any, **options: Any) -> bytes:
-    target = io.BytesIO()
-    onnxarchive.save(model, target, **options)
-    return target.getvalue()
 
 
 def _converted(source: Path, **options: Any) -> bytes:
@@ -96,7 +91,7 @@ def test_a_saved_model_is_the_same_bytes_with_any_number_of_jobs(
         "convert_attribute": True,
         "assets": {"file": tmp_path / "asset", "bytes": b"b" * LARGE, "none": b""},
     }
-    assert _saved(model, jobs=jobs, **options) == _saved(model, jobs=1, **options)
+    assert saved(model, jobs=jobs, **options) == saved(model, jobs=1, **options)
 
 
 @pytest.mark.parametrize("kind", ["single", "external", "archive"])
@@ -104,7 +99,7 @@ def test_a_saved_model_is_the_same_bytes_with_any_number_of_jobs(
 def test_a_converted_model_is_the_same_bytes_with_any_number_of_jobs(
     model: onnx.ModelProto, sources: dict[str, Path], kind: str, jobs: int | None
 ) -> None:
-    assert _converted(sources[kind], jobs=jobs) == _saved(model, jobs=1)
+    assert _converted(sources[kind], jobs=jobs) == saved(model, jobs=1)
 
 
 @several
@@ -118,7 +113,7 @@ def test_progress_is_told_in_the_callers_thread_up_to_all_bytes(
         told.append((done, total))
         callers.add(threading.get_ident())
 
-    _saved(model, jobs=jobs, progress=progress)
+    saved(model, jobs=jobs, progress=progress)
     done = [done for done, _ in told]
     assert done == sorted(done)
     assert {total for _, total in told} == {done[-1]}
@@ -246,7 +241,7 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
         return inflate(view, entry)
 
     with patch("onnxarchive.sources.places.inflate", noted):
-        assert _converted(source, jobs=jobs) == _saved(model, jobs=1)
+        assert _converted(source, jobs=jobs) == saved(model, jobs=1)
     assert len(inflating) <= jobs
     assert (inflating != {threading.get_ident()}) == (jobs > 1)
 
@@ -267,7 +262,7 @@ def test_a_source_that_is_replaced_meanwhile_is_read_on(
     with pytest.warns(UserWarning, match="other") if is_directory else contextlib.nullcontext():
         converted = _converted(given, progress=replace)
     assert source.read_bytes() == b"another"
-    assert converted == _saved(model, jobs=1)
+    assert converted == saved(model, jobs=1)
 
 
 @pytest.mark.parametrize("jobs", JOBS[1:])
@@ -321,7 +316,7 @@ def test_bytes_are_the_same_below_and_above_what_is_copied(
     model = model_of(
         *(raw_tensor(f"w{nbytes}", TensorProto.INT8, (nbytes,), seed=nbytes) for nbytes in sizes)
     )
-    expected = _saved(model, jobs=1)
+    expected = saved(model, jobs=1)
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.data")
     read: list[int] = []
 
@@ -382,7 +377,7 @@ def test_a_pipe_takes_what_threads_have_made_ready(
     with open(write_end, "wb", buffering=0) as target:
         onnxarchive.save(model, target, jobs=jobs)
     receiver.join()
-    assert bytes(received) == _saved(model, jobs=1)
+    assert bytes(received) == saved(model, jobs=1)
 
 
 def test_tensors_of_an_ir_model_are_made_in_the_callers_thread() -> None:
@@ -402,7 +397,7 @@ def test_tensors_of_an_ir_model_are_made_in_the_callers_thread() -> None:
     values = [tensor(number) for number in range(6)]
     graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports={"": 20}, name="g")
     model = ir.Model(graph, ir_version=10)
-    assert _saved(model, jobs=4) == _saved(model, jobs=1)
+    assert saved(model, jobs=4) == saved(model, jobs=1)
     assert makers == {threading.get_ident()}
 
 

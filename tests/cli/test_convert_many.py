@@ -14,8 +14,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import model_of, raw_tensor
+from models import model_of, weight_model
 from processes import is_running, started, wait_until
+from written import files_below, write_model
 
 import onnxarchive
 from onnxarchive.cli import converting, main
@@ -27,14 +28,8 @@ def run(*arguments: str | Path) -> int:
     return main(["convert", *map(str, arguments)])
 
 
-def _model(seed: int, count: int = 1000) -> onnx.ModelProto:
-    return model_of(raw_tensor("w", dims=(count,), seed=seed))
-
-
 def _write(path: Path, seed: int, count: int = 1000) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_model(seed, count).SerializeToString())
-    return path
+    return write_model(path, weight_model(seed, count))
 
 
 @pytest.fixture
@@ -43,18 +38,12 @@ def tree(tmp_path: Path) -> Path:
     top = tmp_path / "tree"
     _write(top / "a.onnx", 1)
     _write(top / "deep" / "down" / "b.onnx", 2)
-    (top / "deep" / "broken.onnx").write_bytes(_model(0).SerializeToString()[:2000])
-    onnxarchive.save(_model(3), tmp_path / "c.onnxa")
+    (top / "deep" / "broken.onnx").write_bytes(weight_model(0).SerializeToString()[:2000])
+    onnxarchive.save(weight_model(3), tmp_path / "c.onnxa")
     onnxarchive.extract(tmp_path / "c.onnxa", top / "exported")
     (tmp_path / "c.onnxa").unlink()
     (top / "exported" / "notes.txt").touch()
     return top
-
-
-def _files(directory: Path) -> set[str]:
-    return {
-        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
-    }
 
 
 GOOD = {"a.onnxa": 1, "deep/down/b.onnxa": 2, "exported.onnxa": 3}
@@ -66,10 +55,10 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
 ) -> None:
     out = tmp_path / "out"
     assert run(tree, "--output-dir", out, "--jobs", jobs) == 1
-    assert _files(out) == set(GOOD)
+    assert files_below(out) == set(GOOD)
     for name, seed in GOOD.items():
         assert onnxarchive.check(out / name, full=True) == []
-        assert onnxarchive.load(out / name) == _model(seed)
+        assert onnxarchive.load(out / name) == weight_model(seed)
     captured = capfd.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split() == ["source", "archive", "bytes"]
@@ -148,7 +137,7 @@ def test_sound_models_end_with_0(tree: Path, tmp_path: Path, capsys: Captured) -
 def test_files_and_trees_may_be_mixed(tree: Path, tmp_path: Path, capsys: Captured) -> None:
     other = _write(tmp_path / "elsewhere" / "other.onnx", 5)
     assert run(tree / "deep" / "down", other, "--output-dir", tmp_path / "out") == 0
-    assert _files(tmp_path / "out") == {"b.onnxa", "other.onnxa"}
+    assert files_below(tmp_path / "out") == {"b.onnxa", "other.onnxa"}
 
 
 def test_a_tree_without_models_is_told(tmp_path: Path, capsys: Captured) -> None:
@@ -159,7 +148,7 @@ def test_a_tree_without_models_is_told(tmp_path: Path, capsys: Captured) -> None
     told = capsys.readouterr().out
     assert f"{tmp_path / 'empty'}: expected a model in this tree, found none" in told
     assert "1 model converted, 1 failed" in told
-    assert _files(tmp_path / "out") == {"m.onnxa"}
+    assert files_below(tmp_path / "out") == {"m.onnxa"}
 
 
 def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
@@ -189,7 +178,7 @@ def test_archives_that_exist_are_failures_without_force(
     assert (out / "a.onnxa").read_bytes() == b"old"
     assert "2 models converted, 2 failed" in capsys.readouterr().out
     assert run(tree, "--output-dir", out, "--force") == 1
-    assert onnxarchive.load(out / "a.onnxa") == _model(1)
+    assert onnxarchive.load(out / "a.onnxa") == weight_model(1)
 
 
 def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -359,11 +348,11 @@ def test_a_worker_that_is_killed_is_a_failure_that_is_listed(tmp_path: Path) -> 
 
 
 def test_names_that_are_no_utf_8_are_converted_and_printed(tmp_path: Path, capfd: Captured) -> None:
-    content = _model(1).SerializeToString()
+    content = weight_model(1).SerializeToString()
     (tmp_path / "tree").mkdir()
     Path(os.fsdecode(os.fsencode(tmp_path / "tree") + b"/\xff.onnx")).write_bytes(content)
     (tmp_path / "tree" / "z.onnx").write_bytes(content)
     for options in ([], ["--json", "--jobs", "2"]):
         assert run(tmp_path / "tree", "--output-dir", tmp_path / "out", "--force", *options) == 0
-        assert len(_files(tmp_path / "out")) == 2
+        assert len(files_below(tmp_path / "out")) == 2
         assert capfd.readouterr().err == ""

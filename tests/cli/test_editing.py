@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import external, flip_byte, model_of, raw_tensor, run_python, runnable_model
+from written import saved
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -22,13 +21,6 @@ Captured = pytest.CaptureFixture[str]
 
 def run(*arguments: str | Path) -> int:
     return main([str(argument) for argument in arguments])
-
-
-def saved(model: onnx.ModelProto, **options: Any) -> bytes:
-    """What `save` makes of a model."""
-    target = io.BytesIO()
-    onnxarchive.save(model, target, **options)
-    return target.getvalue()
 
 
 def model_with(**words: str) -> onnx.ModelProto:

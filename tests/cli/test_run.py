@@ -14,6 +14,7 @@ import onnx
 import pytest
 from models import flip_byte, run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
+from written import write_model
 
 import onnxarchive
 from onnxarchive.cli import main, running
@@ -44,11 +45,6 @@ def identities(**dims: Sequence[int | str | None]) -> onnx.ModelProto:
         [value(f"y{name}", TensorProto.FLOAT, None) for name in dims],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-def saved(model: onnx.ModelProto, path: Path) -> Path:
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 def run(*arguments: str | Path) -> int:
@@ -119,7 +115,7 @@ def test_outputs_replace_no_model_and_none_of_its_files(archive: Path, capsys: C
 
 
 def test_two_outputs_are_not_saved_in_one_file(tmp_path: Path, capsys: Captured) -> None:
-    model = saved(identities(a=[1], b=[1]), tmp_path / "two.onnx")
+    model = write_model(tmp_path / "two.onnx", identities(a=[1], b=[1]))
     same = (f"ya={tmp_path}/q.npy", f"yb={tmp_path}/./q.npy")
     assert run(model, "--output", same[0], "--output", same[1]) == 2
     assert "one file for each output" in capsys.readouterr().err
@@ -134,7 +130,7 @@ def test_all_outputs_are_saved_in_a_directory_under_safe_names(
     model.graph.node[0].output[0] = model.graph.output[0].name = "../../out/put"
     model.graph.node.add(op_type="Identity", input=["a"], output=["CON"])
     model.graph.output.append(value("CON", TensorProto.FLOAT, None))
-    saved(model, tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", model)
     result = result_of(capsys, "m.onnx", "--output", "results/here")
     assert set(result["saved"]) == {"../../out/put", "CON"}
     files = sorted(path.name for path in (tmp_path / "results" / "here").iterdir())
@@ -151,7 +147,7 @@ def test_names_with_an_equals_sign_can_be_saved(
     monkeypatch.chdir(tmp_path)
     model = identities(a=[2])
     model.graph.node[0].output[0] = model.graph.output[0].name = "y=1"
-    saved(model, tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", model)
     assert run("m.onnx", "--output", "y=1=y.npy") == 0
     assert np.load("y.npy").shape == (2,)
 
@@ -180,7 +176,7 @@ def unloadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     model = runnable_model()
     model.graph.node[0].op_type = "NoSuchOperator"
-    saved(model, tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", model)
     return "m.onnx"
 
 
@@ -230,7 +226,7 @@ def test_an_output_that_is_an_input_is_told_before_the_model_is_loaded(
 def test_an_output_inside_the_file_of_another_is_told(
     unloadable: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    saved(identities(a=[1], b=[1]), tmp_path / "two.onnx")
+    write_model(tmp_path / "two.onnx", identities(a=[1], b=[1]))
     assert run("two.onnx", "--output", "ya=q", "--output", "yb=q/b.npy") == 2
     assert "expected a file in a directory, found 'q/b.npy'" in capsys.readouterr().err
     assert not Path("q").exists()
@@ -260,7 +256,7 @@ def test_a_file_made_during_the_run_is_not_replaced_and_other_outputs_are_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(identities(a=[1], b=[2]), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", identities(a=[1], b=[2]))
 
     def run_and_make(*arguments: Any, **options: Any) -> Any:
         outcome = run_model(*arguments, **options)
@@ -306,7 +302,7 @@ def test_an_output_that_cannot_be_completed_leaves_nothing(
 def test_outputs_are_saved_also_where_the_comparison_fails(archive: Path, capsys: Captured) -> None:
     other = runnable_model()
     other.graph.node[0].op_type = "NoSuchOperator"
-    saved(other, Path("other.onnx"))
+    write_model(Path("other.onnx"), other)
     assert run(archive, "--compare", "other.onnx", "--output", "y=y.npy") == 2
     assert "other.onnx: ONNX Runtime does not load" in capsys.readouterr().err
     assert np.load("y.npy").shape == (2, 16)
@@ -327,7 +323,7 @@ def test_arrays_of_a_sequence_are_saved_as_far_as_there_are_any(
     ]
     graph = helper.make_graph(nodes, "graph", inputs, outputs)
     opset = helper.make_opsetid("", 21)
-    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", helper.make_model(graph, opset_imports=[opset], ir_version=10))
     Path("taken").write_bytes(b"mine")
     for output, message in {
         "s[1]=taken": "taken: exists",
@@ -362,7 +358,7 @@ def test_a_directory_for_the_arrays_of_a_sequence_is_tried_before_the_model_is_l
         [helper.make_node("NoSuchOperator", ["a"], ["s"])], "graph", inputs, outputs
     )
     opset = helper.make_opsetid("", 21)
-    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", helper.make_model(graph, opset_imports=[opset], ir_version=10))
     Path("taken").write_bytes(b"mine")
     assert run("m.onnx", "--output", "taken") == 2
     assert "onnxarchive: taken: Not a directory" in capsys.readouterr().err
@@ -383,7 +379,7 @@ def test_strings_that_a_file_would_change_are_not_saved(
         [texts],
     )
     opset = helper.make_opsetid("", 21)
-    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", helper.make_model(graph, opset_imports=[opset], ir_version=10))
     assert run("m.onnx", "--output", "y=y.npy") == 2
     assert "output 'y': expected strings that a .npy file can hold" in capsys.readouterr().err
     assert not Path("y.npy").exists()
@@ -404,7 +400,7 @@ def test_strings_and_sequences_come_from_files_and_go_there(
     outputs = [value("y", TensorProto.FLOAT, None), value("t", TensorProto.STRING, None)]
     graph = helper.make_graph(nodes, "graph", inputs, outputs)
     opset = helper.make_opsetid("", 21)
-    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", helper.make_model(graph, opset_imports=[opset], ir_version=10))
     assert run("m.onnx") == 2
     assert "give it: --input x=FILE.npy, or FILE.npz for a sequence" in capsys.readouterr().err
     np.savez("x.npz", np.zeros(2, np.float32), np.ones(1, np.float32))
@@ -419,9 +415,9 @@ def test_dimensions_are_given_by_name_and_assumptions_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(identities(c=["n=2"]), tmp_path / "named.onnx")
+    write_model(tmp_path / "named.onnx", identities(c=["n=2"]))
     assert result_of(capsys, "named.onnx", "--dim", "n=2=5")["outputs"][0]["dims"] == [5]
-    saved(identities(a=["batch", None], b=["n + 1", "batch"]), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", identities(a=["batch", None], b=["n + 1", "batch"]))
     assert run("m.onnx", "--dim", "batch=3") == 0
     printed = capsys.readouterr().out
     assert "assumed   a[1]=1, n + 1=1 (--dim NAME=SIZE says another)" in printed
@@ -436,7 +432,7 @@ def test_names_do_not_play_with_the_terminal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     evil = "evil\x1b[2J\nname"
-    saved(identities(**{evil: [evil]}), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", identities(**{evil: [evil]}))
     assert run("m.onnx", "--compare", "m.onnx", "--output", "out") == 0
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
@@ -449,7 +445,7 @@ def test_numbers_that_json_lacks_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(identities(a=[3], b=[1]), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", identities(a=[3], b=[1]))
     np.save("a.npy", np.array([np.inf, -np.inf, np.nan], np.float32))
     np.save("b.npy", np.array([np.nan], np.float32))
     arguments = ("m.onnx", "--input", "a=a.npy", "--input", "b=b.npy")
@@ -464,7 +460,7 @@ def test_numbers_that_json_lacks_are_named(
 
 
 def test_compare_ends_with_0_where_outputs_are_the_same(archive: Path, capsys: Captured) -> None:
-    saved(runnable_model(), Path("m.onnx"))
+    write_model(Path("m.onnx"), runnable_model())
     assert run(archive, "--compare", "m.onnx") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "compared with m.onnx" in lines
@@ -477,11 +473,11 @@ def test_compare_ends_with_0_where_outputs_are_the_same(archive: Path, capsys: C
 def test_compare_ends_with_1_and_tells_the_greatest_difference(
     archive: Path, capsys: Captured
 ) -> None:
-    saved(runnable_model(), Path("m.onnx"))
+    write_model(Path("m.onnx"), runnable_model())
     model = runnable_model()
     bias = numpy_helper.from_array(np.arange(16, dtype=np.float32) + 0.25, "layer.0/bias")
     model.graph.initializer[1].CopyFrom(bias)
-    saved(model, Path("other.onnx"))
+    write_model(Path("other.onnx"), model)
     assert run(archive, "--compare", "other.onnx") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("  y: differs in 32 of 32 elements; at most by 0.25")
@@ -512,7 +508,7 @@ def test_compare_tells_signs_of_zero_apart(
         graph = helper.make_graph([node], "graph", [], outputs, [tensor])
         opset = helper.make_opsetid("", 21)
         model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
-        saved(model, tmp_path / f"{name}.onnx")
+        write_model(tmp_path / f"{name}.onnx", model)
     assert run("one.onnx", "--compare", "zero.onnx") == 1
     told = capsys.readouterr().out.splitlines()[-2]
     assert told == "  y: differs in 1 of 4 elements only in the sign of a zero (0 and -0)"
@@ -531,9 +527,9 @@ def test_compare_tells_names_and_shapes_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(identities(a=[2]), tmp_path / "one.onnx")
-    saved(identities(a=[3]), tmp_path / "shaped.onnx")
-    saved(identities(b=[2]), tmp_path / "named.onnx")
+    write_model(tmp_path / "one.onnx", identities(a=[2]))
+    write_model(tmp_path / "shaped.onnx", identities(a=[3]))
+    write_model(tmp_path / "named.onnx", identities(b=[2]))
     assert run("one.onnx", "--compare", "shaped.onnx") == 1
     assert "  a: the other model does not take it: " in capsys.readouterr().out
     result = result_of(capsys, "one.onnx", "--compare", "named.onnx", status=1)
@@ -584,7 +580,7 @@ def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
     Path("broken.npz").write_bytes(b"PK\x03\x04")
     model = runnable_model()
     model.graph.node[0].op_type = "NoSuchOperator"
-    saved(model, Path("bad.onnx"))
+    write_model(Path("bad.onnx"), model)
     before = {path: path.read_bytes() for path in Path().iterdir()}
     assert run(*arguments) == status
     captured = capsys.readouterr()
@@ -601,7 +597,7 @@ def test_nothing_but_the_line_is_written_by_the_process(archive: Path) -> None:
     inputs = [value("x", TensorProto.FLOAT, [5]), value("i", TensorProto.INT64, [2])]
     graph = helper.make_graph(nodes, "g", inputs, [value("y", TensorProto.FLOAT, None)])
     opset = helper.make_opsetid("", 21)
-    saved(helper.make_model(graph, opset_imports=[opset], ir_version=10), Path("m.onnx"))
+    write_model(Path("m.onnx"), helper.make_model(graph, opset_imports=[opset], ir_version=10))
     command = [sys.executable, "-m", "onnxarchive", "run", "m.onnx"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

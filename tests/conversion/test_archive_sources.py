@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from models import attribute, external, flip_byte, model_of, node, raw_tensor
-from onnx import TensorProto
+from models import external, flip_byte, mixed_model, model_of, raw_tensor
+from written import converted
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
@@ -21,40 +20,19 @@ from onnxarchive.zipformat.writer import ZipWriter
 ASSETS = {"labels.txt": b"cat\n", "größe/日本.json": b"{}" * 1000, "empty": b""}
 
 
-def _model() -> onnx.ModelProto:
-    model = model_of(
-        raw_tensor("a/w", dims=(2000,), seed=1),
-        raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
-        raw_tensor("nothing", dims=(0, 3)),
-        raw_tensor("small", dims=(3,), seed=3),
-        raw_tensor("c", TensorProto.BFLOAT16, (4097,), seed=4),
-    )
-    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
-    return model
-
-
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    onnxarchive.save(_model(), tmp_path / "m.onnxa", assets=ASSETS)
+    onnxarchive.save(mixed_model(), tmp_path / "m.onnxa", assets=ASSETS)
     return tmp_path / "m.onnxa"
 
 
-def _converted(source: Path, **options: Any) -> bytes:
-    target = source.parent / "converted.onnxa"
-    onnxarchive.convert(source, target, **options)
-    assert onnxarchive.check(target, full=True) == []
-    data = target.read_bytes()
-    target.unlink()
-    return data
-
-
 def _saved(directory: Path, **options: Any) -> bytes:
-    onnxarchive.save(_model(), directory / "saved.onnxa", **{"assets": ASSETS, **options})
+    onnxarchive.save(mixed_model(), directory / "saved.onnxa", **{"assets": ASSETS, **options})
     return (directory / "saved.onnxa").read_bytes()
 
 
 def test_converting_with_the_same_options_gives_the_same_bytes(archive: Path) -> None:
-    assert _converted(archive) == archive.read_bytes()
+    assert converted(archive) == archive.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -75,25 +53,25 @@ def test_other_options_give_what_they_give_of_the_model(
 ) -> None:
     expected = _saved(archive.parent, **options)
     assert expected != archive.read_bytes()
-    assert _converted(archive, **options) == expected
+    assert converted(archive, **options) == expected
 
 
 def test_the_way_there_and_back_leaves_nothing_changed(archive: Path) -> None:
     other = archive.parent / "other.onnxa"
     onnxarchive.convert(archive, other, alignment=4096, size_threshold=0, convert_attribute=True)
-    assert _converted(other) == archive.read_bytes()
+    assert converted(other) == archive.read_bytes()
 
 
 def test_assets_are_kept_and_given_ones_take_their_place(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "new labels").write_bytes(b"dog\n")
     given: dict[str, Any] = {"labels.txt": tmp_path / "new labels", "new": b"new"}
     expected = _saved(tmp_path, assets={**ASSETS, **given})
-    assert _converted(archive, assets=given) == expected
+    assert converted(archive, assets=given) == expected
 
 
 def test_an_asset_may_be_a_model_itself(tmp_path: Path) -> None:
-    onnxarchive.save(_model(), tmp_path / "m.onnxa", assets={"decoder.onnx": b"another model"})
-    assert _converted(tmp_path / "m.onnxa") == (tmp_path / "m.onnxa").read_bytes()
+    onnxarchive.save(mixed_model(), tmp_path / "m.onnxa", assets={"decoder.onnx": b"another model"})
+    assert converted(tmp_path / "m.onnxa") == (tmp_path / "m.onnxa").read_bytes()
 
 
 def test_an_archive_is_not_written_over_itself(archive: Path) -> None:
@@ -108,7 +86,7 @@ def test_an_archive_is_not_written_over_itself(archive: Path) -> None:
 
 def test_the_suffix_of_an_archive_says_nothing(archive: Path) -> None:
     before = archive.read_bytes()
-    assert _converted(archive.rename(archive.with_suffix(".onnx"))) == before
+    assert converted(archive.rename(archive.with_suffix(".onnx"))) == before
 
 
 @pytest.mark.parametrize("name", ["a_w", "assets/labels.txt", "__MODEL_PROTO"])
@@ -143,7 +121,7 @@ def test_an_entry_that_no_tensor_names_is_left_out_with_a_warning(tmp_path: Path
     assert onnxarchive.check(path) != []
     onnxarchive.save(model_of(tensor), tmp_path / "saved.onnxa")
     with pytest.warns(UserWarning, match="orphan"):
-        found = _converted(path)
+        found = converted(path)
     assert found == (tmp_path / "saved.onnxa").read_bytes()
 
 
@@ -154,7 +132,7 @@ def test_tensors_that_share_an_entry_get_entries_of_their_own(tmp_path: Path) ->
     path = _write(tmp_path / "m.onnxa", [("one", one.raw_data), ("__MODEL_PROTO", model)])
     assert onnxarchive.check(path) != []
     onnxarchive.save(model_of(one, two), tmp_path / "saved.onnxa")
-    assert _converted(path) == (tmp_path / "saved.onnxa").read_bytes()
+    assert converted(path) == (tmp_path / "saved.onnxa").read_bytes()
 
 
 def test_a_model_that_is_not_last_is_put_last(tmp_path: Path) -> None:
@@ -163,7 +141,7 @@ def test_a_model_that_is_not_last_is_put_last(tmp_path: Path) -> None:
     path = _write(tmp_path / "m.onnxa", [("__MODEL_PROTO", model), ("w", tensor.raw_data)])
     assert onnxarchive.check(path) != []
     onnxarchive.save(model_of(tensor), tmp_path / "saved.onnxa")
-    assert _converted(path) == (tmp_path / "saved.onnxa").read_bytes()
+    assert converted(path) == (tmp_path / "saved.onnxa").read_bytes()
 
 
 def test_an_archive_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:

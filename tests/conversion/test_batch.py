@@ -20,9 +20,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import onnx
 import pytest
-from models import model_of, raw_tensor, run_python
+from models import model_of, raw_tensor, run_python, weight_model
+from written import files_below, write_model
 
 import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
@@ -34,14 +34,8 @@ from onnxarchive.zipformat import foreign
 MakeExecutor: TypeAlias = Callable[[], Any]
 
 
-def _model(seed: int) -> onnx.ModelProto:
-    return model_of(raw_tensor("w", dims=(1000,), seed=seed))
-
-
 def _write(path: Path, seed: int = 0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_model(seed).SerializeToString())
-    return path
+    return write_model(path, weight_model(seed))
 
 
 def _tree(top: Path) -> Path:
@@ -49,8 +43,8 @@ def _tree(top: Path) -> Path:
     _write(top / "b.onnx", 1)
     _write(top / "deep" / "down" / "c.ONNX", 2)
     (top / "deep" / "a.onnx").write_bytes(b"broken")
-    onnxarchive.save(_model(3), top / "deep" / "made.onnxa")
-    onnxarchive.save(_model(4), top / "made.onnxa")
+    onnxarchive.save(weight_model(3), top / "deep" / "made.onnxa")
+    onnxarchive.save(weight_model(4), top / "made.onnxa")
     (top / "unzipped").mkdir()
     onnxarchive.extract(top / "made.onnxa", top / "unzipped" / "model.dir")
     (top / "made.onnxa").unlink()
@@ -78,17 +72,11 @@ def _found(source: Path | str) -> list[tuple[str, str]]:
     return list(find_models(source))
 
 
-def _files(directory: Path) -> set[str]:
-    return {
-        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
-    }
-
-
 def _check_tree(found: list[Conversion], top: Path, out: Path) -> None:
     assert [item.source for item in found] == [str(top / place) for place in PLACES]
-    assert _files(out) == set(TARGETS)
+    assert files_below(out) == set(TARGETS)
     for target, seed in TARGETS.items():
-        assert onnxarchive.load(out / target) == _model(seed)
+        assert onnxarchive.load(out / target) == weight_model(seed)
     (failed,) = [item for item in found if item.error is not None]
     assert failed.source == str(top / "deep" / "a.onnx")
     assert failed.error is not None
@@ -114,7 +102,7 @@ def test_a_file_is_a_model_whatever_its_name(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_a_model_of_its_own_is_one_model(tmp_path: Path) -> None:
-    onnxarchive.save(_model(1), tmp_path / "m.onnxa", assets={"decoder.onnx": b"asset"})
+    onnxarchive.save(weight_model(1), tmp_path / "m.onnxa", assets={"decoder.onnx": b"asset"})
     onnxarchive.extract(tmp_path / "m.onnxa", tmp_path / "export")
     assert _found(tmp_path / "export") == [(str(tmp_path / "export"), "export")]
 
@@ -127,7 +115,7 @@ def test_the_working_directory_may_be_the_tree(
     assert [place for _, place in _found(".")] == PLACES
     found = convert_many(["."], tmp_path / "out")
     assert [os.path.relpath(item.source, top) for item in found] == PLACES
-    assert _files(tmp_path / "out") == set(TARGETS)
+    assert files_below(tmp_path / "out") == set(TARGETS)
     monkeypatch.chdir(top / "unzipped" / "model.dir")
     assert [place for _, place in _found(".")] == ["model.dir"]
 
@@ -135,14 +123,14 @@ def test_the_working_directory_may_be_the_tree(
 def test_an_empty_tree_is_a_failure_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert _found(tmp_path / "empty") == []
-    (tmp_path / "m.onnx").write_bytes(_model(1).SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(weight_model(1).SerializeToString())
     found = convert_many([tmp_path / "empty", tmp_path / "m.onnx"], tmp_path / "out")
     assert [item.error is None for item in found] == [False, True]
     assert f"{tmp_path / 'empty'}: expected a model" in (found[0].error or "")
 
 
 def test_a_source_that_is_missing_is_a_failure_and_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(_model(1).SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(weight_model(1).SerializeToString())
     missing = tmp_path / "missing.onnx"
     found = convert_many([missing, tmp_path / "m.onnx"], tmp_path / "out")
     assert [item.error is None for item in found] == [False, True]
@@ -153,10 +141,10 @@ def test_a_source_that_is_missing_is_a_failure_and_stops_nothing(tmp_path: Path)
 
 def test_a_dry_run_of_a_compressed_zip_makes_nothing(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("m.onnx", _model(1).SerializeToString())
+        file.writestr("m.onnx", weight_model(1).SerializeToString())
     (done,) = convert_many([tmp_path / "m.zip"], tmp_path / "out", dry_run=True)
     assert (done.error, (done.nbytes or 0) > 0) == (None, True)
-    assert _files(tmp_path) == {"m.zip"}
+    assert files_below(tmp_path) == {"m.zip"}
 
 
 # Executors
@@ -307,7 +295,7 @@ def test_each_model_has_its_own_warnings(tmp_path: Path, make: MakeExecutor) -> 
     (tmp_path / "tree").mkdir()
     for index in range(count):
         directory = tmp_path / "tree" / f"{index:02}"
-        onnxarchive.save(_model(index), tmp_path / "m.onnxa")
+        onnxarchive.save(weight_model(index), tmp_path / "m.onnxa")
         onnxarchive.extract(tmp_path / "m.onnxa", directory)
         (directory / f"litter{index:02}").touch()
     with make() as executor:
@@ -347,12 +335,12 @@ def test_options_are_passed_on(tmp_path: Path) -> None:
 
 def test_two_models_with_one_target_are_one_model_and_one_failure(tmp_path: Path) -> None:
     first = _write(tmp_path / "tree" / "m.onnx", 1)
-    onnxarchive.save(_model(2), tmp_path / "tree" / "m.onnxa")
+    onnxarchive.save(weight_model(2), tmp_path / "tree" / "m.onnxa")
     found = convert_many([tmp_path / "tree"], tmp_path / "out")
     assert [item.error is None for item in found] == [True, False]
     assert found[1].error is not None
     assert str(first) in found[1].error
-    assert onnxarchive.load(tmp_path / "out" / "m.onnxa") == _model(1)
+    assert onnxarchive.load(tmp_path / "out" / "m.onnxa") == weight_model(1)
 
 
 def test_models_of_the_same_name_in_two_trees_clash(tmp_path: Path) -> None:
@@ -362,7 +350,7 @@ def test_models_of_the_same_name_in_two_trees_clash(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         found = convert_many(trees, tmp_path / "out", executor)
     assert [item.error is None for item in found] == [True, False]
-    assert onnxarchive.load(tmp_path / "out" / "sub" / "m.onnxa") == _model(0)
+    assert onnxarchive.load(tmp_path / "out" / "sub" / "m.onnxa") == weight_model(0)
 
 
 def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:
@@ -376,11 +364,11 @@ def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "a.onnxa").read_bytes() == b"old"
     found = convert_many([tmp_path / "tree"], tmp_path / "out")
     assert [item.error for item in found] == [None, None]
-    assert onnxarchive.load(tmp_path / "out" / "a.onnxa") == _model(1)
+    assert onnxarchive.load(tmp_path / "out" / "a.onnxa") == weight_model(1)
 
 
 def test_a_model_is_not_written_over_by_its_own_archive(tmp_path: Path) -> None:
-    onnxarchive.save(_model(1), tmp_path / "m.onnxa")
+    onnxarchive.save(weight_model(1), tmp_path / "m.onnxa")
     before = (tmp_path / "m.onnxa").read_bytes()
     (found,) = convert_many([tmp_path / "m.onnxa"], tmp_path)
     assert "input" in str(found.error)
@@ -392,7 +380,7 @@ def test_archives_of_an_earlier_run_are_no_sources(tmp_path: Path) -> None:
     for _ in range(2):
         (found,) = convert_many([tmp_path / "tree"], tmp_path / "tree" / "out")
         assert found.error is None
-    assert _files(tmp_path / "tree") == {"a.onnx", "out/a.onnxa"}
+    assert files_below(tmp_path / "tree") == {"a.onnx", "out/a.onnxa"}
 
 
 def test_archives_may_go_to_a_folder_above_their_models(tmp_path: Path) -> None:
@@ -437,7 +425,7 @@ def test_workers_that_die_are_failures_and_no_exception(tmp_path: Path) -> None:
     assert len(found) == 6
     assert all("worker failed" in str(item.error) for item in found)
     assert done == list(range(1, 7))
-    assert _files(tmp_path / "out") == set()
+    assert files_below(tmp_path / "out") == set()
 
 
 class _Breaking(Executor):

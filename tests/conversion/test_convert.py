@@ -24,6 +24,7 @@ from models import (
     flip_byte,
     full_model,
     keys_of,
+    mixed_model,
     model_of,
     model_protos,
     nested_model,
@@ -46,24 +47,10 @@ from onnxarchive.storage import filesystem
 MIB = 1 << 20
 
 
-def _model() -> onnx.ModelProto:
-    """Initializers large and small, of packed and whole types, empty, strings, and an attribute."""
-    model = model_of(
-        raw_tensor("a/w", dims=(2000,), seed=1),
-        raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
-        raw_tensor("nothing", dims=(0, 3)),
-        raw_tensor("scalar", dims=(), seed=3),
-        string_tensor("labels"),
-        raw_tensor("c", TensorProto.BFLOAT16, (4097,), seed=4),
-    )
-    model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,)))))
-    return model
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "model.onnxa"
-    onnxarchive.save(_model(), path, assets={"a/labels.txt": b"cat\n"})
+    onnxarchive.save(mixed_model(), path, assets={"a/labels.txt": b"cat\n"})
     return path
 
 
@@ -75,7 +62,9 @@ def _left(path: Path) -> dict[str, bytes]:
 
 
 def test_a_converted_model_is_the_archive_of_the_model(tmp_path: Path) -> None:
-    for index, model in enumerate((_model(), full_model(), nested_model(20), runnable_model())):
+    for index, model in enumerate(
+        (mixed_model(), full_model(), nested_model(20), runnable_model())
+    ):
         source = tmp_path / f"{index}.onnx"
         source.write_bytes(model.SerializeToString())
         for options in (
@@ -281,7 +270,7 @@ def test_a_bad_tensor_of_a_source_is_named_and_nothing_is_left(
 
 @pytest.mark.parametrize("name", ["m.onnx", "link", "m.data", "asset"])
 def test_a_source_is_not_written_over(tmp_path: Path, name: str) -> None:
-    onnx.save(_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
+    onnx.save(mixed_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
     (tmp_path / "link").symlink_to("m.onnx")
     (tmp_path / "asset").write_bytes(b"cat")
     before = _left(tmp_path / "nothing")
@@ -295,7 +284,7 @@ def test_a_source_is_not_written_over(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"size_threshold": 0, "convert_attribute": True}], ids=str)
 def test_an_exported_model_equals_the_original(tmp_path: Path, options: dict[str, Any]) -> None:
-    for model in (_model(), full_model(), nested_model(20), runnable_model(), model_of()):
+    for model in (mixed_model(), full_model(), nested_model(20), runnable_model(), model_of()):
         onnxarchive.save(model, tmp_path / "m.onnxa", **options)
         onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "m.onnx")
         exported = onnx.load(tmp_path / "m.onnx", load_external_data=False)
@@ -341,7 +330,7 @@ def test_a_model_over_the_limit_is_not_exported_to_one_file(
     assert caught.value.path == str(path)
     assert _left(path) == {}
     onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
-    assert normalised(onnx.load(path.parent / "m.onnx")) == _model()
+    assert normalised(onnx.load(path.parent / "m.onnx")) == mixed_model()
 
 
 def test_a_model_of_more_than_two_gib_is_exported_beside_its_data_alone(tmp_path: Path) -> None:
@@ -376,10 +365,10 @@ def _write_sparse_archive(path: Path, nbytes: int) -> None:
 def test_assets_do_not_count_towards_the_limit_of_one_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnxarchive.save(_model(), path, assets={"large": bytes(1 << 20)})
+    onnxarchive.save(mixed_model(), path, assets={"large": bytes(1 << 20)})
     monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 1 << 20)
     onnxarchive.export(path, path.parent / "m.onnx")
-    assert onnx.load(path.parent / "m.onnx") == _model()
+    assert onnx.load(path.parent / "m.onnx") == mixed_model()
 
 
 # Export beside a data file
@@ -394,7 +383,9 @@ def _references(model: onnx.ModelProto) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"size_threshold": 0, "convert_attribute": True}], ids=str)
-@pytest.mark.parametrize("build", [_model, full_model, lambda: nested_model(20), runnable_model])
+@pytest.mark.parametrize(
+    "build", [mixed_model, full_model, lambda: nested_model(20), runnable_model]
+)
 def test_onnx_loads_a_model_beside_its_data(
     tmp_path: Path, build: Callable[[], onnx.ModelProto], options: dict[str, Any]
 ) -> None:
@@ -418,11 +409,11 @@ def test_onnx_loads_a_model_beside_its_data(
         assert length > 0
         end = offset + length
     assert (tmp_path / "out" / "weights of m.bin").stat().st_size == end
-    assert references or build is not _model
+    assert references or build is not mixed_model
 
 
 def test_a_model_beside_its_data_converts_to_the_same_archive(path: Path) -> None:
-    onnxarchive.save(_model(), path, size_threshold=0)
+    onnxarchive.save(mixed_model(), path, size_threshold=0)
     onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
     onnxarchive.convert(path.parent / "m.onnx", path.parent / "again", size_threshold=0)
     assert (path.parent / "again").read_bytes() == path.read_bytes()
@@ -461,7 +452,7 @@ def test_exporting_replaces_what_is_there_and_keeps_permissions(path: Path) -> N
     (path.parent / "m.data").write_bytes(bytes(1 << 20))
     onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
     assert stat.S_IMODE((path.parent / "m.onnx").stat().st_mode) == 0o600
-    assert normalised(onnx.load(path.parent / "m.onnx")) == _model()
+    assert normalised(onnx.load(path.parent / "m.onnx")) == mixed_model()
     assert (path.parent / "m.data").stat().st_size < 1 << 16
 
 
@@ -518,7 +509,7 @@ def test_progress_that_raises_leaves_nothing(path: Path, output: Callable[..., N
 
 @outputs
 def test_progress_goes_up_to_all_bytes(path: Path, output: Callable[..., None]) -> None:
-    onnxarchive.save(_model(), path, assets={"x": bytes(9 * MIB)}, size_threshold=0)
+    onnxarchive.save(mixed_model(), path, assets={"x": bytes(9 * MIB)}, size_threshold=0)
     calls: list[tuple[int, int]] = []
     output(path, progress=lambda *call: calls.append(call))
     done = [call[0] for call in calls]
@@ -612,7 +603,7 @@ def test_an_archive_is_extracted_to_a_new_or_empty_directory(path: Path, kind: s
     with zipfile.ZipFile(path) as file:
         assert found == {name: file.read(name) for name in file.namelist()}
     assert "assets/a/labels.txt" in found
-    assert normalised(onnx.load(target / "__MODEL_PROTO")) == _model()
+    assert normalised(onnx.load(target / "__MODEL_PROTO")) == mixed_model()
     assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
 
 

@@ -31,7 +31,6 @@ CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session_options(path)"),
     ("onnxruntime", "onnxarchive.interop.running", "onnxarchive.interop.running.run(path)"),
     ("onnx_ir", "onnxarchive.ir", "onnxarchive.ir.load(path)"),
-    ("onnx_ir", "onnxarchive", "import onnxarchive.interop.onnx_ir"),
     ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.serve(path)"),
     (
         "torch",

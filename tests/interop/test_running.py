@@ -12,6 +12,7 @@ import onnx
 import pytest
 from models import flip_byte, run_python, runnable_model
 from onnx import TensorProto, helper, numpy_helper
+from written import write_model
 
 import onnxarchive
 from onnxarchive.interop import running as run_module
@@ -56,11 +57,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def saved(model: onnx.ModelProto, path: Path) -> Path:
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
 def arrays(outcome: Outcome) -> dict[str, Any]:
     return {it.name: it.array for it in outcome.outputs}
 
@@ -72,7 +68,7 @@ def test_an_archive_and_its_model_give_what_onnxruntime_gives(path: Path, tmp_pa
     x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
     original = ort.InferenceSession(runnable_model().SerializeToString(), providers=[CPU])
     (expected,) = original.run(None, {"x": x})
-    plain = saved(runnable_model(), tmp_path / "m.onnx")
+    plain = write_model(tmp_path / "m.onnx", runnable_model())
     onnxarchive.link(path, tmp_path / "link.onnx")
     for source in (path, os.fspath(path), plain, tmp_path / "link.onnx"):
         outcome = run(source, {"x": x})
@@ -87,7 +83,7 @@ def test_an_archive_and_its_model_give_what_onnxruntime_gives(path: Path, tmp_pa
 def test_what_a_file_is_its_content_tells(path: Path, tmp_path: Path) -> None:
     os.rename(path, tmp_path / "archive.onnx")
     assert run(tmp_path / "archive.onnx").outputs
-    assert run(saved(runnable_model(), tmp_path / "model.onnxa")).outputs
+    assert run(write_model(tmp_path / "model.onnxa", runnable_model())).outputs
 
 
 def test_random_inputs_follow_from_seed_and_name_alone(path: Path) -> None:
@@ -125,7 +121,7 @@ RUN_BY_ONNXRUNTIME = [
 
 @pytest.mark.parametrize("name", RUN_BY_ONNXRUNTIME)
 def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
-    path = saved(identity(TensorProto.DataType.Value(name), (16, 3)), tmp_path / "m.onnx")
+    path = write_model(tmp_path / "m.onnx", identity(TensorProto.DataType.Value(name), (16, 3)))
     outcome = run(path)
     (x,), (y,) = outcome.inputs, outcome.outputs
     expected = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(name))
@@ -150,7 +146,7 @@ def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
     ]
     scale = numpy_helper.from_array(np.array(1, np.float32), "scale")
     model = model_of(nodes, [value("x", number, (5, 3))], [value("y", number, None)], [scale])
-    outcome = run(saved(model, tmp_path / "m.onnx"))
+    outcome = run(write_model(tmp_path / "m.onnx", model))
     (x,), (y,) = outcome.inputs, outcome.outputs
     assert y.data_type == name
     assert y.array.astype(np.int64).tolist() == x.array.astype(np.int64).tolist()
@@ -158,7 +154,7 @@ def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
 
 
 def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
-    path = saved(identity(TensorProto.STRING, ("n",)), tmp_path / "m.onnx")
+    path = write_model(tmp_path / "m.onnx", identity(TensorProto.STRING, ("n",)))
     (y,) = run(path, dims={"n": 20}).outputs
     assert y.data_type == "STRING"
     assert len(set(y.array)) > 1
@@ -202,7 +198,7 @@ def test_indices_made_up_run_a_gather(tmp_path: Path) -> None:
     nodes = [node("Gather", ["w", "i"], ["y"])]
     inputs = [value("i", TensorProto.INT64, ["batch", 64])]
     model = model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)], [table])
-    (y,) = run(saved(model, tmp_path / "m.onnx")).outputs
+    (y,) = run(write_model(tmp_path / "m.onnx", model)).outputs
     assert y.array.shape == (1, 64, 4)
 
 
@@ -215,7 +211,7 @@ def open_model(tmp_path: Path) -> Path:
     inputs = [value("x", float_, ["batch", 3, None]), value("z", float_, ["batch", "length"])]
     nodes = [node("Identity", ["x"], ["x2"]), node("Identity", ["z"], ["z2"])]
     outputs = [value("x2", float_, None), value("z2", float_, None)]
-    return saved(model_of(nodes, inputs, outputs), tmp_path / "open.onnx")
+    return write_model(tmp_path / "open.onnx", model_of(nodes, inputs, outputs))
 
 
 def shapes(outcome: Outcome) -> list[tuple[int, ...]]:
@@ -268,7 +264,7 @@ def test_inputs_and_dimensions_that_do_not_fit_are_told(
 
 
 def test_raw_bytes_are_taken_for_types_that_npy_files_lack(tmp_path: Path) -> None:
-    path = saved(identity(TensorProto.BFLOAT16), tmp_path / "m.onnx")
+    path = write_model(tmp_path / "m.onnx", identity(TensorProto.BFLOAT16))
     x = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
     np.save(tmp_path / "x.npy", x)
     loaded = np.load(tmp_path / "x.npy")
@@ -281,7 +277,7 @@ def test_raw_bytes_are_taken_for_types_that_npy_files_lack(tmp_path: Path) -> No
 
 
 def test_arrays_of_the_other_byte_order_are_taken(tmp_path: Path) -> None:
-    path = saved(identity(TensorProto.FLOAT), tmp_path / "m.onnx")
+    path = write_model(tmp_path / "m.onnx", identity(TensorProto.FLOAT))
     x = np.arange(6, dtype=">f4").reshape(2, 3)
     assert run(path, {"x": x}).outputs[0].array.tolist() == x.tolist()
 
@@ -294,7 +290,7 @@ def test_a_sequence_must_be_given(tmp_path: Path) -> None:
     nodes = [node("SequenceLength", ["x"], ["y"]), node("SequenceAt", ["x", "i"], ["z"])]
     outputs = [value("y", TensorProto.INT64, []), value("z", TensorProto.FLOAT, None)]
     last = numpy_helper.from_array(np.array(-1), "i")
-    path = saved(model_of(nodes, inputs, outputs, [last]), tmp_path / "m.onnx")
+    path = write_model(tmp_path / "m.onnx", model_of(nodes, inputs, outputs, [last]))
     with pytest.raises(ValueError, match=r"seq\(tensor\(float\)\); give it: --input x=FILE.npy"):
         run(path)
     outcome = run(path, {"x": [np.zeros(2, np.float32), np.ones(3, np.float32)]})
@@ -327,7 +323,7 @@ def test_outputs_in_sequences_and_maps_have_names(
         outputs.append(value("b", TensorProto.BFLOAT16, None))
     model = model_of(nodes, [value("x", TensorProto.FLOAT, [2, 2])], outputs)
     x = np.array([[1, 2], [3, 4]], np.float32)
-    found = arrays(run(saved(model, tmp_path / "m.onnx"), {"x": x}))
+    found = arrays(run(write_model(tmp_path / "m.onnx", model), {"x": x}))
     assert {name: array.tolist() for name, array in found.items() if name != "b"} == {
         "parts[0]": [[1, 2]],
         "parts[1]": [[3, 4]],
@@ -345,7 +341,7 @@ def test_what_onnxruntime_cannot_be_given_together_is_told(tmp_path: Path) -> No
     nodes = [node("Identity", ["x"], ["y"]), node("Identity", ["b"], ["c"])]
     inputs = [value("x", TensorProto.STRING, [2]), value("b", TensorProto.BFLOAT16, [1])]
     outputs = [value("y", TensorProto.STRING, [2]), value("c", TensorProto.BFLOAT16, [1])]
-    path = saved(model_of(nodes, inputs, outputs), tmp_path / "m.onnx")
+    path = write_model(tmp_path / "m.onnx", model_of(nodes, inputs, outputs))
     with pytest.raises(RunError, match=r"expected inputs that are tensors of numbers.*'x'"):
         run(path)
 
@@ -433,7 +429,7 @@ def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path
     model = identity(TensorProto.FLOAT)
     model.graph.node[0].op_type = "NoSuchOperator"
     onnxarchive.save(model, tmp_path / "m.onnxa")
-    for path in (tmp_path / "m.onnxa", saved(model, tmp_path / "m.onnx")):
+    for path in (tmp_path / "m.onnxa", write_model(tmp_path / "m.onnx", model)):
         with pytest.raises(
             RunError, match=r"ONNX Runtime does not load the model: .*NoSuchOp"
         ) as it:
@@ -445,8 +441,8 @@ def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path
 def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     nodes = [node("Reshape", ["x", "i"], ["y"])]
     inputs = [value("x", TensorProto.FLOAT, [5]), value("i", TensorProto.INT64, [1])]
-    path = saved(
-        model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)]), tmp_path / "m.onnx"
+    path = write_model(
+        tmp_path / "m.onnx", model_of(nodes, inputs, [value("y", TensorProto.FLOAT, None)])
     )
     with pytest.raises(RunError, match=r"ONNX Runtime does not run the model: .*Reshape") as caught:
         run(path, {"i": np.array([7])})
@@ -480,7 +476,7 @@ def test_no_run_and_no_seed_below_the_least(path: Path) -> None:
 
 
 def test_without_onnxruntime_it_says_what_to_install(path: Path, tmp_path: Path) -> None:
-    saved(runnable_model(), tmp_path / "m.onnx")
+    write_model(tmp_path / "m.onnx", runnable_model())
     code = """
 import sys
 sys.modules["onnxruntime"] = None
@@ -532,15 +528,15 @@ def test_summaries_are_those_of_all_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 
 def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> Difference:
     """How two models that give these arrays compare."""
-    first = saved(constant(np.asarray(one)), tmp_path / "one.onnx")
-    second = saved(constant(np.asarray(two)), tmp_path / "two.onnx")
+    first = write_model(tmp_path / "one.onnx", constant(np.asarray(one)))
+    second = write_model(tmp_path / "two.onnx", constant(np.asarray(two)))
     (found,) = compare(run(first), second, **tolerances).differences
     return found
 
 
 def test_an_archive_and_its_source_are_the_same(path: Path, tmp_path: Path) -> None:
     outcome = run(path, seed=5)
-    comparison = compare(outcome, saved(runnable_model(), tmp_path / "m.onnx"))
+    comparison = compare(outcome, write_model(tmp_path / "m.onnx", runnable_model()))
     assert comparison.is_same
     assert comparison.other is not None
     assert comparison.differences == (Difference("y", None, 0, 32, 0.0, 0.0),)
@@ -672,8 +668,8 @@ def test_outputs_of_other_names_types_and_shapes_are_told(tmp_path: Path) -> Non
     assert difference(tmp_path, F([1]), NP.int64([1])).problem == (
         "expected the same data type, found FLOAT and INT64"
     )
-    one = saved(constant(F([1])), tmp_path / "one.onnx")
-    two = saved(constant(F([1]), "other"), tmp_path / "two.onnx")
+    one = write_model(tmp_path / "one.onnx", constant(F([1])))
+    two = write_model(tmp_path / "two.onnx", constant(F([1]), "other"))
     comparison = compare(run(one), two)
     assert [(it.name, it.problem) for it in comparison.differences] == [
         ("y", "expected an output of both models, found it in the first only"),
@@ -683,15 +679,15 @@ def test_outputs_of_other_names_types_and_shapes_are_told(tmp_path: Path) -> Non
 
 
 def test_other_inputs_are_told_and_nothing_is_run(tmp_path: Path) -> None:
-    one = saved(identity(TensorProto.FLOAT, ("n", 3)), tmp_path / "one.onnx")
-    typed = saved(identity(TensorProto.DOUBLE, ("n", 3)), tmp_path / "typed.onnx")
-    shaped = saved(identity(TensorProto.FLOAT, (7, 3)), tmp_path / "shaped.onnx")
+    one = write_model(tmp_path / "one.onnx", identity(TensorProto.FLOAT, ("n", 3)))
+    typed = write_model(tmp_path / "typed.onnx", identity(TensorProto.DOUBLE, ("n", 3)))
+    shaped = write_model(tmp_path / "shaped.onnx", identity(TensorProto.FLOAT, (7, 3)))
     named = identity(TensorProto.FLOAT, ("n", 3))
     named.graph.input[0].name = named.graph.node[0].input[0] = "z"
     expected = {
         typed: {"x": "expected the same type of input, found tensor(float) and tensor(double)"},
         shaped: {"x": "the other model does not take it: input 'x': expected shape 7x3, found 1x3"},
-        saved(named, tmp_path / "named.onnx"): {
+        write_model(tmp_path / "named.onnx", named): {
             "x": "expected an input of both models, found it in the first only",
             "z": "expected an input of both models, found it in the other only",
         },

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from models import attribute, external, model_of, node, raw_tensor, runnable_model
 from onnx import TensorProto
+from written import converted
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
@@ -31,15 +32,6 @@ def _single(tmp_path: Path, model: onnx.ModelProto) -> bytes:
     """The archive of a model, which all its sources shall give."""
     onnxarchive.save(model, tmp_path / "expected.onnxa")
     return (tmp_path / "expected.onnxa").read_bytes()
-
-
-def _converted(source: Path) -> bytes:
-    target = source.parent / "converted.onnxa"
-    onnxarchive.convert(source, target)
-    assert onnxarchive.check(target, full=True) == []
-    data = target.read_bytes()
-    target.unlink()
-    return data
 
 
 def _save(
@@ -87,25 +79,25 @@ def test_an_asset_may_be_a_model_itself(tmp_path: Path, name: str) -> None:
     asset = runnable_model().SerializeToString()
     onnxarchive.save(_model(), archive, assets={name: asset})
     onnxarchive.extract(archive, tmp_path / "m")
-    assert _converted(tmp_path / "m") == archive.read_bytes()
+    assert converted(tmp_path / "m") == archive.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "My Model.ONNX", "__MODEL_PROTO"])
 def test_a_model_with_data_files_gives_the_archive_of_the_model(tmp_path: Path, name: str) -> None:
     directory = _save(tmp_path / "m", _model(), name=name)
-    assert _converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _model())
 
 
 def test_data_files_may_lie_in_folders(tmp_path: Path) -> None:
     locations = {"a/w": "weights/a.bin", "b": "weights/of the/b.bin", "small": "assets/small"}
     directory = _save(tmp_path / "m", _model(), locations=locations)
-    assert _converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _model())
 
 
 def test_a_model_alone_in_a_directory_is_enough(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "m.onnx").write_bytes(_model().SerializeToString())
-    assert _converted(tmp_path / "m") == _single(tmp_path, _model())
+    assert converted(tmp_path / "m") == _single(tmp_path, _model())
 
 
 def test_a_directory_may_be_given_by_a_link_or_from_within(
@@ -113,7 +105,7 @@ def test_a_directory_may_be_given_by_a_link_or_from_within(
 ) -> None:
     directory = _save(tmp_path / "real", _model())
     (tmp_path / "link").symlink_to("real", target_is_directory=True)
-    assert _converted(tmp_path / "link") == _single(tmp_path, _model())
+    assert converted(tmp_path / "link") == _single(tmp_path, _model())
     monkeypatch.chdir(directory)
     onnxarchive.convert(".", tmp_path / "m.onnxa")
     assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
@@ -146,7 +138,7 @@ def test_a_directory_with_two_models_is_refused_and_both_are_listed(
 def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
     directory = _save(tmp_path / "m", _model())
     (directory / "folder.onnx").mkdir()
-    assert _converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _model())
 
 
 # What else lies there
@@ -192,7 +184,7 @@ def test_a_directory_of_which_all_is_used_gives_no_warning(tmp_path: Path) -> No
     directory = _save(tmp_path / "m", _model())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _converted(directory)
+        converted(directory)
 
 
 @pytest.mark.parametrize("place", ["weights.bin", "m.onnx", "assets/a.txt"])
@@ -214,7 +206,7 @@ def test_a_link_that_stays_in_the_directory_is_followed(tmp_path: Path) -> None:
     (directory / "store").mkdir()
     (directory / "link.bin").rename(directory / "store" / "blob")
     (directory / "link.bin").symlink_to("store/blob")
-    assert _converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _model())
 
 
 def test_links_that_lead_to_no_file_are_left_out_if_nothing_names_them(tmp_path: Path) -> None:
@@ -222,7 +214,7 @@ def test_links_that_lead_to_no_file_are_left_out_if_nothing_names_them(tmp_path:
     (directory / "loop").symlink_to("loop")
     (directory / "gone").symlink_to("nowhere")
     (directory / "too long").symlink_to("n" * 300)
-    assert _converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _model())
 
 
 def test_a_tensor_whose_location_is_a_link_to_itself_is_named(tmp_path: Path) -> None:

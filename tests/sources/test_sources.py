@@ -26,17 +26,12 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from written import converted, write_model
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
-
-
-def _write(path: Path, model: onnx.ModelProto) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 def _loaded(path: Path) -> onnx.ModelProto:
@@ -47,14 +42,6 @@ def _loaded(path: Path) -> onnx.ModelProto:
     model = onnxarchive.load(target)
     target.unlink()
     return model
-
-
-def _converted(source: Path, **options: Any) -> bytes:
-    target = source.parent / "converted.onnxa"
-    onnxarchive.convert(source, target, **options)
-    data = target.read_bytes()
-    target.unlink()
-    return data
 
 
 def _weights(count: int = 5) -> onnx.ModelProto:
@@ -69,12 +56,12 @@ def _weights(count: int = 5) -> onnx.ModelProto:
 
 def test_a_single_file_is_the_model(tmp_path: Path) -> None:
     for index, model in enumerate((_weights(), full_model(), runnable_model())):
-        assert _loaded(_write(tmp_path / f"{index}.onnx", model)) == model
+        assert _loaded(write_model(tmp_path / f"{index}.onnx", model)) == model
 
 
 def test_typed_fields_of_a_single_file_become_raw_data(tmp_path: Path) -> None:
     model = model_of(*(typed(it) for it in _weights().graph.initializer[:-1]))
-    assert normalised(_loaded(_write(tmp_path / "m.onnx", model))) == normalised(model)
+    assert normalised(_loaded(write_model(tmp_path / "m.onnx", model))) == normalised(model)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +112,8 @@ def test_a_large_tensor_that_cannot_stand_alone_is_what_it_is_to_save(
         tensor.dims[:] = [1] * 65
     model = model_of(tensor, raw_tensor("w", dims=(600,)))
     onnxarchive.save(model, tmp_path / "saved.onnxa")
-    path = _write(tmp_path / "m.onnx", model)
-    assert _converted(path) == (tmp_path / "saved.onnxa").read_bytes()
+    path = write_model(tmp_path / "m.onnx", model)
+    assert converted(path) == (tmp_path / "saved.onnxa").read_bytes()
 
 
 @pytest.mark.parametrize("field", ["tensor name", "graph name", "doc_string"])
@@ -209,7 +196,7 @@ def _by_hand(
         data += raw_data
         (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
         (path.parent / name).write_bytes(data)
-    _write(path, copy)
+    write_model(path, copy)
 
 
 def _without_length(path: Path, model: onnx.ModelProto) -> None:
@@ -240,7 +227,7 @@ def _behind_a_link(path: Path, model: onnx.ModelProto) -> None:
         for pair in tensor.external_data:
             if pair.key == "location":
                 pair.value = "link"
-    _write(path, moved)
+    write_model(path, moved)
 
 
 def _linked(path: Path, model: onnx.ModelProto) -> None:
@@ -274,7 +261,7 @@ def test_however_its_data_lies_a_model_gives_the_same_archive(
     model.graph.node.append(node(attribute("t", t=raw_tensor("attribute", dims=(500,)))))
     options: dict[str, Any] = {"size_threshold": size_threshold}
     options["convert_attribute"] = convert_attribute
-    expected = _converted(_write(tmp_path / "single" / "m.onnx", model), **options)
+    expected = converted(write_model(tmp_path / "single" / "m.onnx", model), **options)
     (tmp_path / "other").mkdir()
     path = tmp_path / "other" / "m.onnx"
     copy = onnx.ModelProto()
@@ -282,7 +269,7 @@ def test_however_its_data_lies_a_model_gives_the_same_archive(
     layout(path, copy)
     assert onnx.load(path, load_external_data=False) != model
     assert _loaded(path) == model
-    assert _converted(path, **options) == expected
+    assert converted(path, **options) == expected
     onnxarchive.save(model, tmp_path / "saved.onnxa", **options)
     assert (tmp_path / "saved.onnxa").read_bytes() == expected
 
@@ -291,7 +278,7 @@ def test_of_metadata_only_that_of_links_is_dropped(tmp_path: Path) -> None:
     model = _weights()
     for key, value in (("a", "1"), ("onnxarchive.link", "2"), ("onnxarchive.links", "3")):
         model.metadata_props.add(key=key, value=value)
-    loaded = _loaded(_write(tmp_path / "m.onnx", model))
+    loaded = _loaded(write_model(tmp_path / "m.onnx", model))
     del model.metadata_props[1]
     assert loaded == model
 
@@ -331,7 +318,7 @@ def test_many_more_data_files_than_may_be_open_are_read(tmp_path: Path) -> None:
 
 def _problem(tmp_path: Path, *initializers: TensorProto) -> str:
     """What is said about a model in `tmp_path/models`; nothing is left behind."""
-    path = _write(tmp_path / "models" / "m.onnx", model_of(*initializers))
+    path = write_model(tmp_path / "models" / "m.onnx", model_of(*initializers))
     before = sorted(os.listdir(path.parent))
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(path, path.parent / "m.onnxa")
@@ -387,7 +374,7 @@ def test_numbers_that_do_not_fit_are_named(
 
 def test_a_file_as_long_as_the_last_tensor_needs_is_long_enough(models: Path) -> None:
     tensor = external(raw_tensor("w"), "data.bin", offset=4080)
-    assert len(_converted(_write(models / "m.onnx", model_of(tensor)))) > 0
+    assert len(converted(write_model(models / "m.onnx", model_of(tensor)))) > 0
 
 
 def test_an_empty_tensor_may_lie_at_the_end_of_a_file_and_not_beyond(
@@ -395,7 +382,7 @@ def test_an_empty_tensor_may_lie_at_the_end_of_a_file_and_not_beyond(
 ) -> None:
     (models / "empty.bin").write_bytes(b"")
     nothing = raw_tensor("nothing", dims=(0,))
-    path = _write(
+    path = write_model(
         models / "m.onnx",
         model_of(
             external(nothing, "data.bin", offset=4096, length=0), external(nothing, "empty.bin")
@@ -482,7 +469,7 @@ def test_what_is_no_file_is_no_data(tmp_path: Path, models: Path, location: str)
     (models / "folder").mkdir()
     os.mkfifo(models / "pipe")
     (models / "loop").symlink_to("loop")
-    path = _write(models / "m.onnx", model_of(external(raw_tensor("layer/w"), location)))
+    path = write_model(models / "m.onnx", model_of(external(raw_tensor("layer/w"), location)))
     with pytest.raises((ArchiveFormatError, OSError)) as caught:
         onnxarchive.convert(path, models / "m.onnxa")
     if isinstance(caught.value, ArchiveFormatError):
@@ -627,7 +614,7 @@ def test_options_hold_for_every_source(tmp_path: Path, extracted: Path, kind: st
 def test_a_model_and_its_data_convert_from_their_directory_or_zip(
     tmp_path: Path, kind: str, layout: Any
 ) -> None:
-    expected = _converted(_write(tmp_path / "single" / "m.onnx", _weights()))
+    expected = converted(write_model(tmp_path / "single" / "m.onnx", _weights()))
     (tmp_path / "source").mkdir()
     layout(tmp_path / "source" / "any name.ONNX", _weights())
     source = tmp_path / "source"
@@ -651,7 +638,7 @@ def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str], fou
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "weights.bin").write_bytes(b"x")
     for name in names:
-        _write(tmp_path / "source" / name, _weights())
+        write_model(tmp_path / "source" / name, _weights())
     source = tmp_path / "source"
     if kind == "zip":
         source = _zip(source, tmp_path / "m.zip")
@@ -716,7 +703,7 @@ def test_placeholders_of_torch_stand_for_files_of_their_name(tmp_path: Path, kin
         if tensor.HasField("raw_data"):
             (tmp_path / "source" / tensor.name).write_bytes(tensor.raw_data)
             tensor.raw_data = b"__EXTERNAL"
-    source = _write(tmp_path / "source" / "__MODEL_PROTO", model).parent
+    source = write_model(tmp_path / "source" / "__MODEL_PROTO", model).parent
     if kind != "directory":
         method = zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED
         source = _zip(source, tmp_path / "m.zip", method=method)
@@ -728,14 +715,14 @@ def test_ten_bytes_that_are_a_placeholder_by_chance_are_kept(tmp_path: Path) -> 
     model = model_of(
         TensorProto(name="w", data_type=TensorProto.UINT8, dims=[10], raw_data=b"__EXTERNAL")
     )
-    assert _loaded(_write(tmp_path / "m.onnx", model)) == model
+    assert _loaded(write_model(tmp_path / "m.onnx", model)) == model
 
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_checksum_is_compared_when_asked_for(models: Path, is_right: bool) -> None:
     digest = hashlib.sha1(bytes(4096) if is_right else b"other").hexdigest()
     tensor = external(raw_tensor("layer/w", dims=(300,)), "data.bin", checksum=digest.upper())
-    path = _write(models / "m.onnx", model_of(tensor, external(raw_tensor("v"), "data.bin")))
+    path = write_model(models / "m.onnx", model_of(tensor, external(raw_tensor("v"), "data.bin")))
     onnxarchive.convert(path, models / "m.onnxa")
     assert onnxarchive.check(models / "m.onnxa", full=True) == []
     if is_right:
@@ -781,7 +768,9 @@ def test_a_damaged_archive_is_not_converted(tmp_path: Path, extracted: Path) -> 
 def test_no_source_leads_out_of_itself(
     tmp_path: Path, models: Path, kind: str, location: str
 ) -> None:
-    source = _write(models / "m.onnx", model_of(external(raw_tensor("layer/w"), location))).parent
+    source = write_model(
+        models / "m.onnx", model_of(external(raw_tensor("layer/w"), location))
+    ).parent
     (models / "data.bin").unlink()
     if kind == "zip":
         source = _zip(models, tmp_path / "m.zip")
@@ -816,7 +805,7 @@ def test_the_working_directory_may_be_the_source(
 def test_equal_initializers_become_one_when_asked_for(tmp_path: Path) -> None:
     weight = raw_tensor("w", dims=(300,))
     other = TensorProto(name="v", data_type=1, dims=[300], raw_data=weight.raw_data)
-    path = _write(
+    path = write_model(
         tmp_path / "m.onnx", model_of(weight, other, raw_tensor("x", dims=(300,), seed=1))
     )
     onnxarchive.convert(path, tmp_path / "m.onnxa")

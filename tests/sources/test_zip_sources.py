@@ -18,6 +18,7 @@ import onnx
 import pytest
 from models import external, model_of, raw_tensor, run_python
 from onnx import TensorProto
+from written import converted, files_below
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
@@ -108,20 +109,6 @@ def _write_directory(path: Path, locations: dict[str, str]) -> Path:
     return path
 
 
-def _converted(source: Path) -> bytes:
-    target = source.parent / "converted.onnxa"
-    onnxarchive.convert(source, target)
-    data = target.read_bytes()
-    target.unlink()
-    return data
-
-
-def _files(directory: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
-    )
-
-
 def _methods(path: Path) -> set[int]:
     with zipfile.ZipFile(path) as file:
         return {info.compress_type for info in file.infolist()}
@@ -170,7 +157,7 @@ def _python(
 ) -> Zip:
     def make(directory: Path, path: Path) -> None:
         with zipfile.ZipFile(path, "w", method) as file:
-            for name in sorted(_files(directory), reverse=reverse):
+            for name in sorted(files_below(directory), reverse=reverse):
                 info = zipfile.ZipInfo(name)
                 info.compress_type = method
                 with file.open(info, "w", force_zip64=force_zip64) as entry:
@@ -195,7 +182,7 @@ def _python_streamed(directory: Path, path: Path) -> None:
 
     pipe = Pipe()
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as file:  # type: ignore[call-overload]
-        for name in _files(directory):
+        for name in sorted(files_below(directory)):
             file.write(directory / name, name)
     path.write_bytes(pipe.data)
 
@@ -223,7 +210,7 @@ public class Zip {
 def _java(directory: Path, path: Path) -> None:
     program = path.parent / "Zip.java"
     program.write_text(JAVA)
-    _run(_tool("java"), program, directory, path, *_files(directory))
+    _run(_tool("java"), program, directory, path, *sorted(files_below(directory)))
 
 
 TOOLS: dict[str, tuple[Zip, int]] = {
@@ -263,7 +250,7 @@ def test_a_zip_of_any_tool_gives_the_archive_of_the_directory(
     path = tmp_path / "m.zip"
     make(directory, path)
     assert method in _methods(path)
-    assert _converted(path) == _converted(directory)
+    assert converted(path) == converted(directory)
 
 
 def test_a_zipped_model_is_the_model_and_runs_no_risk_of_being_the_wrong_one(
@@ -282,12 +269,12 @@ def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as file:
             file.writestr("some/where/m.onnx", _model().SerializeToString())
         onnxarchive.save(_model(), tmp_path / "saved.onnxa")
-        assert _converted(tmp_path / "m.zip") == (tmp_path / "saved.onnxa").read_bytes()
+        assert converted(tmp_path / "m.zip") == (tmp_path / "saved.onnxa").read_bytes()
 
 
 def test_the_suffix_of_a_zip_says_nothing(tmp_path: Path, directory: Path) -> None:
     _python()(directory, tmp_path / "m.onnx")
-    assert _converted(tmp_path / "m.onnx") == _converted(directory)
+    assert converted(tmp_path / "m.onnx") == converted(directory)
 
 
 # Folders and litter
@@ -301,7 +288,7 @@ def test_litter_is_passed_over_and_a_common_folder_stripped(
     with zipfile.ZipFile(path, "w") as file:
         if folder:
             file.writestr(folder, b"")
-        for name in _files(directory):
+        for name in sorted(files_below(directory)):
             file.write(directory / name, folder + name)
             base = os.path.basename(name)
             file.writestr(f"__MACOSX/{folder}{name.removesuffix(base)}._{base}", b"attributes")
@@ -309,7 +296,7 @@ def test_litter_is_passed_over_and_a_common_folder_stripped(
         file.writestr(f"{folder}Thumbs.db", b"pictures")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert _converted(path) == _converted(directory)
+        assert converted(path) == converted(directory)
     # Litter is no loss, but a word about it is no fault.
     assert len(told) <= 1
 
@@ -319,19 +306,19 @@ def test_entries_that_no_tensor_names_are_left_out_with_a_warning(
 ) -> None:
     path = tmp_path / "m.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for name in _files(directory):
+        for name in sorted(files_below(directory)):
             file.write(directory / name, f"export/{name}")
         file.writestr("export/README.md", b"words")
         file.writestr("elsewhere/notes.txt", b"words")
     with pytest.warns(UserWarning, match="left out") as told:
-        found = _converted(path)
+        found = converted(path)
     text = "\n".join(str(warning.message) for warning in told)
     assert "README.md" in text
     assert "elsewhere/notes.txt" in text
     assert "model.onnx" not in text
     assert "assets/labels.txt" not in text
     assert all(str(warning.message).startswith(f"{path}: ") for warning in told)
-    assert found == _converted(directory)
+    assert found == converted(directory)
 
 
 def test_bytes_that_belong_to_nothing_are_left_out_with_a_warning(
@@ -339,14 +326,14 @@ def test_bytes_that_belong_to_nothing_are_left_out_with_a_warning(
 ) -> None:
     path = tmp_path / "m.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for name in _files(apart):
+        for name in sorted(files_below(apart)):
             file.write(apart / name, name)
         file.writestr("withdrawn.txt", b"words")
         file.NameToInfo.pop("withdrawn.txt")
         file.filelist.pop()
     with pytest.warns(UserWarning, match="left out"):
-        found = _converted(path)
-    assert found == _converted(apart)
+        found = converted(path)
+    assert found == converted(apart)
 
 
 @pytest.mark.parametrize("names", [[], ["a.onnx", "b.onnx"], ["a/m.onnx", "b/m.onnx"]])
@@ -419,10 +406,10 @@ def test_a_compressed_tensor_that_is_a_file_goes_through_no_temporary_file(
 ) -> None:
     path = tmp_path / "m.zip"
     with zipfile.ZipFile(path, "w", method) as file:
-        for name in _files(apart):
+        for name in sorted(files_below(apart)):
             kind = zipfile.ZIP_STORED if name.endswith(".onnx") else method
             file.write(apart / name, name, kind)
-    assert _converted(path) == _converted(apart)
+    assert converted(path) == converted(apart)
 
 
 @pytest.mark.usefixtures("no_temporary_file")
@@ -430,7 +417,7 @@ def test_stored_tensors_of_one_file_go_through_no_temporary_file(
     tmp_path: Path, together: Path
 ) -> None:
     _python()(together, tmp_path / "m.zip")
-    assert _converted(tmp_path / "m.zip") == _converted(together)
+    assert converted(tmp_path / "m.zip") == converted(together)
 
 
 def test_compressed_tensors_of_one_file_go_through_one_beside_the_target_that_is_gone_afterwards(
@@ -446,7 +433,7 @@ def test_compressed_tensors_of_one_file_go_through_one_beside_the_target_that_is
     monkeypatch.setattr(tempfile, "TemporaryFile", counted)
     _python(zipfile.ZIP_DEFLATED)(together, tmp_path / "m.zip")
     before = sorted(os.listdir(tmp_path))
-    assert _converted(tmp_path / "m.zip") == _converted(together)
+    assert converted(tmp_path / "m.zip") == converted(together)
     assert list(map(os.path.realpath, made)) == [os.path.realpath(tmp_path)] * 2  # model and data
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -467,7 +454,7 @@ def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(
         make(tmp_path / "m", path)
         with pytest.raises(ArchiveFormatError):
             onnxarchive.open(path)
-        assert _converted(path) == original.read_bytes()
+        assert converted(path) == original.read_bytes()
 
 
 def test_what_open_says_of_a_repacked_archive_names_the_remedy(tmp_path: Path) -> None:
@@ -512,7 +499,7 @@ def test_zipfile_is_what_it_was_whatever_is_converted(
     assert found["gone"] == []
     if method != "Deflate64":
         assert found["modules"] == []
-    assert (tmp_path / "m.onnxa").read_bytes() == _converted(directory)
+    assert (tmp_path / "m.onnxa").read_bytes() == converted(directory)
 
 
 # Damage and malice
@@ -627,7 +614,7 @@ def test_a_zip_with_one_encrypted_entry_is_refused(
     tmp_path: Path, apart: Path, refused: Callable[..., str]
 ) -> None:
     path = tmp_path / "m.zip"
-    names = _files(apart)
+    names = sorted(files_below(apart))
     _run(_tool("zip"), "-q", path, *[name for name in names if name != "w0.bin"], directory=apart)
     _run(_tool("zip"), "-q", "-P", "secret", path, "w0.bin", directory=apart)
     assert "encrypted" in refused(path, UnsupportedFeatureError)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import pytest
-from models import model_of, raw_tensor, run_python
+from models import documented_model, run_python
 from processes import started
 
 import onnxarchive
@@ -284,16 +284,10 @@ def test_a_thread_whose_lock_another_one_took_over_still_knows_its_own(path: Pat
 # Archives
 
 
-def model(doc_string: str) -> onnx.ModelProto:
-    made = model_of(raw_tensor("w", dims=(300,)))
-    made.doc_string = doc_string
-    return made
-
-
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "model.onnxa"
-    onnxarchive.save(model("old"), path)
+    onnxarchive.save(documented_model("old"), path)
     return path
 
 
@@ -305,7 +299,7 @@ def read_model(path: Path, mode: Any = "r") -> str:
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_reader_waits_for_a_writer_and_sees_what_it_made(archive: Path, mode: str) -> None:
     other = archive.with_name("other")
-    onnxarchive.save(model("newer and longer"), other)
+    onnxarchive.save(documented_model("newer and longer"), other)
     with held("exclusive", archive) as holder:
         waiting = Waiting(lambda: read_model(archive, mode))
         waiting.require_waiting()
@@ -330,8 +324,8 @@ def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: flo
     before = archive.read_bytes()
     with held(kind, archive) as holder:
         for act in (
-            lambda: replace_model(archive, model("new"), timeout=timeout),
-            lambda: replace_model(archive, model("new"), timeout=timeout, copy=True),
+            lambda: replace_model(archive, documented_model("new"), timeout=timeout),
+            lambda: replace_model(archive, documented_model("new"), timeout=timeout, copy=True),
             lambda: recover(archive, timeout=timeout),
         ):
             require_locked(act)
@@ -340,14 +334,14 @@ def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: flo
             assert caught.value.path == str(archive)
         assert archive.read_bytes() == before
         holder.let_go()
-        replace_model(archive, model("new"), timeout=timeout)
+        replace_model(archive, documented_model("new"), timeout=timeout)
     assert read_model(archive) == "new"
     assert os.listdir(archive.parent) == [archive.name]
 
 
 def test_a_writer_waits_for_the_lock(archive: Path) -> None:
     with held("exclusive", archive) as holder:
-        waiting = Waiting(lambda: replace_model(archive, model("new")))
+        waiting = Waiting(lambda: replace_model(archive, documented_model("new")))
         waiting.require_waiting()
         holder.let_go()
         waiting.require_done()
@@ -357,10 +351,10 @@ def test_a_writer_waits_for_the_lock(archive: Path) -> None:
 def test_a_writer_that_waited_changes_the_file_that_has_the_name_by_then(archive: Path) -> None:
     kept = archive.with_name("kept")
     with held("exclusive", archive) as holder:
-        waiting = Waiting(lambda: replace_model(archive, model("new")))
+        waiting = Waiting(lambda: replace_model(archive, documented_model("new")))
         waiting.require_waiting()
         os.rename(archive, kept)
-        onnxarchive.save(model("of another"), archive)
+        onnxarchive.save(documented_model("of another"), archive)
         holder.let_go()
         waiting.require_done()
     assert read_model(kept) == "old"
@@ -402,10 +396,10 @@ OPENING: dict[str, Callable[[Path], object]] = {
     "open to edit": lambda path: onnxarchive.open(path, mode="r+"),
     "load": lambda path: onnxarchive.load(path),
     "check": lambda path: onnxarchive.check(path),
-    "save": lambda path: onnxarchive.save(model("other"), path),
+    "save": lambda path: onnxarchive.save(documented_model("other"), path),
     "convert": lambda path: onnxarchive.convert(path, path.with_name("other")),
     "export": lambda path: onnxarchive.export(path, path.with_name("other")),
-    "replace_model": lambda path: replace_model(path, model("other")),
+    "replace_model": lambda path: replace_model(path, documented_model("other")),
     "replace_tensor": lambda path: onnxarchive.replace_tensor(path, "w", [1.0]),
     "change_model": lambda path: onnxarchive.change_model(path, lambda it: it),
     "recover": recover,
@@ -514,8 +508,8 @@ def test_readers_go_on_where_there_are_no_locks(archive: Path, no_locks: int) ->
 def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
     before = archive.read_bytes()
     for act in (
-        lambda: replace_model(archive, model("new")),
-        lambda: replace_model(archive, model("new"), timeout=0),
+        lambda: replace_model(archive, documented_model("new")),
+        lambda: replace_model(archive, documented_model("new"), timeout=0),
         lambda: recover(archive),
     ):
         with pytest.raises(OSError, match=os.strerror(no_locks)) as caught:
@@ -571,16 +565,16 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "open to edit": (partial(read_model, mode="r+"), "old"),
     "assign": (lambda path: assign(path), "new"),
     "edit": (lambda path: edit(path), "new"),
-    "replace_model": (lambda path: replace_model(path, model("new")), "new"),
+    "replace_model": (lambda path: replace_model(path, documented_model("new")), "new"),
     "replace_model by a link": (lambda path: replace_by_a_link(path), "new"),
-    "with copy": (lambda path: replace_model(path, model("new"), copy=True), "new"),
+    "with copy": (lambda path: replace_model(path, documented_model("new"), copy=True), "new"),
     "with compact": (lambda path: replace_model(path, lesser("new"), compact=True), "new"),
     "replace_tensor": (
         lambda path: onnxarchive.replace_tensor(path, "w", np.zeros(300, np.float32)),
         "old",
     ),
     "transform": (lambda path: onnxarchive.transform(path, path, documented), "new"),
-    "save": (lambda path: onnxarchive.save(model("new"), path), "new"),
+    "save": (lambda path: onnxarchive.save(documented_model("new"), path), "new"),
     "convert": (lambda path: convert_other(path), "new"),
     "recover": (recover, "old"),
     "recover an edit": (lambda path: recover_an_edit(path), "old"),
@@ -601,7 +595,7 @@ def edit(path: Path) -> None:
 
 
 def lesser(doc_string: str) -> onnx.ModelProto:
-    made = model(doc_string)
+    made = documented_model(doc_string)
     made.graph.initializer[0].name = "v"
     return made
 
@@ -622,7 +616,7 @@ def replace_by_a_link(path: Path) -> None:
 
 def convert_other(path: Path) -> None:
     other = path.with_name("other.onnx")
-    onnx.save(model("new"), other)
+    onnx.save(documented_model("new"), other)
     onnxarchive.convert(other, path)
     other.unlink()
 
@@ -699,10 +693,10 @@ def test_a_file_on_nfs_that_may_not_be_written_is_replaced_and_not_edited(
         assert read_model(archive) == "old"
         for copy, reason in ((False, "Permission denied"), (True, "only where it may be written")):
             with pytest.raises(OSError, match=reason) as caught:
-                replace_model(archive, model("new"), copy=copy)
+                replace_model(archive, documented_model("new"), copy=copy)
             assert caught.value.filename == str(archive)
         assert archive.read_bytes() == content
-        onnxarchive.save(model("new"), archive)
+        onnxarchive.save(documented_model("new"), archive)
     assert read_model(archive) == "new"
     assert os.listdir(archive.parent) == [archive.name]
 
@@ -915,7 +909,7 @@ def test_on_windows_archives_are_opened_and_changed(archive: Path, windows: list
         assert read_model(archive) == "new"
     with another(archive) as other, locking.exclusive(other):
         require_locked(
-            lambda: elsewhere(lambda: replace_model(archive, model("newest"), timeout=0))
+            lambda: elsewhere(lambda: replace_model(archive, documented_model("newest"), timeout=0))
         )
     assert read_model(archive) == "new"
     assert recover(archive).removed == ()

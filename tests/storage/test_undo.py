@@ -15,7 +15,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from interruptions import TRAILER_SIZE, Interrupted, interrupt
-from models import model_of, raw_tensor
+from models import documented_model, model_of, raw_tensor
 from zip_readers import READERS, Reader, ReaderError
 
 import onnxarchive
@@ -294,12 +294,6 @@ def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(
 # Archives
 
 
-def model(doc_string: str = "", *, seed: int = 0) -> onnx.ModelProto:
-    made = model_of(raw_tensor("w", dims=(300,), seed=seed))
-    made.doc_string = doc_string
-    return made
-
-
 def saved(path: Path, made: onnx.ModelProto) -> bytes:
     onnxarchive.save(made, path)
     return path.read_bytes()
@@ -309,8 +303,8 @@ def saved(path: Path, made: onnx.ModelProto) -> bytes:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     """An archive whose model gets a longer one."""
     path = tmp_path_factory.mktemp("archive") / "m.onnxa"
-    onnxarchive.save(model("old"), path)
-    return interrupt(path, lambda path: replace_model(path, model("new" * 30)))
+    onnxarchive.save(documented_model("old"), path)
+    return interrupt(path, lambda path: replace_model(path, documented_model("new" * 30)))
 
 
 def open_to_edit(path: Path) -> None:
@@ -336,7 +330,11 @@ def require_refused(path: Path, *, is_unfinished: bool) -> None:
 def require_left(path: Path) -> None:
     """Holds that a file is refused, and left as it is, also by those who recover it."""
     content = path.read_bytes()
-    for act in (recover, open_to_edit, lambda path: replace_model(path, model("another"))):
+    for act in (
+        recover,
+        open_to_edit,
+        lambda path: replace_model(path, documented_model("another")),
+    ):
         with pytest.raises(ArchiveError) as refused:
             act(path)
         assert refused.value.path == str(path)
@@ -403,7 +401,7 @@ def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
             onnxarchive.check,
             onnxarchive.load,
             lambda path: onnxarchive.convert(path, path.with_name("other")),
-            lambda path: replace_model(path, model(), copy=True),
+            lambda path: replace_model(path, documented_model(), copy=True),
         ):
             with pytest.raises(UnfinishedEditError) as refused:
                 read(path)
@@ -423,7 +421,7 @@ def test_an_interrupted_edit_is_rolled_back_by_opening_for_edits_and_by_the_next
         open_to_edit(path)
         assert path.read_bytes() == archive.old
         path.write_bytes(content)
-        replace_model(path, model("new" * 30))
+        replace_model(path, documented_model("new" * 30))
         assert path.read_bytes() == archive.new
 
 
@@ -535,7 +533,7 @@ HOSTILE: dict[str, Hostile] = {
 def test_a_hostile_log_gives_an_archive_back_or_changes_nothing(
     path: Path, archive: Interrupted, make: Hostile
 ) -> None:
-    content, expected = make(archive, saved(path, model("other", seed=7)))
+    content, expected = make(archive, saved(path, documented_model("other", seed=7)))
     path.write_bytes(content)
     if expected is not None:
         require_recovered(path, expected)
@@ -552,7 +550,7 @@ def test_a_hostile_log_gives_an_archive_back_or_changes_nothing(
 def test_a_log_of_an_archive_with_other_weights_is_not_rolled_back(
     path: Path, archive: Interrupted
 ) -> None:
-    other = saved(path, model("old", seed=7))
+    other = saved(path, documented_model("old", seed=7))
     assert len(other) == len(archive.old)
     assert other[: archive.offset] != archive.old[: archive.offset]
     path.write_bytes(other + bytes(500) + archive.log)
@@ -774,8 +772,8 @@ def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, reader: Reader) -> No
     path = path.with_suffix(".zip")
     onnxarchive.save(model_of(raw_tensor("w", dims=(2,))), path, size_threshold=1 << 20)
     contents = [path.read_bytes(), logged(path.read_bytes(), 0)]
-    onnxarchive.save(model("old"), path)
-    archive = interrupt(path, lambda path: replace_model(path, model("new" * 50_000)))
+    onnxarchive.save(documented_model("old"), path)
+    archive = interrupt(path, lambda path: replace_model(path, documented_model("new" * 50_000)))
     contents += [archive.old, archive.new]
     contents += [archive.states["new end begun"], archive.states["new end complete"]]
     paths = [path.with_name(f"{number}.zip") for number in range(len(contents))]
@@ -793,7 +791,7 @@ def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, reader: Reader) -> No
 
 
 def test_a_copy_that_is_not_inverted_would_be_found(path: Path) -> None:
-    onnxarchive.save(model("old"), path)
+    onnxarchive.save(documented_model("old"), path)
     content = path.read_bytes()
     assert zipfile.is_zipfile(path)
     for log, is_found in (

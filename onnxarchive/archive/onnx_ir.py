@@ -1,0 +1,335 @@
+"""Models of onnx_ir: loaded from an archive, and saved, without reading all their tensors.
+
+This is the only module about onnx_ir. It is in this room and not in interop because `save` accepts
+these models. Importing it imports onnx_ir; importing `onnxarchive.ir`, its public front, does not.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_ir
+
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.planning import refuse_external
+from onnxarchive.archive.reading import Archive, read_verified
+from onnxarchive.buffers.data import Data, Stored, SupportsWrite, pieces
+from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
+from onnxarchive.storage.files import MappedFile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ORIGIN = "onnxarchive.origin"  # key in the `meta` of a model's graph
+_PLACEHOLDER = "\0onnxarchive/"  # no file has a name with a NUL character
+
+
+# Loading
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """Elements of a tensor, read from the archive on request."""
+
+    archive: Archive
+    key: str
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.archive.tensor_by_key(self.key), dtype=dtype, copy=copy)
+
+
+class ArchiveTensor(onnx_ir.Tensor[Any]):
+    """A tensor of onnx_ir whose bytes lie in an archive; it keeps the file open and mapped.
+
+    Nothing is read before the first access, which compares the entry's local header with the
+    directory. `onnxarchive.save` also compares the CRC-32 when it writes the tensor. `numpy` gives
+    a read-only view of the file; for types of less than 8 bits, an unpacked copy.
+
+    Attributes:
+        archive: The archive.
+        key: Name of the tensor's entry.
+    """
+
+    __slots__ = ("archive", "key")
+
+    def __init__(
+        self,
+        archive: Archive,
+        key: str,
+        *,
+        name: str | None = None,
+        doc_string: str | None = None,
+        metadata_props: dict[str, str] | None = None,
+    ) -> None:
+        """Makes the tensor with this key.
+
+        Args:
+            archive: The archive. It must not be closed while the tensor is used.
+            key: Name of the tensor's entry.
+            name: Name of the tensor.
+            doc_string: As in a TensorProto.
+            metadata_props: As in a TensorProto.
+        """
+        proto = archive._refs[key].tensor
+        super().__init__(
+            _Elements(archive, key),
+            onnx_ir.DataType(proto.data_type),
+            shape=onnx_ir.Shape(proto.dims),
+            name=name,
+            doc_string=doc_string,
+            metadata_props=metadata_props,
+        )
+        self.archive = archive
+        self.key = key
+
+    @property
+    def raw(self) -> memoryview:
+        """The bytes of `raw_data`, as a read-only view of the file."""
+        return self.archive.read(self.key)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def numpy(self) -> NDArray[Any]:
+        """The elements as a read-only array.
+
+        Returns:
+            A view of the file; for types of less than 8 bits, an unpacked copy made by every call.
+        """
+        return self.archive.tensor_by_key(self.key)
+
+    def tobytes(self) -> bytes:
+        """The bytes of `raw_data`, as a copy."""
+        return bytes(self.raw)
+
+    def tofile(self, file: SupportsWrite) -> None:
+        """Writes the bytes of `raw_data` to a binary file, a few MiB at a time."""
+        for piece in pieces(self.raw):
+            while piece.nbytes:  # an unbuffered file may write fewer bytes than it is given
+                written = file.write(piece)
+                piece = piece[written if isinstance(written, int) else len(piece) :]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ArchiveTensor:
+        """A tensor of its own over the same bytes, which never change."""
+        return _with_names_of(self, self.archive, self.key)
+
+    def __repr__(self) -> str:
+        return f"{self._repr_base()}({self.archive.path!r}, key={self.key!r}, name={self.name!r})"
+
+
+def _with_names_of(tensor: Any, archive: Archive, key: str) -> ArchiveTensor:
+    return ArchiveTensor(
+        archive,
+        key,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The archive that a model was loaded from or last saved as; copies of the model share it."""
+
+    archive: Archive
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Origin:
+        return self
+
+
+def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
+    """Loads an archive; see `onnxarchive.ir.load`."""
+    archive = open(path)
+    try:
+        with naming(path):
+            return _load(archive)
+    except BaseException:
+        archive.close()
+        raise
+
+
+def _load(archive: Archive) -> onnx_ir.Model:
+    _require_no_loss(archive.model)
+    try:
+        model = onnx_ir.from_proto(archive.model)
+    except onnx_ir.serde.SerdeError as error:
+        cause: BaseException = error
+        while (before := cause.__cause__ or cause.__context__) is not None:
+            cause = before
+        raise UnsupportedFeatureError(
+            f"expected a model that onnx_ir can hold, found {type(cause).__name__}: {cause}"
+        ) from error
+    missing = dict(archive._refs)
+
+    def mapped(tensor: Any) -> Any:
+        if not isinstance(tensor, onnx_ir.ExternalTensor):
+            return tensor
+        key = os.fspath(tensor.location)
+        missing.pop(key, None)
+        return _with_names_of(tensor, archive, key)
+
+    _replace_tensors(model, mapped)
+    model.graph.meta[_ORIGIN] = _Origin(archive)
+    for ref in missing.values():
+        raise UnsupportedFeatureError(f"{ref}: onnx_ir has no place for this tensor")
+    return model
+
+
+def _require_no_loss(model: onnx.ModelProto) -> None:
+    """Refuses sparse tensors and training_info, which onnx_ir drops or refuses without a name."""
+    for ref in tensors.walk(model):
+        if any(field.startswith("sparse_") for field, _ in ref.path):
+            raise UnsupportedFeatureError(
+                f"{ref}: onnx_ir has no sparse tensors; make it dense, or edit the model that "
+                "onnxarchive.load gives"
+            )
+    if model.training_info:
+        raise UnsupportedFeatureError(
+            "onnx_ir has no training_info and would lose it; clear it, or edit the model that "
+            "onnxarchive.load gives"
+        )
+
+
+# Saving
+
+
+@dataclass(frozen=True, slots=True)
+class SplitModel:
+    """A model as a proto without its large tensors, and these tensors.
+
+    Attributes:
+        model: The model.
+        proto: The proto. Its large tensors are external; their location is a placeholder.
+        large: The large tensors by their path in the proto.
+        archives: The archives that tensors of the model lie in.
+    """
+
+    model: onnx_ir.Model
+    proto: onnx.ModelProto
+    large: dict[Path, onnx_ir.TensorProtocol]
+    archives: tuple[Archive, ...]
+
+    def resolve(self, ref: TensorRef) -> Data:
+        """Reads a large tensor: a view if it is mapped from an archive, else a copy."""
+        if ref.path not in self.large:
+            return refuse_external(ref)
+        return Stored(_read(self.large[ref.path]))
+
+    def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
+        """The archives of this model that saving it to `path` would replace."""
+        origin = self.model.graph.meta.get(_ORIGIN)
+        # The tensors keep the archive that they were loaded from when the model is saved again.
+        if origin is not None and origin.archive._is_at(path):
+            return [origin.archive]
+        return [archive for archive in self.archives if archive._is_at(path)]
+
+    def saved_as(self, file: MappedFile) -> None:
+        """Makes a new file, still locked, the origin of the model."""
+        self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened()))
+
+
+def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
+    """Splits a model into a proto and its large tensors.
+
+    onnx_ir would read all tensors to serialize a model. So a clone, which shares the tensors, is
+    serialized with external placeholders instead of the large ones.
+
+    Args:
+        model: The model. It is not changed.
+        size_threshold: Size in bytes from which tensors count as large. External tensors always do,
+            strings never.
+    """
+    clone = model.clone()
+    large: list[onnx_ir.TensorProtocol] = []
+    archives: dict[int, Archive] = {}
+
+    def placeholder(tensor: Any) -> Any:
+        if isinstance(tensor, ArchiveTensor):
+            archives[id(tensor.archive)] = tensor.archive
+        if tensor.dtype.value not in dtypes.BY_NUMBER:  # strings
+            return tensor
+        if not isinstance(tensor, onnx_ir.ExternalTensor) and tensor.nbytes < size_threshold:
+            return tensor
+        large.append(tensor)
+        return onnx_ir.ExternalTensor(
+            f"{_PLACEHOLDER}{len(large) - 1}",
+            None,
+            None,
+            tensor.dtype,
+            shape=onnx_ir.Shape(tensor.shape),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+        )
+
+    _replace_tensors(clone, placeholder)
+    proto = onnx_ir.to_proto(clone)
+    by_path: dict[Path, onnx_ir.TensorProtocol] = {}
+    for ref in tensors.walk(proto):
+        location = tensors.location(ref.tensor)
+        if location is not None and location.startswith(_PLACEHOLDER):
+            by_path[ref.path] = large[int(location.removeprefix(_PLACEHOLDER))]
+    return SplitModel(model, proto, by_path, tuple(archives.values()))
+
+
+def _read(tensor: onnx_ir.TensorProtocol) -> memoryview:
+    """The bytes of `raw_data`, with the CRC-32 compared if they lie in an archive."""
+    if isinstance(tensor, ArchiveTensor):
+        with naming(tensor.archive.path):
+            return read_verified(tensor.archive, tensor.key)
+    if isinstance(tensor, onnx_ir.ExternalTensor):
+        # `tobytes` would keep an unpacked copy of types of less than 8 bits in the tensor.
+        copy = io.BytesIO()
+        tensor.tofile(copy)
+        return copy.getbuffer()
+    return memoryview(tensor.tobytes())
+
+
+# Tensors of a model
+
+
+def _replace_tensors(model: onnx_ir.Model, replacement: Callable[[Any], Any]) -> None:
+    """Replaces every initializer and every tensor of an attribute, also in functions."""
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = replacement(value.const_value)
+    for attributes in _attributes(model):
+        for name, attribute in list(attributes.items()):
+            if attribute.is_ref():
+                continue
+            if attribute.type == onnx_ir.AttributeType.TENSOR:
+                tensor = replacement(attribute.as_tensor())
+                attributes[name] = onnx_ir.AttrTensor(attribute.name, tensor, attribute.doc_string)
+            elif attribute.type == onnx_ir.AttributeType.TENSORS:
+                several = [replacement(tensor) for tensor in attribute.as_tensors()]
+                attributes[name] = onnx_ir.AttrTensors(
+                    attribute.name, several, attribute.doc_string
+                )
+
+
+def _graphs(model: onnx_ir.Model) -> Iterator[Any]:
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield from function.subgraphs()
+
+
+def _attributes(model: onnx_ir.Model) -> Iterator[Any]:
+    for node in model.graph.all_nodes():
+        yield node.attributes
+    for function in model.functions.values():
+        yield function.attributes
+        for node in function.all_nodes():
+            yield node.attributes

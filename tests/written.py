@@ -1,0 +1,41 @@
+"""Archives and models that tests write."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import onnxarchive
+
+
+def saved(model: Any, **options: Any) -> bytes:
+    """The archive that `save` makes of a model."""
+    target = io.BytesIO()
+    onnxarchive.save(model, target, **options)
+    return target.getvalue()
+
+
+def converted(source: Path, **options: Any) -> bytes:
+    """The archive that `convert` makes of a source, after a full check."""
+    target = source.parent / "converted.onnxa"
+    onnxarchive.convert(source, target, **options)
+    assert onnxarchive.check(target, full=True) == []
+    data = target.read_bytes()
+    target.unlink()
+    return data
+
+
+def write_model(path: Path, model: onnx.ModelProto) -> Path:
+    """Writes a model to a file, whose directories are made; gives its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def files_below(directory: Path) -> set[str]:
+    """The paths of all files below a directory, relative to it and with slashes."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix() for path in files}
