@@ -63,7 +63,8 @@ def read_contents(
         return Contents(EMPTY, None, TensorRefs())
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
-    false_ends.check(end, file.size, bounds, listed.entries, report)
+    entries, directory_end = listed.entries, bounds.offset + bounds.size
+    false_ends.check(end, file.size, directory_end, entries.names, entries.header_offsets, report)
     data = _read_model(file, listed.entries, report, max_model_nbytes)
     model = None if data is None else proto.parse(data, report)
     if data is None or model is None:

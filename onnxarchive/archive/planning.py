@@ -91,7 +91,7 @@ class Plan:
         directory_size = len(kept[1])
         sizes = [(item.name, item.nbytes) for item in self.items]
         for name, nbytes in [*sizes, (MODEL_PROTO, self.model.nbytes)]:
-            placement = layout.Placement(name.encode(), nbytes, 0, offset, alignment)
+            placement = layout.place(name, nbytes, 0, offset, alignment)
             offset = placement.end
             directory_size += placement.directory_record().packed_size
         end = layout.end_of_archive(kept[0] + len(sizes) + 1, directory_size, offset)

@@ -49,6 +49,7 @@ from onnxarchive.storage.filesystem import clone
 from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -334,10 +335,11 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
     offset = archive.entries[MODEL_PROTO].header_offset
     alignment = archive.alignment
     kept = (len(archive.entries) - 1, archive._records[:-1].pack())
+    before = _before(archive, offset)
     new = Plan(plan.items[kept[0] :], plan.model)
 
     def write(target: PositionalWriter) -> None:
-        zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset)
+        zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset, before=before)
         stream(new, zip_writer, options.progress)
 
     changed = _changed_clone(archive, offset, write, else_in_place=not options.copy)
@@ -348,6 +350,12 @@ def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
     archive._require_headers()  # or an edit that is cut off could not be rolled back
     undo.change_end(archive._file, offset, new.size(alignment, offset, kept), write)
     return archive._file.reopened()
+
+
+def _before(archive: Archive, offset: int) -> bytearray:
+    """The last bytes before an offset, in which zip readers may search for end records."""
+    begin = max(offset - SEARCHED_SIZE, 0)
+    return bytearray(archive._file.read(begin, offset - begin))
 
 
 def _replace_entry(
@@ -370,6 +378,10 @@ def _replace_entry(
     unpacked = LocalHeader.unpack(header, 0)
     assert unpacked is not None
     nbytes = data.nbytes  # which are written before the model
+    before = _before(archive, offset)
+    position = entry.data_offset - (offset - len(before))
+    seen = data[max(-position, 0) :]  # what of the new data lies in there
+    before[max(position, 0) : max(position, 0) + len(seen)] = seen
     rest = progress and (lambda done, total: progress(nbytes + done, nbytes + total))
 
     def write(target: PositionalWriter) -> None:
@@ -387,7 +399,7 @@ def _replace_entry(
         kept = (len(archive.entries) - 1, packed)
         stream(
             model,
-            ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset),
+            ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset, before=before),
             rest,
         )
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import records
-from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds
-from onnxarchive.zipformat.entries import Entries
+from onnxarchive.zipformat.end_records import TAIL_SIZE
+from onnxarchive.zipformat.layout import FALSE_HEADER_OFFSET
 from onnxarchive.zipformat.records import EndRecord, Zip64EndRecord, Zip64Locator
 
 # How many of the last bytes of a file hold no false record: the longest comment, and all records.
 SEARCHED_SIZE = records.UINT16_MAX + TAIL_SIZE
-# As a header offset, the signature of a Zip64 locator.
-FALSE_HEADER_OFFSET = 0x07064B50
 
 _KINDS = {
     EndRecord.SIGNATURE: "an end record",
@@ -37,48 +35,45 @@ _RECORD = re.compile(
 )
 
 
-def check(end: bytes, file_size: int, bounds: Bounds, entries: Entries, report: Report) -> None:
-    """Checks that no reader takes anything for a record of the end but the true ones (ZIP-16).
+def check(
+    end: bytes,
+    file_size: int,
+    directory_end: int,
+    names: Sequence[str],
+    header_offsets: Sequence[int],
+    report: Report,
+) -> None:
+    """Checks that no zip reader takes anything for a record of the end but the true ones (ZIP-16).
 
     Args:
         end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
         file_size: Size of the file in bytes.
-        bounds: Position of the directory.
-        entries: The entries.
+        directory_end: Offset in bytes of the first end record; all after it is known to be true.
+        names: Names of the entries in that part of the file, or of more.
+        header_offsets: Offsets of their local headers in bytes.
         report: Takes the broken rule.
     """
-    # What is in the file after the directory is its end records, and checked.
-    directory_end = bounds.offset + bounds.size
-    for offset, kind in find(end, file_size):
+    for offset, kind in _find(end, file_size):
         if offset < directory_end:
-            owner = bisect.bisect_right(entries.header_offsets, offset) - 1
-            in_entry = offset < bounds.offset and owner >= 0
+            owner = bisect.bisect_right(header_offsets, offset) - 1
             report.broken(
                 "ZIP-16",
                 f"expected nothing in the last {SEARCHED_SIZE} bytes of the file that reads as a "
                 f"record of its end, found {kind} at offset {offset}, which zip readers that "
                 "search would believe",
-                entry=entries.names[owner] if in_entry else None,
+                entry=names[owner] if owner >= 0 else None,
             )
-    if entries.header_offsets and entries.header_offsets[-1] == FALSE_HEADER_OFFSET:
+    if header_offsets and header_offsets[-1] == FALSE_HEADER_OFFSET:
         report.broken(
             "ZIP-16",
             f"expected another header offset than {FALSE_HEADER_OFFSET:#010x}, which some zip "
             "readers take for a Zip64 locator",
-            entry=entries.names[-1],
+            entry=names[-1],
         )
 
 
-def find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
-    """Finds what reads as a record of the end, true or false.
-
-    Args:
-        end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
-        file_size: Size of the file in bytes.
-
-    Yields:
-        The offset of each in the file, in bytes, and its name.
-    """
+def _find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
+    """Finds what reads as a record of the end, true or false: its offset in the file, its kind."""
     found = _RECORD.search(end)
     while found is not None:
         yield file_size - len(end) + found.start(), _KINDS[found.group()[:4]]

@@ -6,7 +6,7 @@ decision of each kind and one encoding of an archive.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import (
@@ -20,6 +20,8 @@ from onnxarchive.zipformat.records import (
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
 MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field holds
+# As the header offset of the last entry, the signature of a Zip64 locator to readers that search.
+FALSE_HEADER_OFFSET = 0x07064B50
 
 
 def is_alignment(value: int) -> bool:
@@ -162,6 +164,23 @@ class Placement:
             extra=records.pack_zip64_extra(*zip64_values),
             comment=b"",
         )
+
+
+def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
+    """Places the next entry of an archive, so that its end is no false header offset (ZIP-16).
+
+    Args:
+        name: Its name.
+        nbytes: Size of its data in bytes.
+        crc32: CRC-32 of its data.
+        header_offset: Offset of its local header in the archive, in bytes.
+        alignment: Least alignment of its data, in bytes.
+    """
+    placed = Placement(name.encode(), nbytes, crc32, header_offset, alignment)
+    while placed.end == FALSE_HEADER_OFFSET and alignment < MAX_ALIGNMENT:
+        alignment *= 2
+        placed = replace(placed, alignment=alignment)
+    return placed
 
 
 def placement(local: LocalHeader, header_offset: int) -> Placement | None:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import Buffer, SupportsWrite, as_bytes, pieces
-from onnxarchive.errors import ChecksumError, UnsupportedFeatureError
-from onnxarchive.zipformat import layout
+from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
+from onnxarchive.zipformat import false_ends, layout
 from onnxarchive.zipformat.layout import Placement
 
 
@@ -39,6 +39,7 @@ class ZipWriter:
         alignment: What every entry's data is aligned to, in bytes: a power of two from 64 to 32768.
         kept: Number of entries that are in the file already, and their packed directory records.
         offset: Where these end and the next bytes go, in bytes from the start of the archive.
+        before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if there are less.
 
     Attributes:
         placements: The entries written so far, in order.
@@ -51,6 +52,7 @@ class ZipWriter:
         alignment: int = layout.MIN_ALIGNMENT,
         kept: tuple[int, bytes] = (0, b""),
         offset: int = 0,
+        before: bytes | bytearray = b"",
     ) -> None:
         layout.require_alignment(alignment)
         self._file = file
@@ -58,6 +60,10 @@ class ZipWriter:
         self._kept_count, self._kept_records = kept
         self._offset = offset
         self.placements: list[Placement] = []
+        self._end: list[bytes | bytearray] = [
+            before
+        ]  # the last bytes of the archive so far, or some more
+        self._end_nbytes = len(before)
 
     def add(self, name: str, data: Buffer) -> Placement:
         """Writes an entry whose bytes are at hand or mapped; they are read twice."""
@@ -89,7 +95,7 @@ class ZipWriter:
                 file is then of no use.
         """
         require_entries(self._kept_count + len(self.placements) + 1)
-        placement = Placement(name.encode(), nbytes, crc, self._offset, self._alignment)
+        placement = layout.place(name, nbytes, crc, self._offset, self._alignment)
         self._write(placement.local_header().pack())
         written_nbytes = 0
         written_crc = crc if is_constant else 0
@@ -111,19 +117,42 @@ class ZipWriter:
         return placement
 
     def finish(self) -> int:
-        """Writes the directory and the end records; gives the size of the archive in bytes."""
+        """Writes the directory and the end records; gives the size of the archive in bytes.
+
+        Raises:
+            ArchiveFormatError: Data near the end of the archive reads as an end record (ZIP-16).
+        """
         directory_offset = self._offset
         self._write(self._kept_records)
         for placement in self.placements:
             self._write(placement.directory_record().pack())
         directory_size = self._offset - directory_offset
         count = self._kept_count + len(self.placements)
+        directory_end = self._offset
         self._write(layout.end_of_archive(count, directory_size, directory_offset))
+        false_ends.check(
+            b"".join(self._end)[-false_ends.SEARCHED_SIZE :],
+            self._offset,
+            directory_end,
+            [placement.name.decode() for placement in self.placements],
+            [placement.header_offset for placement in self.placements],
+            Report(),
+        )
         return self._offset
+
+    def _keep_end(self, view: memoryview) -> None:
+        """Keeps a copy of the last bytes, for `finish` to check."""
+        last = view[-false_ends.SEARCHED_SIZE :].tobytes()
+        self._end.append(last)
+        self._end_nbytes += len(last)
+        if self._end_nbytes > 2 * false_ends.SEARCHED_SIZE:
+            self._end = [b"".join(self._end)[-false_ends.SEARCHED_SIZE :]]
+            self._end_nbytes = false_ends.SEARCHED_SIZE
 
     def _write(self, data: Buffer) -> None:
         view = memoryview(data)
         self._offset += view.nbytes
+        self._keep_end(view)
         while view.nbytes:
             # An unbuffered file may take fewer bytes than it is given.
             written = self._file.write(view)
