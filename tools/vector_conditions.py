@@ -14,6 +14,7 @@ from vector_parts import (
     BIG,
     FLOAT,
     MODEL_PROTO,
+    UINT8,
     Tensor,
     Vector,
     W,
@@ -355,18 +356,55 @@ def _bounds() -> Iterator[Vector]:
         "model-2gib",
         large=True,
     )
+    for offset, name in (
+        (0x06054B50, "end-record"),
+        (0x06064B50, "zip64-end-record"),
+        (0x07064B50, "locator"),
+    ):
+        yield refused(
+            f"header-offset-of-{name}",
+            f"The header offset of the model is {offset:#010x}, the signature of one of the ends.",
+            "ZIP-16",
+            partial(_with_model_at, offset),
+            "false-end",
+            large=True,
+        )
     yield refused(
-        "header-offset-of-a-locator",
-        "The model lies at 0x07064B50, which the directory ends with but for its name.",
+        "directory-offset-of-end-record",
+        "The offset of the directory is 0x06054b50, the signature of an end record.",
         "ZIP-16",
-        _at_the_signature,
+        _with_directory_at_signature,
         "false-end",
+        large=True,
+    )
+    yield accepted(
+        "directory-offset-avoided",
+        "The model is aligned to 128, since the directory would otherwise be at 0x06054b50.",
+        "ZIP-16 ALIGN-2",
+        partial(_with_directory_at_signature, alignment=128),
+        BEFORE_MODEL,
         large=True,
     )
 
 
-def _at_the_signature() -> Image:
-    """An archive whose model has the header offset 0x07064B50."""
-    nbytes = 0x07064B50 - 64
-    tensor = Tensor("w", 2, (nbytes,), v.Zeros(nbytes))
-    return archive(tensor)
+def _of_zeros(nbytes: int) -> Tensor:
+    return Tensor("w", UINT8, (nbytes,), v.Zeros(nbytes))
+
+
+def _with_model_at(header_offset: int) -> Image:
+    """An archive whose model has this header offset."""
+    return archive(_of_zeros(header_offset - 64))
+
+
+DIRECTORY_OFFSET = 0x06054B50
+MODEL_OFFSET = (DIRECTORY_OFFSET - 300) // 128 * 128 + 64  # of the data; no multiple of 128
+BEFORE_MODEL = _of_zeros(MODEL_OFFSET - 64 - 30 - len(MODEL_PROTO) - 6)
+
+
+def _with_directory_at_signature(alignment: int = 64) -> Image:
+    """An archive whose directory is at 0x06054b50 if its model is aligned to 64."""
+    without = len(model(graph(BEFORE_MODEL), more=content(1000, b"")))
+    filler = content(1000, bytes(DIRECTORY_OFFSET - MODEL_OFFSET - without - 1))
+    image = archive(BEFORE_MODEL, proto=model(graph(BEFORE_MODEL), more=filler))
+    image.entries[1] = replace(image.entries[1], alignment=alignment)
+    return image

@@ -115,6 +115,13 @@ def false_ends() -> Iterator[Vector]:
         "false-end",
     )
     yield refused(
+        "false-pair",
+        "The signature of a locator, and 20 bytes after it that of an end record.",
+        "ZIP-16",
+        of_tensor(LOCATOR[:4] + b"\xff" * 16 + b"PK\5\6" + b"\xff" * 18),
+        "false-end",
+    )
+    yield refused(
         "false-end-record-in-a-zip",
         "An asset is an empty zip.",
         "ZIP-16",
@@ -188,11 +195,14 @@ def _conforming() -> Iterator[Vector]:
         + ZIP64_END[:4]
         + struct.pack("<Q", 45)
         + ZIP64_END[12:]
+        + LOCATOR[:4]
+        + bytes(15)
+        + b"PK\5\6\1"
     )
     yield accepted(
         "nearly-records",
         "End records of other disks or with unequal counts, locators of other disks, a Zip64 end "
-        "record of another size.",
+        "record of another size, the signature of an end record 19 bytes after that of a locator.",
         "ZIP-16",
         lambda: archive(near),
         near,

@@ -64,7 +64,9 @@ def read_contents(
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     entries, directory_end = listed.entries, bounds.offset + bounds.size
-    false_ends.check(end, file.size, directory_end, entries.names, entries.header_offsets, report)
+    false_ends.check(
+        end, file.size, bounds.offset, directory_end, entries.names, entries.header_offsets, report
+    )
     data = _read_model(file, listed.entries, report, max_model_nbytes)
     model = None if data is None else proto.parse(data, report)
     if data is None or model is None:

@@ -2,7 +2,7 @@
 
 Some readers look for end records in the last bytes of a file, instead of computing where they are:
 zlib's minizip believes a Zip64 locator anywhere in the last 64 KiB, libzip weighs several end
-records, and adm-zip takes a header offset for a locator. An archive has nothing to mislead them.
+records, and adm-zip takes a header offset for a signature. An archive has nothing to mislead them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from onnxarchive.errors import Report
-from onnxarchive.zipformat import records
+from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.end_records import TAIL_SIZE
-from onnxarchive.zipformat.layout import FALSE_HEADER_OFFSET
 from onnxarchive.zipformat.records import EndRecord, Zip64EndRecord, Zip64Locator
 
 # How many of the last bytes of a file hold no false record: the longest comment, and all records.
@@ -28,7 +27,7 @@ _KINDS = {
 _RECORD = re.compile(
     rb"PK(?:"
     rb"\x05\x06\0{4}(?P<count>..)(?P=count).{10}"  # both disks 0, both counts equal (4.3.16)
-    rb"|\x06\x07\0{4}.{8}\x01\0\0\0"  # disk 0 of 1 (4.3.15)
+    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15), or directly before
     rb"|\x06\x06\x2c\0{7}"  # a size of 44 (4.3.14)
     rb")",
     re.DOTALL,
@@ -38,6 +37,7 @@ _RECORD = re.compile(
 def check(
     end: bytes,
     file_size: int,
+    directory_offset: int,
     directory_end: int,
     names: Sequence[str],
     header_offsets: Sequence[int],
@@ -48,7 +48,8 @@ def check(
     Args:
         end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
         file_size: Size of the file in bytes.
-        directory_end: Offset in bytes of the first end record; all after it is known to be true.
+        directory_offset: Offset of the directory in bytes.
+        directory_end: Offset of its end in bytes; all after it is known to be the true end records.
         names: Names of the entries in that part of the file, or of more.
         header_offsets: Offsets of their local headers in bytes.
         report: Takes the broken rule.
@@ -63,13 +64,16 @@ def check(
                 "search would believe",
                 entry=names[owner] if owner >= 0 else None,
             )
-    if header_offsets and header_offsets[-1] == FALSE_HEADER_OFFSET:
-        report.broken(
-            "ZIP-16",
-            f"expected another header offset than {FALSE_HEADER_OFFSET:#010x}, which some zip "
-            "readers take for a Zip64 locator",
-            entry=names[-1],
-        )
+    for called, offset in (
+        ("header offset of the last entry", header_offsets[-1] if header_offsets else 0),
+        ("offset of the directory", directory_offset),
+    ):
+        if layout.holds_signature(offset):
+            report.broken(
+                "ZIP-16",
+                f"expected no signature of an end record in the {called}, which zip readers that "
+                f"search would believe, found {offset:#010x}",
+            )
 
 
 def _find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:

@@ -20,8 +20,7 @@ from onnxarchive.zipformat.records import (
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
 MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field holds
-# As the header offset of the last entry, the signature of a Zip64 locator to readers that search.
-FALSE_HEADER_OFFSET = 0x07064B50
+_END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
 
 
 def is_alignment(value: int) -> bool:
@@ -76,6 +75,12 @@ def directory_zip64_values(nbytes: int, header_offset: int) -> tuple[int, ...]:
 def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> bool:
     """Whether the end record cannot state one of its values."""
     return not (fits_16(count) and fits_32(directory_size) and fits_32(directory_offset))
+
+
+def holds_signature(offset: int) -> bool:
+    """Whether the bytes of an offset hold a signature of an end record, for readers that search."""
+    packed = offset.to_bytes(4 if fits_32(offset) else 8, "little")
+    return any(signature in packed for signature in _END_SIGNATURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +172,7 @@ class Placement:
 
 
 def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
-    """Places the next entry of an archive, so that its end is no false header offset (ZIP-16).
+    """Places the next entry of an archive, so that its end does not hold a signature (ZIP-16).
 
     Args:
         name: Its name.
@@ -177,7 +182,7 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
         alignment: Least alignment of its data, in bytes.
     """
     placed = Placement(name.encode(), nbytes, crc32, header_offset, alignment)
-    while placed.end == FALSE_HEADER_OFFSET and alignment < MAX_ALIGNMENT:
+    while holds_signature(placed.end) and alignment < MAX_ALIGNMENT:
         alignment *= 2
         placed = replace(placed, alignment=alignment)
     return placed

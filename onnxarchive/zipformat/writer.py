@@ -133,6 +133,7 @@ class ZipWriter:
         false_ends.check(
             b"".join(self._end)[-false_ends.SEARCHED_SIZE :],
             self._offset,
+            directory_offset,
             directory_end,
             [placement.name.decode() for placement in self.placements],
             [placement.header_offset for placement in self.placements],
