@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
 
 from onnxarchive.archive.opening import open
-from onnxarchive.archive.planning import Asset, asset_files, open_assets
+from onnxarchive.archive.options import Asset, WriteOptions
+from onnxarchive.archive.planning import open_assets
 from onnxarchive.archive.reading import Archive, complete_model
-from onnxarchive.archive.referring import save_referring
+from onnxarchive.archive.referring import has_outside_attributes, save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, naming
 from onnxarchive.interop.links import is_left_outside, linked_model
@@ -87,12 +88,13 @@ def transform(
         function: Takes a ModelProto and returns it or another one, or a tuple of a ModelProto and
             a boolean, False if the model is invalid. Bind options with `functools.partial`.
         weights: How the function sees large tensors.
-        size_threshold: As in `save`.
-        alignment: As in `save`.
-        convert_attribute: As in `save`. None keeps tensors of attributes outside if the archive has
-            any there.
-        assets: As in `save`. They replace assets of the archive with the same path.
-        progress: As in `save`.
+        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        alignment: The data of every entry begins at a multiple of this many bytes.
+        convert_attribute: Whether to store outside the model not only initializers, but all
+            tensors; None for True if the archive has any such tensor outside.
+        assets: Further files for the archive, by relative path: their bytes, or the path of a file.
+            They replace the archive's assets of the same paths.
+        progress: Called with the bytes done and the bytes in all.
 
     Raises:
         ArchiveFormatError: `path` breaks a rule; or the function returned a model that it calls
@@ -107,22 +109,18 @@ def transform(
     """
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
-    layout.require_alignment(alignment)
-    require_no_input(destination, asset_files(assets))
+    options = WriteOptions(
+        size_threshold=size_threshold, alignment=alignment, assets=assets, progress=progress
+    )
+    require_no_input(destination, options.asset_files)
     # The function may take long. So a destination or an asset that fails is refused first.
     open_assets(assets)
     Replacement(destination).discard()
     with open(path) as archive, naming(path):
-        save_referring(
-            _transformed(archive, function, weights),
-            archive,
-            destination,
-            size_threshold=size_threshold,
-            alignment=alignment,
-            convert_attribute=convert_attribute,
-            assets=assets,
-            progress=progress,
-        )
+        if convert_attribute is None:
+            convert_attribute = has_outside_attributes(archive)
+        options = replace(options, convert_attribute=convert_attribute)
+        save_referring(_transformed(archive, function, weights), archive, destination, options)
 
 
 def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx.ModelProto:

@@ -8,11 +8,11 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming
 from onnxarchive.storage import locking
+from onnxarchive.storage.closing import Closing
 
 try:
     import fcntl
@@ -52,7 +52,7 @@ class _Descriptor:
         os.close(self.number)
 
 
-class MappedFile:
+class MappedFile(Closing):
     """A regular file, read, mapped, locked and written through one descriptor.
 
     Attributes:
@@ -330,17 +330,6 @@ class MappedFile:
         """Lets go of descriptor and map, each of which its last user closes."""
         self._descriptor = None
         self._view = None
-
-    def __enter__(self) -> MappedFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _read_once(self, offset: int, size: int) -> bytes:
         descriptor = self._require_open()
