@@ -29,7 +29,7 @@ from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
 
 # Tensors that stay in the model are mapped, not copied, from this many bytes on.
-_MAPPED_SIZE = 1 << 20
+MAPPED_SIZE = 1 << 20
 _MAX_MAPPED_FILES = 64  # each map has a descriptor
 # Gives the bytes of a tensor whose data is external.
 Resolve: TypeAlias = Callable[[TensorRef], Data]
@@ -267,7 +267,7 @@ def _staying(
     large: dict[Path, Data] = {}
     for ref, nbytes in staying:
         data = _verified(ref, resolve(ref))
-        if nbytes < _MAPPED_SIZE:
+        if nbytes < MAPPED_SIZE:
             small[ref.path] = b"".join(data)
         else:
             large[ref.path] = data

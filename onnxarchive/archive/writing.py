@@ -25,7 +25,7 @@ from onnxarchive.zipformat.writer import ZipWriter
 
 # Threads copy data up to this many bytes, and so read it once. Larger data is as fast through a
 # map, since each copy would need new memory.
-_COPIED_SIZE = 1 << 25
+COPIED_SIZE = 1 << 25
 
 
 def write_archive(
@@ -101,7 +101,7 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
         jobs: Largest number of threads, the caller's among them. If there are more, the data of an
             item is fetched in any of them.
     """
-    fetch = partial(fetched_entry, copied_size=_COPIED_SIZE if jobs > 1 else READ_SIZE)
+    fetch = partial(fetched_entry, copied_size=COPIED_SIZE if jobs > 1 else READ_SIZE)
     items = plan.entries
     sizes = [item.nbytes for item in items]
     with contextlib.closing(threads.in_order(items, sizes, fetch, jobs)) as fetched:

@@ -28,7 +28,7 @@ _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # What systems say where directories cannot be synced.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 # The flags of a map whose pages are all read and mapped when it is made; None where there is none.
-_POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
+POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -281,9 +281,9 @@ class MappedFile(Closing):
             how: As `onnxarchive.open` takes it.
         """
         if how == "populate":
-            flags = {} if _POPULATED is None else {"flags": _POPULATED, "prot": mmap.PROT_READ}
+            flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
             self._view = self._map(**flags)
-            if _POPULATED is None:
+            if POPULATED is None:
                 self._view[:: mmap.PAGESIZE].tobytes()  # a byte of each page brings the page
         elif hasattr(mmap, "MADV_WILLNEED"):
             mapped = self.reaching(0).obj

@@ -59,8 +59,8 @@ def set_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(nbytes)
         return errno.EOPNOTSUPP
 
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: allocate)
-    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: "ext4")
+    monkeypatch.setattr(filesystem, "fallocate", lambda: allocate)
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: "ext4")
     return asked
 
 
