@@ -30,7 +30,7 @@ from onnxarchive.archive.recovery import require_finished, roll_back
 from onnxarchive.archive.rewriting import EditOptions, GivenModel, write_model, write_tensor
 from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import ArchiveError, LockedError, naming
+from onnxarchive.errors import ArchiveError, LockedError, with_path
 from onnxarchive.model import proto, renaming, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files, locking
@@ -171,7 +171,7 @@ def _locked(
 ) -> Iterator[Archive]:
     """An archive that nobody else opens or edits while the block runs."""
     with (
-        naming(path),
+        with_path(path),
         files.opened(
             path,
             rule="FILE-1",
@@ -267,7 +267,7 @@ class EditableArchive(Archive):
         self._draft = threading.local()
         self._shown: onnx.ModelProto | None = None  # what `model` has given
         with (
-            naming(path),
+            with_path(path),
             files.opened(
                 path, rule="FILE-1", is_exclusive=True, is_writable=None, timeout=timeout
             ) as file,
@@ -418,7 +418,7 @@ class EditableArchive(Archive):
             LockedError: This thread is making an edit, such as in a block of `edit`.
         """
         if os.getpid() == self._process:
-            with naming(self.path):
+            with with_path(self.path):
                 self._require_no_edit_by_this_thread()
         with self._unless_forked(self._editor):
             if os.getpid() == self._process:
@@ -462,7 +462,7 @@ class EditableArchive(Archive):
         locking.require_timeout(timeout)
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         begin = time.monotonic()
-        with naming(self.path):
+        with with_path(self.path):
             self._require_no_edit_by_this_thread()
             try:
                 if not self._editor.acquire(timeout=seconds):

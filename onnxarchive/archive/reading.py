@@ -29,8 +29,8 @@ from onnxarchive.errors import (
     LockedError,
     Report,
     UnfinishedEditError,
-    naming,
     shown,
+    with_path,
 )
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
@@ -288,7 +288,7 @@ class Archive(Closing):
             check_data(found.file, entry, found.refs.get(entry.name), Report(), counter)
 
         model = len(entries) - 1
-        with naming(self.path):
+        with with_path(self.path):
             threads.for_each(
                 range(model), entries.sizes[:model], verify, threads.require_jobs(jobs)
             )
@@ -308,7 +308,7 @@ class Archive(Closing):
         Raises:
             ArchiveFormatError: One does not match.
         """
-        with naming(self.path):
+        with with_path(self.path):
             self._found.headers.require_all()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
@@ -219,7 +219,7 @@ def export(
         with _opened(path) as (archive, model_proto):
             _export_single(archive, model_proto, destination, progress)
     else:
-        with open(path) as archive, naming(path):
+        with open(path) as archive, with_path(path):
             _export_external(archive, destination, external_data, progress)
 
 
@@ -229,7 +229,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Archive, memoryview]
     with recovery.opened(path, rule="FILE-1") as file:
         archive = Archive(file)
         model_proto = archive.read(MODEL_PROTO)
-    with archive, naming(path):
+    with archive, with_path(path):
         yield archive, model_proto
 
 

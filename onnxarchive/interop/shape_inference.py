@@ -9,7 +9,7 @@ import onnx
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.referring import has_outside_attributes, save_referring
-from onnxarchive.errors import naming
+from onnxarchive.errors import with_path
 from onnxarchive.interop.checker import is_unread
 from onnxarchive.interop.links import linked_model
 from onnxarchive.model import walking
@@ -50,7 +50,7 @@ def infer_shapes(
         ValueError: `destination` is not allowed.
         OSError: A file cannot be read, or the archive not written.
     """
-    with open(path) as archive, naming(path):
+    with open(path) as archive, with_path(path):
         model = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),
             check_type=check_type,

@@ -21,7 +21,7 @@ from onnxarchive.archive.planning import open_assets
 from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.archive.referring import has_outside_attributes, save_referring
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.interop.links import is_left_outside, linked_model
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.renaming import defined_names
@@ -116,7 +116,7 @@ def transform(
     # The function may take long. So a destination or an asset that fails is refused first.
     open_assets(assets)
     Replacement(destination).discard()
-    with open(path) as archive, naming(path):
+    with open(path) as archive, with_path(path):
         if convert_attribute is None:
             convert_attribute = has_outside_attributes(archive)
         options = replace(options, convert_attribute=convert_attribute)

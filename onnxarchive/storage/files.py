@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
 from onnxarchive.storage import locking
 from onnxarchive.storage.closing import Closing
 
@@ -122,7 +122,7 @@ class MappedFile(Closing):
         kind = locking.exclusive if is_exclusive else locking.shared
         with contextlib.ExitStack() as lock:
             try:
-                with naming(self.path):
+                with with_path(self.path):
                     lock.enter_context(kind(descriptor.number, timeout))
                 self.size = os.fstat(descriptor.number).st_size
             except OSError as error:
