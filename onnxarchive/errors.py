@@ -44,8 +44,8 @@ __all__ = [
     "UnfinishedEditError",
     "UnsupportedFeatureError",
     "describe",
-    "naming",
     "shown",
+    "with_path",
 ]
 
 _MAX_SHOWN = 100  # characters of a value in a message
@@ -120,7 +120,7 @@ def describe(error: OSError) -> str:
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
     """Names `path` in every `ArchiveError` raised in the block that names no file yet."""
     try:
         yield

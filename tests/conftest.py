@@ -1,12 +1,25 @@
-"""No test asserts a time; and the counts at the end of a run: what was tried, over all tests."""
+"""Fixtures that several files use, and the counts at the end of a run: what was tried.
+
+No test asserts a time.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from edits import NAME, no_clone
 from hypothesis import settings
+from models import copying_clone, runnable_model
+
+import onnxarchive
+from onnxarchive.archive import rewriting
 
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
@@ -50,3 +63,70 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name in COUNTS:
             if name in counts:
                 terminalreporter.line(f"{name}: {counts[name]:,}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory whose name is no identifier."""
+    folder = tmp_path / "ein Verzeichnis für Größen"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    """Where an archive may be written, alone in that directory."""
+    return folder / NAME
+
+
+@pytest.fixture
+def archive(path: Path) -> Path:
+    """An archive of `runnable_model`."""
+    onnxarchive.save(runnable_model(), path)
+    return path
+
+
+@pytest.fixture
+def link(archive: Path) -> Path:
+    """A link beside it."""
+    path = archive.with_name("ein Verweis.onnx")
+    onnxarchive.link(archive, path)
+    return path
+
+
+@pytest.fixture(params=["in its place", "on a clone", "with copy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The three ways in which the end of a file is written; what they take as arguments."""
+    clone = copying_clone if request.param == "on a clone" else no_clone
+    monkeypatch.setattr(rewriting, "clone", clone)
+    return {"copy": request.param == "with copy"}
+
+
+@pytest.fixture
+def no_clones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that does not share blocks, on which files are changed in their place."""
+    monkeypatch.setattr(rewriting, "clone", no_clone)
+
+
+@pytest.fixture
+def own_path() -> Iterator[Path]:
+    """A path whose directories everybody may go through, and which belongs to `nobody`."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("permissions are POSIX's")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
+        if not os.geteuid():
+            os.chown(folder, 65534, 65534)
+        yield Path(folder, NAME)
+
+
+@pytest.fixture
+def nobody(own_path: Path) -> Iterator[None]:
+    """The test is not root's, who may do everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -1,24 +1,21 @@
-"""What the tests of edits share: models and changes of them, what an edit leaves, and fixtures."""
+"""What the tests of edits share: models, changes of them, and what an edit leaves."""
 
 from __future__ import annotations
 
 import io
 import os
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from models import copying_clone, model_of, raw_tensor
+from models import model_of, raw_tensor
 from onnx import TensorProto
-from written import saved as saved
 
 import onnxarchive
-from onnxarchive.archive import rewriting
 from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 from onnxarchive.storage import files
 
@@ -195,49 +192,3 @@ def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[s
 
 def no_clone(source: files.MappedFile, target: int) -> bool:
     return False
-
-
-@pytest.fixture(name="path")
-def path_fixture(tmp_path: Path) -> Path:
-    """A path alone in its directory."""
-    folder = tmp_path / "ein Verzeichnis"
-    folder.mkdir()
-    return folder / NAME
-
-
-@pytest.fixture(name="way", params=["in its place", "on a clone", "with copy"])
-def way_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The three ways in which the end of a file is written; what they take as arguments."""
-    clone = copying_clone if request.param == "on a clone" else no_clone
-    monkeypatch.setattr(rewriting, "clone", clone)
-    return {"copy": request.param == "with copy"}
-
-
-@pytest.fixture(name="no_clones")
-def no_clones_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that does not share blocks, on which files are changed in their place."""
-    monkeypatch.setattr(rewriting, "clone", no_clone)
-
-
-@pytest.fixture(name="own_path")
-def own_path_fixture() -> Iterator[Path]:
-    """A path whose directories everybody may go through, and which belongs to `nobody`."""
-    if not hasattr(os, "geteuid"):
-        pytest.skip("permissions are POSIX's")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
-        if not os.geteuid():
-            os.chown(folder, 65534, 65534)
-        yield Path(folder, NAME)
-
-
-@pytest.fixture(name="nobody")
-def nobody_fixture(own_path: Path) -> Iterator[None]:
-    """The test is not root's, who may do everything."""
-    if os.geteuid():
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)

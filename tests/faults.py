@@ -265,8 +265,8 @@ class Calls:
         }
         with (
             patch.multiple(os, **system),
-            patch.object(filesystem, "_fallocate", lambda: allocate),
-            patch.object(filesystem, "_file_system", lambda _: "ext4"),
+            patch.object(filesystem, "fallocate", lambda: allocate),
+            patch.object(filesystem, "file_system", lambda _: "ext4"),
         ):
             yield
 

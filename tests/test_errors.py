@@ -13,8 +13,8 @@ from onnxarchive.errors import (
     ChecksumError,
     Report,
     TensorNotFoundError,
-    naming,
     shown,
+    with_path,
 )
 
 
@@ -34,17 +34,17 @@ def test_rules_about_checksums_raise_checksum_errors(rule: str) -> None:
 
 def test_the_innermost_file_is_named() -> None:
     raised = pytest.raises(ArchiveFormatError, match=r"^inner: message$")
-    with raised as caught, naming("outer"), naming("inner"):
+    with raised as caught, with_path("outer"), with_path("inner"):
         raise ArchiveFormatError("message")
     assert caught.value.path == "inner"
 
 
 def test_what_convert_can_mend_names_the_command() -> None:
     assert {id for id, rule in rules().items() if rule.mended} == MENDED_RULES
-    with pytest.raises(ArchiveFormatError) as caught, naming("a zip.onnxa"):
+    with pytest.raises(ArchiveFormatError) as caught, with_path("a zip.onnxa"):
         Report().broken("ALIGN-1", "expected this, found that")
     assert "'onnxarchive convert 'a zip.onnxa' NEW.onnxa'" in str(caught.value)
-    with pytest.raises(ArchiveFormatError) as caught, naming("a zip.onnxa"):
+    with pytest.raises(ArchiveFormatError) as caught, with_path("a zip.onnxa"):
         Report().broken("ZIP-7", "expected this, found that")
     assert "convert" not in str(caught.value)
 

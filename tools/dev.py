@@ -24,9 +24,8 @@ PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python
 # Holds what the environment was made from, once it is complete.
 STAMP = ENVIRONMENT / "made-from"
 OLDEST_PYTHON = (3, 10)
-# import-linter can't be run as a module.
-# It needs a newer Python than the project does.
 OLDEST_PYTHON_OF_IMPORT_LINTER = (3, 11)
+# import-linter can't be run as a module.
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command as run; run(['--no-cache'])"
 INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--editable")
 

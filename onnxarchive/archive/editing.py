@@ -27,10 +27,10 @@ import onnx
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.recovery import require_finished, roll_back
-from onnxarchive.archive.rewriting import Model, Options, write_model, write_tensor
+from onnxarchive.archive.rewriting import EditOptions, GivenModel, write_model, write_tensor
 from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import ArchiveError, LockedError, naming
+from onnxarchive.errors import ArchiveError, LockedError, with_path
 from onnxarchive.model import proto, renaming, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files, locking
@@ -46,7 +46,7 @@ __all__ = ["EditableArchive", "Metadata", "change_model", "replace_model", "repl
 
 def replace_model(
     path: str | os.PathLike[str],
-    model: Model,
+    model: GivenModel,
     *,
     compact: bool = False,
     copy: bool = False,
@@ -96,7 +96,7 @@ def replace_model(
         ArchiveError: Writing failed, and so did rolling it back: `recover` does it.
         OSError: The archive or its directory cannot be read or written; the archive is as it was.
     """
-    options = Options(compact, copy, size_threshold, convert_attribute, progress)
+    options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
     with _locked(path, timeout, copy=copy) as archive:
         _release(write_model(archive, model, options))
 
@@ -129,7 +129,7 @@ def change_model(
         changed = change(_copy(archive.model))
         require_process(process)  # the function may have been left by a fork, too
         if changed != archive.model:
-            _release(write_model(archive, changed, Options(compact=compact, copy=copy)))
+            _release(write_model(archive, changed, EditOptions(compact=compact, copy=copy)))
 
 
 def replace_tensor(
@@ -171,7 +171,7 @@ def _locked(
 ) -> Iterator[Archive]:
     """An archive that nobody else opens or edits while the block runs."""
     with (
-        naming(path),
+        with_path(path),
         files.opened(
             path,
             rule="FILE-1",
@@ -267,7 +267,7 @@ class EditableArchive(Archive):
         self._draft = threading.local()
         self._shown: onnx.ModelProto | None = None  # what `model` has given
         with (
-            naming(path),
+            with_path(path),
             files.opened(
                 path, rule="FILE-1", is_exclusive=True, is_writable=None, timeout=timeout
             ) as file,
@@ -344,7 +344,7 @@ class EditableArchive(Archive):
                 del self._draft.model, self._draft.task
             require_process(self._process)  # the block may have been left by a fork, too
             if changed != current.model:
-                options = Options(compact=compact, copy=copy)
+                options = EditOptions(compact=compact, copy=copy)
                 self._write(partial(write_model, current, changed, options))
 
     def rename(
@@ -374,7 +374,7 @@ class EditableArchive(Archive):
 
     def replace_model(
         self,
-        model: Model,
+        model: GivenModel,
         *,
         compact: bool = False,
         copy: bool = False,
@@ -389,7 +389,7 @@ class EditableArchive(Archive):
             ArchiveError: Others have changed the archive since it was opened; or as
                 `onnxarchive.replace_model` does.
         """
-        options = Options(compact, copy, size_threshold, convert_attribute, progress)
+        options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
         with self._locked(timeout, copy=copy) as current:
             self._write(partial(write_model, current, model, options))
 
@@ -418,7 +418,7 @@ class EditableArchive(Archive):
             LockedError: This thread is making an edit, such as in a block of `edit`.
         """
         if os.getpid() == self._process:
-            with naming(self.path):
+            with with_path(self.path):
                 self._require_no_edit_by_this_thread()
         with self._unless_forked(self._editor):
             if os.getpid() == self._process:
@@ -462,7 +462,7 @@ class EditableArchive(Archive):
         locking.require_timeout(timeout)
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         begin = time.monotonic()
-        with naming(self.path):
+        with with_path(self.path):
             self._require_no_edit_by_this_thread()
             try:
                 if not self._editor.acquire(timeout=seconds):

@@ -20,7 +20,7 @@ from onnxarchive.archive.opening import open
 from onnxarchive.archive.planning import refuse_external
 from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.buffers.data import Data, Stored, SupportsWrite, pieces
-from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -153,7 +153,7 @@ def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
     """Loads an archive; see `onnxarchive.ir.load`."""
     archive = open(path)
     try:
-        with naming(path):
+        with with_path(path):
             return _load(archive)
     except BaseException:
         archive.close()
@@ -287,7 +287,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 def _read(tensor: onnx_ir.TensorProtocol) -> memoryview:
     """The bytes of `raw_data`, with the CRC-32 compared if they lie in an archive."""
     if isinstance(tensor, ArchiveTensor):
-        with naming(tensor.archive.path):
+        with with_path(tensor.archive.path):
             return read_verified(tensor.archive, tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # `tobytes` would keep an unpacked copy of types of less than 8 bits in the tensor.

@@ -10,7 +10,7 @@ import onnx
 from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.reading import Archive, complete_model
-from onnxarchive.errors import naming
+from onnxarchive.errors import with_path
 from onnxarchive.storage.files import Prefetch
 
 if TYPE_CHECKING:
@@ -115,5 +115,5 @@ def load(
         ChecksumError: Bytes of a tensor have changed.
         OSError: The file cannot be opened or read.
     """
-    with open(path, max_model_nbytes=max_model_nbytes) as archive, naming(path):
+    with open(path, max_model_nbytes=max_model_nbytes) as archive, with_path(path):
         return complete_model(archive)

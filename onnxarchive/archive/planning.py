@@ -1,12 +1,11 @@
-"""Plans archives: what goes outside the model, under which keys, and where its bytes are.
+"""Plans archives: the entries, their keys, and where their bytes are.
 
-A model becomes a `Plan`, which writing passes over once.
+Planning reads no tensor that is stored outside the model. Writing goes once through the `Plan`.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,39 +14,37 @@ from typing import TypeAlias
 
 import onnx
 
+from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
+from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, walking, wire
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
 
-# Tensors of attributes and the like of this many bytes or more are written from where they lie.
-_HELD_SIZE = 1 << 20
-_MAX_MAPPED = 64  # files of such tensors: each map has a descriptor
-# What an asset may be given as: its bytes, or the path of a file.
-Asset: TypeAlias = Buffer | str | os.PathLike[str]
+# Tensors that stay in the model are mapped, not copied, from this many bytes on.
+MAPPED_SIZE = 1 << 20
+_MAX_MAPPED_FILES = 64  # each map has a descriptor
 # Gives the bytes of a tensor whose data is external.
 Resolve: TypeAlias = Callable[[TensorRef], Data]
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An entry that is to be written.
+    """An entry to write.
 
     Attributes:
         name: Its name.
         nbytes: Size of its data in bytes.
-        data: Gives its data when it is due, in any thread: where it lies, or a copy of this one
-            tensor that is dropped when it is written.
-        ref: The tensor that it is of, or None for an asset.
+        data: Gives its data when it is written, in any thread: mapped, or a copy of this tensor
+            alone that is dropped afterwards.
+        ref: Its tensor; None for an asset or a model.
     """
 
     name: str
@@ -55,25 +52,35 @@ class Item:
     data: Callable[[], Data]
     ref: TensorRef | None = None
 
+    @classmethod
+    def of(cls, name: str, data: Data) -> Item:
+        """An entry with this data."""
+        return cls(name, data.nbytes, lambda: data)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An archive that is to be written.
+    """An archive to write.
 
     Attributes:
-        items: Its entries but for the model, in order.
-        model: The serialized model, in pieces.
-        saved_nbytes: Bytes that need not be written, since identical initializers became one.
+        items: Its tensors and assets, in order.
+        models: Its models, which follow them.
+        saved_nbytes: Bytes that are not written because identical initializers became one.
     """
 
     items: tuple[Item, ...]
-    model: Pieces
+    models: tuple[Item, ...]
     saved_nbytes: int = 0
+
+    @property
+    def entries(self) -> tuple[Item, ...]:
+        """All entries, in order."""
+        return self.items + self.models
 
     @property
     def nbytes(self) -> int:
         """Bytes of data in all, without headers and padding."""
-        return sum(item.nbytes for item in self.items) + self.model.nbytes
+        return sum(item.nbytes for item in self.entries)
 
     def size(
         self,
@@ -81,21 +88,43 @@ class Plan:
         offset: int = 0,
         kept: tuple[int, bytes] = (0, b""),
     ) -> int:
-        """The size that the archive will have, in bytes.
+        """The size of the archive in bytes.
 
         Args:
-            alignment: As in `save`.
-            offset: Where the first entry goes, in bytes from the start of the archive.
-            kept: As `ZipWriter` takes it.
+            alignment: Alignment of the data of every entry, in bytes.
+            offset: Offset of the first entry in the archive, in bytes.
+            kept: Number of entries before it, and their packed directory records.
         """
-        directory_size = len(kept[1])
-        sizes = [(item.name, item.nbytes) for item in self.items]
-        for name, nbytes in [*sizes, (MODEL_PROTO, self.model.nbytes)]:
-            placement = layout.place(name, nbytes, 0, offset, alignment)
+        count, directory_size = kept[0] + len(self.entries), len(kept[1])
+        for item in self.entries:
+            placement = layout.place(item.name, item.nbytes, 0, offset, alignment)
             offset = placement.end
             directory_size += placement.directory_record().packed_size
-        end = layout.end_of_archive(kept[0] + len(sizes) + 1, directory_size, offset)
-        return offset + directory_size + len(end)
+        return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model, and the entries of the tensors that are stored outside it.
+
+    Attributes:
+        items: The entries to write for it, in the order of the model.
+        model: A copy of the model in which these tensors are external.
+        held: Bytes of large tensors that stay in the model. In `model` they are external, too,
+            until it is serialized, each with a location that is its placeholder here.
+    """
+
+    items: tuple[Item, ...]
+    model: onnx.ModelProto
+    held: Mapping[str, memoryview]
+
+    def entry(self) -> Item:
+        """The serialized model as an entry.
+
+        Raises:
+            ArchiveFormatError: It is too large.
+        """
+        return Item.of(MODEL_PROTO, Pieces(proto.serialize_filled(self.model, self.held)))
 
 
 def refuse_external(ref: TensorRef) -> Data:
@@ -110,12 +139,6 @@ def refuse_external(ref: TensorRef) -> Data:
     )
 
 
-def asset_files(assets: Mapping[str, Asset] | None) -> list[str]:
-    """The files among assets."""
-    given = (assets or {}).values()
-    return [os.fspath(asset) for asset in given if isinstance(asset, str | os.PathLike)]
-
-
 def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
     """The assets as entries, in the order of their paths.
 
@@ -128,16 +151,10 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
     for path, asset in sorted((assets or {}).items()):
         name = _asset_name(path)
         if isinstance(asset, bytes | bytearray | memoryview):
-            data: Data = Stored(as_bytes(asset))
+            items.append(Item.of(name, Stored(as_bytes(asset))))
         else:
-            data = FileData.of(asset)
-        items.append(Item(name, data.nbytes, partial(given_data, data)))
+            items.append(Item.of(name, FileData.of(asset)))
     return tuple(items)
-
-
-def given_data(data: Data) -> Data:
-    """`data` itself, for an `Item` whose bytes are at hand."""
-    return data
 
 
 def _asset_name(path: str) -> str:
@@ -154,88 +171,65 @@ def _asset_name(path: str) -> str:
 
 def plan_archive(
     model: onnx.ModelProto,
-    *,
     resolve: Resolve,
-    size_threshold: int = DEFAULT_SIZE_THRESHOLD,
-    convert_attribute: bool = False,
-    assets: Iterable[Item] = (),
-    dedupe: bool = False,
+    options: WriteOptions,
+    *,
+    kept_assets: Iterable[Item] = (),
     temporary: str | None = None,
 ) -> Plan:
-    """Decides what goes outside the model and under which key; reads no tensor that does.
+    """Plans the archive of a model; no tensor that is stored outside is read.
 
     Args:
         model: The model. It is not changed.
         resolve: Gives the bytes of a tensor whose data is external already.
-        size_threshold: As in `save`.
-        convert_attribute: As in `save`.
-        assets: Entries for the assets.
-        dedupe: Whether identical initializers of a graph become one initializer.
-        temporary: The directory for a file that takes large tensors which are to stay in the
-            model, where they do not lie in a file as they are; None for the system's.
+        options: The options of the archive.
+        kept_assets: Assets that the source has.
+        temporary: Directory for a temporary file, which takes large tensors that stay in the model
+            and cannot be mapped; None for the system's.
+
+    Raises:
+        ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
+        ValueError: The path of an asset is not allowed.
+    """
+    assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
+    saved_nbytes = 0
+    if options.dedupe:
+        deduplicated = deduplicate(model, resolve)
+        model, resolve = deduplicated.model, deduplicated.resolve
+        saved_nbytes = deduplicated.saved_nbytes
+    planned = plan_model(model, resolve, options, temporary=temporary)
+    items = (*planned.items, *(assets[name] for name in sorted(assets)))
+    writer.require_entries(len(items) + 1)
+    return Plan(items, (planned.entry(),), saved_nbytes)
+
+
+def plan_model(
+    model: onnx.ModelProto,
+    resolve: Resolve,
+    options: WriteOptions,
+    *,
+    stored: Mapping[Path, str] | None = None,
+    assigned: Keys | None = None,
+    temporary: str | None = None,
+) -> PlannedModel:
+    """Plans the entries of a model's tensors.
+
+    Args:
+        model: The model. It is not changed.
+        resolve: Gives the bytes of a tensor whose data is external already.
+        options: The options of the archive.
+        stored: The keys of tensors whose entries are written already.
+        assigned: The keys that are assigned already.
+        temporary: As `plan_archive` takes it.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
-    require_size_threshold(size_threshold)
-    saved_nbytes = 0
-    if dedupe:
-        deduplicated = deduplicate(model, resolve)
-        model, resolve = deduplicated.model, deduplicated.resolve
-        saved_nbytes = deduplicated.saved_nbytes
-    items, copy, held = plan_items(
-        model,
-        resolve=resolve,
-        size_threshold=size_threshold,
-        convert_attribute=convert_attribute,
-        temporary=temporary,
-    )
-    planned = (*items, *assets)
-    writer.require_entries(len(planned) + 1)
-    return Plan(planned, Pieces(proto.serialize_filled(copy, held)), saved_nbytes)
-
-
-def require_size_threshold(size_threshold: int) -> None:
-    """Refuses a threshold below 0.
-
-    Raises:
-        ValueError: It is.
-    """
-    if size_threshold < 0:
-        raise ValueError(f"size_threshold must not be negative, got {size_threshold}")
-
-
-def plan_items(
-    model: onnx.ModelProto,
-    *,
-    resolve: Resolve,
-    size_threshold: int,
-    convert_attribute: bool = False,
-    stored: Mapping[Path, str] | None = None,
-    assigned: Keys | None = None,
-    temporary: str | None = None,
-) -> tuple[tuple[Item, ...], onnx.ModelProto, dict[str, memoryview]]:
-    """The entries of a model's tensors, and a copy of the model without their bytes.
-
-    The third value holds the bytes of large tensors that are to stay in the model, by the location
-    that they have in the copy until it is serialized.
-
-    Args:
-        model: The model. It is not changed.
-        resolve: As in `plan_archive`.
-        size_threshold: As in `save`.
-        convert_attribute: As in `save`.
-        stored: The keys of tensors whose entries are written already.
-        assigned: The keys given so far.
-        temporary: As in `plan_archive`.
-    """
     assigned = assigned or Keys()
     locations = dict(stored or {})
-    small: dict[Path, bytes] = {}
-    held = _Held()
-    idle: list[Path] = []
+    idle: list[Path] = []  # tensors with an external_data field that says nothing
     items: list[Item] = []
-    staying: list[tuple[TensorRef, int]] = []
+    staying: list[tuple[TensorRef, int]] = []  # external tensors that go into the model
     for ref in tensors.walk(model):
         if ref.path in locations:
             continue
@@ -243,34 +237,47 @@ def plan_items(
         is_external = tensor.data_location == tensors.EXTERNAL
         data_type = tensors.external_type(ref) if is_external else tensors.stored_type(tensor)
         nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
-        if nbytes >= max(size_threshold, 0) and (ref.is_initializer or convert_attribute):
-            key = assigned.assign(ref.name)
-            locations[ref.path] = key
-            read = partial(resolve, ref) if is_external else partial(_raw_data, ref)
-            items.append(Item(key, nbytes, read, ref))
+        may_leave = ref.is_initializer or options.convert_attribute
+        if may_leave and nbytes >= options.size_threshold:
+            key = locations[ref.path] = assigned.assign(ref.name)
+            data = partial(resolve if is_external else _raw_data, ref)
+            items.append(Item(key, nbytes, data, ref))
         elif is_external:
             staying.append((ref, nbytes))
         elif tensor.external_data:
             idle.append(ref.path)
     proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
-    for ref, nbytes in staying:
-        verified = _verified(ref, resolve(ref))
-        if nbytes < _HELD_SIZE:
-            small[ref.path] = b"".join(verified)
-        else:
-            locations[ref.path] = held.add(verified)
-    copy = with_locations(model, locations)
-    for path, data in small.items():
-        tensors.set_raw_data(walking.at(copy, path), data)
-    for path in idle:  # it says nothing, and no reader would take it (rule DATA-7)
+    small, large = _staying(staying, resolve)
+    held = _views(large, temporary)
+    placeholders = {path: f"{wire.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
+    copy = with_locations(model, {**locations, **placeholders})
+    for path, raw_data in small.items():
+        tensors.set_raw_data(walking.at(copy, path), raw_data)
+    for path in idle:  # no reader would take it (rule DATA-7)
         walking.at(copy, path).ClearField("external_data")
-    return tuple(items), copy, held.views(temporary)
+    views = {placeholders[path]: view for path, view in held.items()}
+    return PlannedModel(tuple(items), copy, views)
+
+
+def _staying(
+    staying: Iterable[tuple[TensorRef, int]], resolve: Resolve
+) -> tuple[dict[Path, bytes], dict[Path, Data]]:
+    """The data of external tensors that go into the model: small ones as copies, large ones."""
+    small: dict[Path, bytes] = {}
+    large: dict[Path, Data] = {}
+    for ref, nbytes in staying:
+        data = _verified(ref, resolve(ref))
+        if nbytes < MAPPED_SIZE:
+            small[ref.path] = b"".join(data)
+        else:
+            large[ref.path] = data
+    return small, large
 
 
 def _verified(ref: TensorRef, data: Data) -> Data:
-    """Data that goes into the model, where its CRC-32 would be lost, once that is found right.
+    """Compares the CRC-32 of data with the one that is stated for it, which the model will lose.
 
-    What is no entry's mapped bytes has none, or compares it when it is gone through.
+    Other data has no CRC-32, or checks it when it is read.
     """
     if isinstance(data, Stored) and data.crc32 is not None:
         found = Crc32.of(data).value
@@ -282,74 +289,66 @@ def _verified(ref: TensorRef, data: Data) -> Data:
     return data
 
 
-class _Held:
-    """Bytes of large tensors that are to stay in the model, each as one view of a map.
-
-    They are mapped where they lie, what is not in a file or in too many files goes into one that is
-    temporary.
-    """
-
-    def __init__(self) -> None:
-        self._views: dict[str, memoryview] = {}
-        self._waiting: dict[str, Data] = {}
-        self._maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
-
-    def add(self, data: Data) -> str:
-        """Takes the bytes of a tensor, and gives the location that it has until they are put in."""
-        location = f"{wire.SPAN_LOCATION}{len(self._views) + len(self._waiting)}"
-        view = self._mapped(data)
+def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
+    """Maps data; what is in no file, or in too many files, goes into a temporary file first."""
+    maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
+    views: dict[Path, memoryview] = {}
+    sizes: dict[Path, int] = {}  # of what goes into the temporary file
+    for path, data in given.items():
+        view = _mapped(data, maps)
         if view is None:
-            self._waiting[location] = data
+            sizes[path] = 0
         else:
-            self._views[location] = view
-        return location
+            views[path] = view
+    if not sizes:
+        return views
 
-    def _mapped(self, data: Data) -> memoryview | None:
-        """The bytes where they lie, or None where they are to go into the temporary file."""
-        if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
-            return data.view
-        if not isinstance(data, FileData):
-            return None
-        if data.file is not None:
-            return data.view
-        file = data.path, data.identity
-        whole = self._maps.get(file)
-        if whole is not None and data.offset + data.nbytes <= whole.nbytes:
-            return whole[data.offset : data.offset + data.nbytes]
-        if len(self._maps) == _MAX_MAPPED:
-            return None
-        view = data.view
-        self._maps[file] = memoryview(view.obj)
-        return view
+    def pieces() -> Iterator[memoryview]:
+        for path in sizes:
+            for piece in given[path]:
+                sizes[path] += piece.nbytes
+                yield piece
 
-    def views(self, temporary: str | None) -> dict[str, memoryview]:
-        """The bytes by location.
+    rest = spool(pieces(), temporary)
+    for path, size in sizes.items():
+        views[path], rest = rest[:size], rest[size:]
+    return views
 
-        Args:
-            temporary: The directory for the temporary file; None for the system's.
-        """
-        if not self._waiting:
-            return self._views
-        sizes = dict.fromkeys(self._waiting, 0)
 
-        def pieces() -> Iterator[memoryview]:
-            for location, data in self._waiting.items():
-                for piece in data:
-                    sizes[location] += piece.nbytes
-                    yield piece
+def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> memoryview | None:
+    """Data as a view of a map; None if it is in no file or there are too many maps already.
 
-        rest = spool(pieces(), temporary)
-        for location, size in sizes.items():
-            self._views[location], rest = rest[:size], rest[size:]
-        return self._views
+    Args:
+        data: The data.
+        maps: The map of each file that is not open, by path and identity; it is added to.
+    """
+    if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
+        return data.view
+    if not isinstance(data, FileData):
+        return None
+    if data.file is not None:
+        return data.view
+    file = data.path, data.identity
+    whole = maps.get(file)
+    if whole is not None and data.offset + data.nbytes <= whole.nbytes:
+        return whole[data.offset : data.offset + data.nbytes]
+    if len(maps) == _MAX_MAPPED_FILES:
+        return None
+    view = data.view
+    maps[file] = memoryview(view.obj)
+    return view
 
 
 def _raw_data(ref: TensorRef) -> Data:
     return Stored(tensors.raw_data(ref))
 
 
-def require_names(names: list[str]) -> None:
-    """Refuses what a reader would: two assets that differ in case, or one that is a folder."""
+def require_names(names: Iterable[str]) -> None:
+    """Refuses assets that differ only in case, and one that is the folder of another.
+
+    Raises:
+        ValueError: There are such.
+    """
     try:
         keys.check_names([*names, MODEL_PROTO], Report())
     except ArchiveFormatError as error:

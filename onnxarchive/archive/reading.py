@@ -12,8 +12,8 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -29,13 +29,14 @@ from onnxarchive.errors import (
     LockedError,
     Report,
     UnfinishedEditError,
-    naming,
     shown,
+    with_path,
 )
 from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
+from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.entries import Records
 
@@ -43,10 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_Opened = TypeVar("_Opened", bound="Archive")
-
-
-class Archive:
+class Archive(Closing):
     """An open ONNX archive, as `onnxarchive.open` gives it.
 
     Views and arrays are read-only and lie in the file's map. They stay valid after `close` and
@@ -290,7 +288,7 @@ class Archive:
             check_data(found.file, entry, found.refs.get(entry.name), Report(), counter)
 
         model = len(entries) - 1
-        with naming(self.path):
+        with with_path(self.path):
             threads.for_each(
                 range(model), entries.sizes[:model], verify, threads.require_jobs(jobs)
             )
@@ -310,23 +308,12 @@ class Archive:
         Raises:
             ArchiveFormatError: One does not match.
         """
-        with naming(self.path):
+        with with_path(self.path):
             self._found.headers.require_all()
 
     def close(self) -> None:
         """Closes the file. Views live on; new ones can no longer be made."""
         self._file.close()
-
-    def __enter__(self: _Opened) -> _Opened:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         name = type(self).__name__

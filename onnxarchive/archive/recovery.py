@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 from onnxarchive.archive.contents import read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, Report, UnfinishedEditError, naming
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    Report,
+    UnfinishedEditError,
+    with_path,
+)
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files, locking, undo
 from onnxarchive.storage.files import MappedFile
@@ -63,7 +69,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
     with (
-        naming(path),
+        with_path(path),
         files.opened(
             path, rule="FILE-1", is_exclusive=True, is_writable=True, timeout=timeout
         ) as file,
@@ -92,7 +98,7 @@ def opened(
         ArchiveFormatError: It is not a regular file.
         OSError: It cannot be opened.
     """
-    with naming(path), files.opened(path, rule=rule, timeout=timeout) as file:
+    with with_path(path), files.opened(path, rule=rule, timeout=timeout) as file:
         try:
             yield file
         except ArchiveFormatError:

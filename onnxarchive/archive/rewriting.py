@@ -1,8 +1,9 @@
-"""Writes the end of an archive anew: new tensors, model, directory and end records.
+"""Writes an archive whose model or tensor was replaced.
 
-Every entry but the model stays where it is. The new end goes into a clone where the file system can
-share blocks and the clone can have the owner and the name, else into the file itself with an undo
-log. What would remove an entry writes a new file, in the order of `save`, and only on request.
+Entries that stay are neither read nor moved: a new model is a new end of the file. It is written to
+a clone if the file system can share blocks and the clone can have the owner and the name, else to
+the file itself, with an undo log. Only what removes an entry writes a new file, in the order of
+`save`, and only on request.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import numpy as np
 import onnx
 
 from onnxarchive.archive.contents import check_model_nbytes
-from onnxarchive.archive.planning import Item, Plan, Resolve, plan_archive, plan_items
+from onnxarchive.archive.options import WriteOptions
+from onnxarchive.archive.planning import Item, Plan, Resolve, plan_archive, plan_model
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     EntryData,
+    asset_items,
     entry_data,
+    entry_items,
     has_outside_attributes,
-    kept_assets,
-    referred,
-    resolver,
+    referred_data,
+    require_referring,
 )
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
@@ -46,7 +49,7 @@ from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.filesystem import clone
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
@@ -56,19 +59,19 @@ from onnxarchive.zipformat.writer import ZipWriter
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["Model", "Options", "write_model", "write_tensor"]
+__all__ = ["EditOptions", "GivenModel", "write_model", "write_tensor"]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 # Errors of a mount point, and of a directory that lets nobody take a name from another user.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
-# A new model: one whose tensors may refer to the archive, or the path of a .onnx.
-Model: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
+# A model whose external tensors may refer to the archive, or the path of a .onnx.
+GivenModel: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How a model is to be replaced, as `onnxarchive.replace_model` takes it."""
+class EditOptions:
+    """How a model is replaced; `onnxarchive.replace_model` describes each option."""
 
     compact: bool = False
     copy: bool = False
@@ -77,56 +80,80 @@ class Options:
     progress: Progress | None = None
 
 
-def write_model(archive: Archive, model: Model, options: Options) -> MappedFile:
+def write_model(archive: Archive, given: GivenModel, options: EditOptions) -> MappedFile:
     """Gives an archive another model; see `onnxarchive.replace_model`.
 
     Args:
-        archive: The archive, whose file is locked, and open for writing unless `options` ask for a
-            copy.
-        model: The model.
-        options: How to replace it.
+        archive: The archive. Its file is locked, and open for writing unless `options.copy`.
+        given: The model.
+        options: The options of the edit.
 
     Returns:
-        The file that has the archive's path now, open and still locked.
+        The file that then has the archive's path, open and still locked.
     """
-    threshold, convert_attribute = _placing(archive, options)
+    write_options = _write_options(archive, options)
     with contextlib.ExitStack() as resources:
-        if isinstance(model, onnx.ModelProto):
-            given = _Given(model, resolver(archive, threshold, convert_attribute))
-            for ref in tensors.walk(model):
-                if ref.tensor.data_location == tensors.EXTERNAL:
-                    referred(ref, archive)  # whatever else is the matter with the model
-        elif isinstance(model, str | os.PathLike):
-            require_no_input(archive._file.absolute_path, [os.fspath(model)])  # which is locked
-            elsewhere = partial(_entry_of, archive)
-            source = resources.enter_context(open_model(model, elsewhere=elsewhere))
-            given = _Given(source.model, _by_entry(source, archive))
-        else:
-            raise TypeError(
-                f"expected an onnx.ModelProto or the path of a .onnx, found {type(model)}"
-            )
+        model, resolve = _open_given(archive, given, resources)
         plan = plan_archive(
-            given.model,
-            resolve=given.resolve,
-            size_threshold=threshold,
-            convert_attribute=convert_attribute,
-            assets=kept_assets(archive),
-            temporary=_directory_of(archive),
+            model,
+            resolve,
+            write_options,
+            kept_assets=asset_items(archive),
+            temporary=directory_of(archive._file.absolute_path),
         )
         keeps_all = _keeps_all(plan, archive)
         if not (keeps_all or options.compact):
-            plan = _plan_in_place(archive, given, plan, threshold, convert_attribute)
+            plan = _plan_keeping_all(archive, plan, model, resolve, write_options)
             keeps_all = True
-        # Who opened the archive has to be able to read what is written.
-        check_model_nbytes(plan.model.nbytes, archive.max_model_nbytes, Report())
+        # The archive's own limit, so that it can still be read by those who set it.
+        nbytes = sum(item.nbytes for item in plan.models)
+        check_model_nbytes(nbytes, archive.max_model_nbytes, Report())
         if keeps_all:
-            return _write_end(archive, plan, options)
-        return _write_anew(archive, plan, options.progress)
+            return _write_end(archive, plan, write_options, copy=options.copy)
+        return _write_anew(archive, plan, write_options)
 
 
-def _entry_of(archive: Archive, ref: TensorRef) -> Data:
-    """The bytes of a tensor whose location is a key of the archive."""
-    return entry_data(archive, referred(ref, archive)[0])
+def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
+    """The options with which the archive's tensors stay where they are, or those that are given."""
+    outside_attributes = has_outside_attributes(archive)
+    threshold, convert_attribute = options.size_threshold, options.convert_attribute
+    return WriteOptions(
+        size_threshold=_threshold(archive, outside_attributes) if threshold is None else threshold,
+        alignment=archive.alignment,
+        convert_attribute=outside_attributes if convert_attribute is None else convert_attribute,
+        progress=options.progress,
+    )
+
+
+def _threshold(archive: Archive, outside_attributes: bool) -> int:
+    """The size threshold that fits all tensors, or else those that the model holds."""
+    inside, outside = -1, DEFAULT_SIZE_THRESHOLD
+    for ref in tensors.walk(archive.model):
+        if not (ref.is_initializer or outside_attributes):
+            continue
+        key = tensors.location(ref.tensor)
+        if key is not None:
+            outside = min(outside, archive.entries[key].nbytes)
+        else:
+            data_type = tensors.stored_type(ref.tensor)
+            if data_type is not None:
+                inside = max(inside, data_type.nbytes(ref.tensor.dims))
+    return max(inside + 1, outside)
+
+
+def _open_given(
+    archive: Archive, given: GivenModel, resources: contextlib.ExitStack
+) -> tuple[onnx.ModelProto, Resolve]:
+    """The new model, and a function that gives the bytes of its external tensors."""
+    if isinstance(given, onnx.ModelProto):
+        require_referring(given, archive)
+        return given, partial(referred_data, archive)
+    if isinstance(given, str | os.PathLike):
+        require_no_input(archive._file.absolute_path, [os.fspath(given)])  # which is locked
+        opened = open_model(given, elsewhere=partial(referred_data, archive))
+        source = resources.enter_context(opened)
+        return source.model, _by_entry(source, archive)
+    raise TypeError(f"expected an onnx.ModelProto or the path of a .onnx, found {type(given)}")
 
 
 def write_tensor(
@@ -135,7 +162,7 @@ def write_tensor(
     """Gives an initializer other elements; see `onnxarchive.replace_tensor`.
 
     Returns:
-        As `write_model` does.
+        The file that then has the archive's path, open and still locked.
     """
     ref = archive.tensors.ref(name)
     elements = np.asarray(array)
@@ -156,26 +183,18 @@ def write_tensor(
     for field in tensors.DATA_FIELDS:
         tensor.ClearField(field)
     tensors.set_raw_data(tensor, bytes(data))
-    return write_model(archive, model, Options(copy=copy, progress=progress))
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A new model, and what gives the bytes of its external tensors."""
-
-    model: onnx.ModelProto
-    resolve: Resolve
+    return write_model(archive, model, EditOptions(copy=copy, progress=progress))
 
 
 def _by_entry(source: Source, archive: Archive) -> Resolve:
     """Gives the bytes of the source; those that lie in the archive, as a link's do, as entries.
 
     Raises:
-        ArchiveFormatError: A tensor's bytes are some of the model or directory of the archive.
+        ArchiveFormatError: Bytes of a tensor lie in the model or the directory of the archive.
     """
-    entries = [entry for name, entry in archive.entries.items() if name != MODEL_PROTO]
+    entries = [archive.entries[name] for name in _kept_names(archive)]
     name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
-    end = archive.entries[MODEL_PROTO].header_offset
+    end = _end_offset(archive)
     data: dict[Path, Data] = {}
     for path, found in source.data.items():
         data[path] = found
@@ -193,41 +212,19 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
     return lambda ref: data[ref.path]
 
 
-def _directory_of(archive: Archive) -> str:
-    return os.path.dirname(os.path.realpath(archive._file.absolute_path))
+def _kept_names(archive: Archive) -> list[str]:
+    """The names of all entries but the model, in the order of the archive."""
+    return list(archive.entries)[:-1]
 
 
-def _placing(archive: Archive, options: Options) -> tuple[int, bool]:
-    """The size threshold and `convert_attribute` by which the archive's tensors lie where they do.
-
-    What `options` say takes their place. Where no threshold fits all tensors, the one that is given
-    leaves those of the model where they are.
-    """
-    outside_attributes = has_outside_attributes(archive)
-    convert_attribute = options.convert_attribute
-    if convert_attribute is None:
-        convert_attribute = outside_attributes
-    threshold = options.size_threshold
-    if threshold is None:
-        threshold = DEFAULT_SIZE_THRESHOLD
-        inside, outside = -1, threshold
-        for ref in tensors.walk(archive.model):
-            if not (ref.is_initializer or outside_attributes):
-                continue
-            key = tensors.location(ref.tensor)
-            if key is not None:
-                outside = min(outside, archive.entries[key].nbytes)
-            else:
-                data_type = tensors.stored_type(ref.tensor)
-                if data_type is not None:
-                    inside = max(inside, data_type.nbytes(ref.tensor.dims))
-        threshold = max(inside + 1, outside)
-    return threshold, convert_attribute
+def _end_offset(archive: Archive) -> int:
+    """Offset of the first byte after these entries."""
+    return archive.entries[MODEL_PROTO].header_offset
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """Whether a plan begins with every entry of the archive but the model, each in its place."""
-    names = list(archive.entries)[:-1]
+    """Whether a plan moves and removes no entry of the archive but the model."""
+    names = _kept_names(archive)
     return [item.name for item in plan.items[: len(names)]] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
     )
@@ -251,25 +248,29 @@ def _is_entry(item: Item, archive: Archive) -> bool:
     return True
 
 
-def _plan_in_place(
-    archive: Archive, given: _Given, plan: Plan, threshold: int, convert_attribute: bool
+def _plan_keeping_all(
+    archive: Archive,
+    plan: Plan,
+    model: onnx.ModelProto,
+    resolve: Resolve,
+    options: WriteOptions,
 ) -> Plan:
-    """A plan that keeps every entry of the archive, and lets new tensors follow them.
+    """Plans all entries of the archive as they are, then the new tensors of a model.
 
     Args:
         archive: The archive.
-        given: The new model.
-        plan: The archive that `save` would make of it.
-        threshold: As in `plan_items`.
-        convert_attribute: As in `plan_items`.
+        plan: The plan of a new archive of the model.
+        model: The model.
+        resolve: Gives the bytes of its external tensors.
+        options: The options of the plan.
 
     Raises:
         ValueError: The model has no tensor for an entry.
     """
     stored = _stored(archive, plan)
-    gone = archive._refs.keys() - stored.values()
-    if gone:
-        names = [name for name in archive.entries if name in gone]
+    missing = archive._refs.keys() - stored.values()
+    if missing:
+        names = [name for name in archive.entries if name in missing]
         listed = ", ".join(map(shown, names[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(names) - _MAX_SHOWN_ENTRIES} more" * (len(names) > _MAX_SHOWN_ENTRIES)
         raise ValueError(
@@ -277,22 +278,21 @@ def _plan_in_place(
             f"none with the bytes of {listed}{more}; compact=True (--compact) writes the whole "
             "archive anew"
         )
-    items, copy, held = plan_items(
-        given.model,
-        resolve=given.resolve,
-        size_threshold=threshold,
-        convert_attribute=convert_attribute,
+    planned = plan_model(
+        model,
+        resolve,
+        options,
         stored=stored,
         assigned=Keys(archive._refs),
-        temporary=_directory_of(archive),
+        temporary=directory_of(archive._file.absolute_path),
     )
-    kept = _kept(archive)
-    writer.require_entries(len(kept) + len(items) + 1)
-    return Plan((*kept, *items), Pieces(proto.serialize_filled(copy, held)))
+    items = (*entry_items(archive, _kept_names(archive)), *planned.items)
+    writer.require_entries(len(items) + 1)
+    return Plan(items, (planned.entry(),))
 
 
 def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
-    """The key of each planned tensor that is an entry of the archive: one tensor for each key."""
+    """The keys of planned tensors that are entries of the archive, one tensor for each entry."""
     stored: dict[Path, str] = {}
     taken: set[str] = set()
     for item in plan.items:
@@ -309,84 +309,50 @@ def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
     return stored
 
 
-def _kept(archive: Archive) -> list[Item]:
-    """Every entry of an archive but the model, as it is."""
-    return [
-        Item(name, entry.nbytes, partial(entry_data, archive, name))
-        for name, entry in archive.entries.items()
-        if name != MODEL_PROTO
-    ]
-
-
-def _write_anew(archive: Archive, plan: Plan, progress: Progress | None) -> MappedFile:
+def _write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFile:
     archive._file.require_locking_process()
-    return write_file(
-        plan,
-        archive._file.absolute_path,
-        alignment=archive.alignment,
-        progress=progress,
-        follow_links=False,
-        is_locked=True,
-    )
+    return write_file(plan, archive._file.absolute_path, options, is_locked=True)
 
 
-def _write_end(archive: Archive, plan: Plan, options: Options) -> MappedFile:
-    """Writes what follows the archive's entries but for its model, which all stay."""
-    offset = archive.entries[MODEL_PROTO].header_offset
-    alignment = archive.alignment
-    kept = (len(archive.entries) - 1, archive._records[:-1].pack())
-    before = _before(archive, offset)
-    new = Plan(plan.items[kept[0] :], plan.model)
+def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
+    """Writes new tensors, models, directory and end records after the entries that stay."""
+    offset = _end_offset(archive)
+    kept = len(_kept_names(archive)), archive._records[:-1].pack()
+    new = Plan(plan.items[kept[0] :], plan.models)
 
     def write(target: PositionalWriter) -> None:
-        zip_writer = ZipWriter(target, alignment=alignment, kept=kept, offset=offset, before=before)
-        stream(new, zip_writer, options.progress)
+        zip_writer = _zip_writer(target, options.alignment, kept)
+        stream(new, zip_writer, ProgressCounter(options.progress, new.nbytes))
 
-    changed = _changed_clone(archive, offset, write, else_in_place=not options.copy)
+    changed = _changed_clone(archive, offset, write, else_in_place=not copy)
     if changed is not None:
         return changed
-    if options.copy:
-        return _write_anew(archive, plan, options.progress)
+    if copy:
+        return _write_anew(archive, plan, options)
     archive._require_headers()  # or an edit that is cut off could not be rolled back
-    undo.change_end(archive._file, offset, new.size(alignment, offset, kept), write)
+    undo.change_end(archive._file, offset, new.size(options.alignment, offset, kept), write)
     return archive._file.reopened()
 
 
-def _before(archive: Archive, offset: int) -> bytearray:
-    """The last bytes before an offset, in which zip readers may search for end records."""
-    begin = max(offset - SEARCHED_SIZE, 0)
-    return bytearray(archive._file.read(begin, offset - begin))
+def _zip_writer(target: PositionalWriter, alignment: int, kept: tuple[int, bytes]) -> ZipWriter:
+    """Goes on with an archive in a file."""
+    before = target.last(SEARCHED_SIZE)
+    return ZipWriter(target, alignment=alignment, kept=kept, offset=target.offset, before=before)
 
 
 def _replace_entry(
     archive: Archive, key: str, ref: TensorRef, data: memoryview, progress: Progress | None
 ) -> MappedFile:
-    """Writes a clone or a new archive in which a tensor's entry has other bytes."""
-    archive.read(key)  # its local header is compared with the directory
+    """Writes a clone, or a new archive, in which the entry of a tensor has other bytes."""
     crc32 = checksums.crc32(data)
-    model_proto = archive.read(MODEL_PROTO)
-    if tensors.checksum(ref.tensor) is not None:  # of the bytes that are replaced
-        without = with_locations(archive.model, {ref.path: key})
-        model_proto = memoryview(proto.serialize(without))
-    model = Plan((), Pieces((model_proto,)))
-    entry, number = archive.entries[key], archive.entries.index_of[key]
-    offset = archive.entries[MODEL_PROTO].header_offset
-    records = archive._records
-    changed_record = replace(records[number], crc32=crc32).pack()
-    packed = records[:number].pack() + changed_record + records[number + 1 : -1].pack()
-    header = archive._file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-    unpacked = LocalHeader.unpack(header, 0)
-    assert unpacked is not None
-    nbytes = data.nbytes  # which are written before the model
-    before = _before(archive, offset)
-    position = entry.data_offset - (offset - len(before))
-    seen = data[max(-position, 0) :]  # what of the new data lies in there
-    before[max(position, 0) : max(position, 0) + len(seen)] = seen
-    rest = progress and (lambda done, total: progress(nbytes + done, nbytes + total))
+    header = _header_with(archive, key, crc32)
+    kept = len(_kept_names(archive)), _records_with(archive, key, crc32)
+    plan = Plan((), (_model_without_checksum(archive, key, ref),))
+    header_offset, offset = archive.entries[key].header_offset, _end_offset(archive)
 
     def write(target: PositionalWriter) -> None:
-        counter = ProgressCounter(progress, nbytes + model.nbytes)
-        target.write(replace(unpacked, crc32=crc32).pack())
+        counter = ProgressCounter(progress, data.nbytes + plan.nbytes)
+        target.write(header)
         written = Crc32()
         for piece in written(counter(pieces(data))):
             target.write(piece)
@@ -396,19 +362,43 @@ def _replace_entry(
                 f"it is written, with CRC-32 {crc32:#010x}, found {written.value:#010x}"
             )
         target.offset = offset
-        kept = (len(archive.entries) - 1, packed)
-        stream(
-            model,
-            ZipWriter(target, alignment=archive.alignment, kept=kept, offset=offset, before=before),
-            rest,
-        )
+        zip_writer = _zip_writer(target, archive.alignment, kept)
+        stream(plan, zip_writer, counter)
 
-    changed = _changed_clone(archive, entry.header_offset, write, else_in_place=False)
+    changed = _changed_clone(archive, header_offset, write, else_in_place=False)
     if changed is not None:
         return changed
-    given = partial(Stored, data, crc32)
-    items = [replace(item, data=given) if item.name == key else item for item in _kept(archive)]
-    return _write_anew(archive, replace(model, items=tuple(items)), progress)
+    new = Item.of(key, Stored(data, crc32))
+    old = entry_items(archive, _kept_names(archive))
+    items = tuple(new if item.name == key else item for item in old)
+    options = WriteOptions(alignment=archive.alignment, progress=progress)
+    return _write_anew(archive, replace(plan, items=items), options)
+
+
+def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
+    """The local header of an entry with another CRC-32."""
+    archive.read(key)  # its local header is compared with the directory
+    entry = archive.entries[key]
+    packed = archive._file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    header = LocalHeader.unpack(packed, 0)
+    assert header is not None
+    return replace(header, crc32=crc32).pack()
+
+
+def _records_with(archive: Archive, key: str, crc32: int) -> bytes:
+    """The directory records of all entries but the model, that of `key` with another CRC-32."""
+    records, number = archive._records, archive.entries.index_of[key]
+    changed = replace(records[number], crc32=crc32)
+    return records[:number].pack() + changed.pack() + records[number + 1 : -1].pack()
+
+
+def _model_without_checksum(archive: Archive, key: str, ref: TensorRef) -> Item:
+    """The model as an entry, without a SHA-1 of the old bytes of a tensor."""
+    model_proto = archive.read(MODEL_PROTO)
+    if tensors.checksum(ref.tensor) is not None:
+        without = with_locations(archive.model, {ref.path: key})
+        model_proto = memoryview(proto.serialize(without))
+    return Item.of(MODEL_PROTO, Pieces((model_proto,)))
 
 
 def _changed_clone(

@@ -14,7 +14,7 @@ from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_data, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.errors import ArchiveFormatError, Report, naming, shown
+from onnxarchive.errors import ArchiveFormatError, Report, shown, with_path
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
@@ -155,7 +155,7 @@ def check(
         MappedFile(path, rule="FILE-1").close()
     except ArchiveFormatError as error:
         return [Finding("FILE-1", None, error.message)]
-    with naming(path), files.opened(path) as file, file:
+    with with_path(path), files.opened(path) as file, file:
         recovery.require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
         entries = contents.directory.entries

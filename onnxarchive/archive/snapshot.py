@@ -12,7 +12,7 @@ import onnx
 
 from onnxarchive.archive.contents import read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.errors import Report, TensorNotFoundError, naming, shown
+from onnxarchive.errors import Report, TensorNotFoundError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -93,7 +93,7 @@ class Snapshot:
 
     def _require_header(self, number: int) -> None:
         """Compares an entry's local header with its directory record."""
-        with naming(self.file.path):
+        with with_path(self.file.path):
             self.headers.require(number)
 
     def array(self, number: int) -> NDArray[Any]:

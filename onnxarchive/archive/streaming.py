@@ -1,33 +1,33 @@
-"""`Writer`: an archive tensor by tensor, of a model that never stands in memory as a whole."""
+"""`Writer`: an archive written tensor by tensor, of a model that does not fit memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from types import TracebackType
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
+from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
-    Asset,
-    Item,
     Plan,
+    PlannedModel,
     open_assets,
-    plan_items,
+    plan_model,
     refuse_external,
     require_names,
 )
 from onnxarchive.archive.writing import fetched_entry, stream, write_entry
-from onnxarchive.buffers.data import Pieces
+from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
+from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-class Writer:
-    """Writes an archive tensor by tensor, for a model that does not fit memory as a whole.
+class Writer(Closing):
+    """Writes an archive tensor by tensor, for a model that does not fit memory.
 
     ::
 
@@ -46,8 +46,8 @@ class Writer:
                 writer.add(name, array)
             writer.finish(model)
 
-    The archive appears under its path when `finish` returns. Leaving the block without it, by an
-    exception or otherwise, leaves nothing behind.
+    The archive appears at its path when `finish` returns. If the block ends without that, nothing
+    is left.
     """
 
     def __init__(
@@ -61,36 +61,32 @@ class Writer:
 
         Args:
             path: The archive.
-            size_threshold: Tensors that the model given to `finish` holds itself are stored
-                outside from this many bytes on. What `add` was given always is.
-            alignment: As in `save`.
+            size_threshold: Tensors of this many bytes or more that the model given to `finish`
+                holds itself are stored outside it. Tensors given to `add` always are.
+            alignment: The data of every entry begins at a multiple of this many bytes: a power of
+                two from 64 to 32768.
 
         Raises:
-            ValueError: `alignment` is not allowed.
+            ValueError: `size_threshold` or `alignment` is not allowed.
             OSError: The file cannot be made.
         """
-        self._path = path
-        self._size_threshold = size_threshold
+        self._options = WriteOptions(size_threshold=size_threshold, alignment=alignment)
         self._replacement = Replacement(path)
         self._is_open = True
-        try:
-            self._zip = ZipWriter(self._replacement.file, alignment=alignment)
-        except BaseException:
-            self.close()
-            raise
+        self._zip = ZipWriter(self._replacement.file, alignment=alignment)
         self._keys = Keys()
-        self._key_of: dict[str, str] = {}
-        self._added: dict[str, onnx.TensorProto] = {}
-        self._nbytes: dict[str, int] = {}
+        self._key_of: dict[str, str] = {}  # by name
+        self._added: dict[str, onnx.TensorProto] = {}  # by key
+        self._nbytes: dict[str, int] = {}  # by key
         self._assets: list[str] = []
 
     def add(self, name: str, array: ArrayLike) -> str:
         """Writes a tensor.
 
         Args:
-            name: The name of the initializer that it is.
+            name: Name of its initializer.
             array: Its elements. Types that ml_dtypes adds to numpy (bfloat16, float8, int4, ...)
-                are stored as what they are, those of less than 8 bits packed.
+                keep their type; those of less than 8 bits are packed.
 
         Returns:
             The key under which the tensor is stored.
@@ -137,10 +133,11 @@ class Writer:
     def finish(self, model: onnx.ModelProto) -> None:
         """Writes the model and puts the archive in its place.
 
-        A tensor that was added becomes the data of the initializer of its name, which needs no
-        data of its own and, where it gives shape and data type, the same ones. Where the model has
-        no such initializer, one is appended to the main graph. A tensor elsewhere, in an attribute
-        or a function, may name a key itself, as the location of its external data.
+        An added tensor becomes the data of the initializer with its name. That initializer needs
+        neither data nor shape and data type, but if it states a data type, type and shape must be
+        those of the tensor. If the model has no such initializer, one is appended to the main
+        graph. A tensor of an attribute or a function may state the key of an added tensor as the
+        location of its external data.
 
         Args:
             model: The model. It is not changed.
@@ -152,23 +149,23 @@ class Writer:
         """
         self._require_open()
         with self._closing_on_failure():
-            items, complete, _ = plan_items(
+            planned = plan_model(
                 model,
-                resolve=refuse_external,
-                size_threshold=self._size_threshold,
-                stored=self._find_stored(model),
+                refuse_external,
+                self._options,
+                stored=self._find_added(model),
                 assigned=self._keys,
             )
-            self._fill_in(complete)
-            self._check(complete, items)
-            model_proto = Pieces((memoryview(proto.serialize(complete)),))
-            stream(Plan(items, model_proto), self._zip, None)
+            self._fill_in(planned.model)
+            self._check(planned)
+            plan = Plan(planned.items, (planned.entry(),))
+            stream(plan, self._zip, ProgressCounter(None, plan.nbytes))
             self._is_open = False
             self._replacement.commit()
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
-        """Gives the archive up when a write fails: its bytes so far are of no use."""
+        """Discards the archive if a write fails: the bytes so far are useless."""
         try:
             yield
         except BaseException as error:
@@ -176,52 +173,26 @@ class Writer:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Gives the archive up, unless `finish` has completed it; nothing is left behind.
+        """Discards the archive, unless `finish` has completed it; nothing is left.
 
         Args:
-            error: Why, or None. Where it tells of a full disk, it is made to name the archive.
+            error: The reason, or None. If it says that the disk is full, it gets the archive's
+                path.
         """
         if self._is_open:
             self._is_open = False
             self._replacement.discard(error)
 
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _require_open(self) -> None:
         if not self._is_open:
             raise ValueError("the writer is closed")
 
-    def _find_stored(self, model: onnx.ModelProto) -> dict[Path, str]:
-        """Which tensors of the model are those that were added."""
-        stored: dict[Path, str] = {}
+    def _find_added(self, model: onnx.ModelProto) -> dict[Path, str]:
+        """The keys of the model's tensors that were added."""
         refs: dict[str, TensorRef] = {}
         for ref in tensors.walk(model):
-            if ref.tensor.data_location == tensors.EXTERNAL:
-                reference = tensors.external_data(ref, Report())
-                assert reference is not None  # the report would have raised
-                key = reference.location
-                if reference.offset or reference.length not in (None, self._nbytes.get(key)):
-                    raise ArchiveFormatError(
-                        f"{ref}: expected all of a tensor that was added as its data, found "
-                        f"offset {reference.offset} and length {reference.length}"
-                    )
-                if key not in self._added:
-                    raise ArchiveFormatError(
-                        f"{ref}: expected the key of a tensor that was added as its location, "
-                        f"found {key!r}"
-                    )
-            elif ref.is_initializer and ref.name in self._key_of:
-                key = self._key_of[ref.name]
-            else:
+            key = self._key_of_added(ref)
+            if key is None:
                 continue
             if key in refs:
                 raise ArchiveFormatError(
@@ -229,11 +200,28 @@ class Writer:
                     f"{ref}"
                 )
             refs[key] = ref
-            stored[ref.path] = key
-        return stored
+        return {ref.path: key for key, ref in refs.items()}
+
+    def _key_of_added(self, ref: TensorRef) -> str | None:
+        """The key of a tensor of the model if it was added, else None."""
+        if ref.tensor.data_location != tensors.EXTERNAL:
+            return self._key_of.get(ref.name) if ref.is_initializer else None
+        reference = tensors.external_data(ref, Report())
+        assert reference is not None  # the report would have raised
+        key = reference.location
+        if reference.offset or reference.length not in (None, self._nbytes.get(key)):
+            raise ArchiveFormatError(
+                f"{ref}: expected all of an added tensor as its data, found offset "
+                f"{reference.offset} and length {reference.length}"
+            )
+        if key not in self._added:
+            raise ArchiveFormatError(
+                f"{ref}: expected the key of an added tensor as its location, found {key!r}"
+            )
+        return key
 
     def _fill_in(self, model: onnx.ModelProto) -> None:
-        """Gives the tensors that were added their shape and type, and the others a place."""
+        """Gives tensors of the model the type and shape of added ones, and appends the others."""
         unused = dict(self._added)
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
@@ -251,10 +239,10 @@ class Writer:
                 )
         model.graph.initializer.extend(unused.values())
 
-    def _check(self, model: onnx.ModelProto, items: Iterable[Item]) -> None:
-        """Refuses what a reader of the archive would."""
-        sizes = self._nbytes | {item.name: item.nbytes for item in items}
-        proto.check_references(model, sizes, Report())
+    def _check(self, planned: PlannedModel) -> None:
+        """Refuses a model that a reader of the archive would refuse."""
+        sizes = self._nbytes | {item.name: item.nbytes for item in planned.items}
+        proto.check_references(planned.model, sizes, Report())
 
 
 def _describe(tensor: onnx.TensorProto) -> str:

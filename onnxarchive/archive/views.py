@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.archive.snapshot import Initializers, Snapshot
-from onnxarchive.errors import ArchiveFormatError, naming, shown
+from onnxarchive.errors import ArchiveFormatError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef
@@ -79,7 +79,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         ref = self._ref(found, name)
         tensor = ref.tensor
         data_type = tensors.stored_type(tensor)
-        with naming(found.file.path):
+        with with_path(found.file.path):
             if data_type is not None:
                 return dtypes.as_array(tensors.raw_data(ref), data_type, tensor.dims)
             try:

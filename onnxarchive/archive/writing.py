@@ -1,4 +1,4 @@
-"""Writes planned archives: one pass over the entries, which threads may fetch ahead."""
+"""Writes planned archives: one pass over the entries, which threads fetch ahead."""
 
 from __future__ import annotations
 
@@ -9,171 +9,164 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from onnxarchive.archive.planning import Item, Plan, given_data, require_names
+from onnxarchive.archive.options import WriteOptions
+from onnxarchive.archive.planning import Item, Plan, require_names
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.counting import Progress, ProgressCounter
+from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
-from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import READ_SIZE, MappedFile
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.replacement import Replacement, Require
-from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
-# Up to this many bytes, threads copy data and so go through it once. What is larger is as fast
-# through a map, since the memory for a copy would be new each time.
-_COPIED_SIZE = 1 << 25
+# Threads copy data up to this many bytes, and so read it once. Larger data is as fast through a
+# map, since each copy would need new memory.
+COPIED_SIZE = 1 << 25
 
 
 def write_archive(
     plan: Plan,
     path: str | os.PathLike[str] | SupportsWrite,
+    options: WriteOptions,
     *,
-    alignment: int = layout.MIN_ALIGNMENT,
-    progress: Progress | None = None,
-    jobs: int | None = None,
     require: Require | None = None,
     reserved: int | None = None,
 ) -> None:
-    """Writes a planned archive, whole or not at all.
+    """Writes a planned archive, completely or not at all.
 
     Args:
         plan: The plan.
-        path: As in `save`.
-        alignment: As in `save`.
-        progress: As in `save`.
-        jobs: As `stream` takes it; None for one for each core.
-        require: As `Replacement.commit` takes it.
-        reserved: The disk is asked for room for at most this many bytes beforehand; None for all.
+        path: The archive; or a binary file, which is written to in order.
+        options: Its options, of which `alignment`, `progress` and `jobs` are used.
+        require: Called before the file is renamed; an error discards it (`Replacement.commit`).
+        reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
     """
     if isinstance(path, str | os.PathLike):
-        written = write_file(
-            plan,
-            path,
-            alignment=alignment,
-            progress=progress,
-            jobs=jobs,
-            require=require,
-            reserved=reserved,
-        )
-        with written:
+        with write_file(plan, path, options, require=require, reserved=reserved) as written:
             locking.unlock(written.fileno())
     else:
-        require_names([item.name for item in plan.items])
-        zip_writer = ZipWriter(path, alignment=alignment)
-        stream(plan, zip_writer, progress, threads.require_jobs(jobs))
+        require_names(item.name for item in plan.items)
+        _stream_all(plan, path, options)
 
 
 def write_file(
     plan: Plan,
     path: str | os.PathLike[str],
+    options: WriteOptions,
     *,
-    alignment: int,
-    progress: Progress | None = None,
-    jobs: int | None = None,
     require: Require | None = None,
-    follow_links: bool = True,
-    is_locked: bool = False,
     reserved: int | None = None,
+    is_locked: bool = False,
 ) -> MappedFile:
     """Writes a planned archive as `write_archive` does, and gives its file, which is still locked.
 
     Args:
         plan: The plan.
         path: The archive.
-        alignment: As in `save`.
-        progress: As in `save`.
-        jobs: As `stream` takes it; None for one for each core.
-        require: As `Replacement.commit` takes it.
-        follow_links: As `Replacement` takes it.
-        is_locked: As `Replacement` takes it.
-        reserved: As in `write_archive`.
+        options: Its options, of which `alignment`, `progress` and `jobs` are used.
+        require: Called before the file is renamed; an error discards it (`Replacement.commit`).
+        reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
+        is_locked: Whether the caller has locked the file at `path`, which is then replaced even if
+            it is a symbolic link.
     """
-    require_names([item.name for item in plan.items])
-    jobs = threads.require_jobs(jobs)
-    replacement = Replacement(path, follow_links=follow_links, is_locked=is_locked)
+    require_names(item.name for item in plan.items)
+    replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
     try:
         nbytes = plan.nbytes if reserved is None else min(plan.nbytes, reserved)
         reserve(replacement.fileno(), 0, nbytes)
-        stream(plan, ZipWriter(replacement.file, alignment=alignment), progress, jobs)
+        _stream_all(plan, replacement.file, options)
     except BaseException as error:
         replacement.discard(error)
         raise
     return replacement.commit_open(require)
 
 
-def stream(plan: Plan, target: ZipWriter, progress: Progress | None, jobs: int = 1) -> int:
-    """Writes entries, directory and end records; gives the size of the archive in bytes.
+def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> None:
+    zip_writer = ZipWriter(target, alignment=options.alignment)
+    counter = ProgressCounter(options.progress, plan.nbytes)
+    stream(plan, zip_writer, counter, options.thread_count)
+
+
+def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 1) -> None:
+    """Writes entries, directory and end records.
 
     Args:
         plan: The plan.
-        target: Where they go. It is written to in the caller's thread.
-        progress: As in `save`. It is called in the caller's thread.
-        jobs: How many threads there are at most, the caller's among them. Where they are more than
-            one, the data of items is fetched in any of them.
+        target: Writes them, in the caller's thread.
+        counter: Counts the bytes that are written.
+        jobs: Largest number of threads, the caller's among them. If there are more, the data of an
+            item is fetched in any of them.
     """
-    counter = ProgressCounter(progress, plan.nbytes)
-    fetch = partial(fetched_entry, copied_size=_COPIED_SIZE if jobs > 1 else READ_SIZE)
-    model = Item(MODEL_PROTO, plan.model.nbytes, partial(given_data, plan.model))
-    items = [*plan.items, model]
+    fetch = partial(fetched_entry, copied_size=COPIED_SIZE if jobs > 1 else READ_SIZE)
+    items = plan.entries
     sizes = [item.nbytes for item in items]
     with contextlib.closing(threads.in_order(items, sizes, fetch, jobs)) as fetched:
         for entry in fetched:
             write_entry(entry, target, counter)
             del entry  # before the next one is fetched
-    return target.finish()
+    target.finish()
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedEntry:
-    """An entry that is due.
+    """An entry with its data.
 
     Attributes:
         name: Its name.
-        stream: Its bytes, in pieces.
-        nbytes: How many they are.
-        crc32: Their CRC-32.
-        is_constant: As `ZipWriter.add_stream` takes it.
+        nbytes: Size of its data in bytes.
+        crc32: CRC-32 of its data.
+        stream: Its data, in pieces.
+        is_constant: Whether `crc32` was computed from `stream`, which cannot have changed since.
     """
 
     name: str
-    stream: Iterable[memoryview]
     nbytes: int
     crc32: int
-    is_constant: bool = False
+    stream: Iterable[memoryview]
+    is_constant: bool
 
 
 def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
-    """Makes an item an entry; what has no known CRC-32, or is copied, is gone through for it.
+    """Fetches the data of an item, and its CRC-32 if that is not stated.
+
+    Data without a stated CRC-32 that is too large for a copy is read twice, here and by the writer,
+    which compares the CRC-32: it may have changed in between.
 
     Args:
         item: The item.
-        copied_size: Up to how many bytes are copied, unless nobody can change them.
+        copied_size: Largest size in bytes of data that is copied, unless nobody can change it.
+
+    Raises:
+        ArchiveFormatError: The data has another size than the item, or is none that its tensor may
+            have.
     """
     data = item.data()
-    known = data.crc32
+    stated = data.crc32
     if not _is_constant(data) and data.nbytes <= copied_size:
         data = _copied(data)
-    is_constant = _is_constant(data)
-    if known is not None and not is_constant:
-        return FetchedEntry(item.name, _checked(item, data), item.nbytes, known)
+    if stated is not None and not _is_constant(data):  # all checks in the pass that writes it
+        return FetchedEntry(item.name, item.nbytes, stated, _checked(item, data), False)
     found = Crc32.of(_checked(item, data))
-    if known is not None:  # found another one, that is told when it is written
-        return FetchedEntry(item.name, data, item.nbytes, known, is_constant=found.value == known)
+    if stated is not None:  # the writer raises if it is another one
+        return FetchedEntry(item.name, item.nbytes, stated, data, found.value == stated)
     if found.nbytes != item.nbytes:
         raise ArchiveFormatError(
             f"{item.ref or item.name}: expected {item.nbytes} bytes, as its shape and data type "
             f"need, found {found.nbytes}"
         )
-    return FetchedEntry(item.name, data, found.nbytes, found.value, is_constant)
+    return FetchedEntry(item.name, item.nbytes, found.value, data, _is_constant(data))
+
+
+def _is_constant(data: Data) -> bool:
+    return isinstance(data, Stored | Pieces) and data.is_constant
 
 
 def _copied(data: Data) -> Data:
-    """The bytes in memory; `data` itself where they are more than it says."""
+    """A copy of data in memory; the data itself if it is longer than it says."""
     if isinstance(data, FileData):
         return Stored(memoryview(data.read()))
     copy = io.BytesIO()
@@ -184,8 +177,11 @@ def _copied(data: Data) -> Data:
     return Stored(memoryview(copy.getvalue()))
 
 
-def _is_constant(data: Data) -> bool:
-    return isinstance(data, Stored | Pieces) and data.is_constant
+def _checked(item: Item, data: Data) -> Iterable[memoryview]:
+    """The pieces of data, compared with the rules for the item's tensor as they pass."""
+    if item.ref is None:
+        return data
+    return tensors.checked(item.ref, data, Report(), entry=item.name)
 
 
 def write_entry(
@@ -193,7 +189,7 @@ def write_entry(
     target: ZipWriter,
     counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
 ) -> None:
-    """Writes an entry that was fetched; `counted` sees its pieces pass."""
+    """Writes an entry; `counted` is called with its pieces and gives them back."""
     target.add_stream(
         entry.name,
         entry.nbytes,
@@ -201,9 +197,3 @@ def write_entry(
         counted(entry.stream),
         is_constant=entry.is_constant,
     )
-
-
-def _checked(item: Item, data: Data) -> Iterable[memoryview]:
-    if item.ref is None:
-        return data
-    return tensors.checked(item.ref, data, Report(), entry=item.name)

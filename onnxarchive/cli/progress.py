@@ -13,7 +13,7 @@ from onnxarchive.buffers.counting import Progress
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_DELAY = 1.0  # seconds; what is done sooner shows no bar
+DELAY = 1.0  # seconds; what is done sooner shows no bar
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
         unit="B",
         unit_scale=True,
         unit_divisor=1024,
-        delay=_DELAY,
+        delay=DELAY,
         leave=False,
         dynamic_ncols=True,
     ) as bar:
@@ -44,7 +44,7 @@ def count_bar(description: str, unit: str) -> Iterator[Progress]:
     with tqdm(
         desc=description,
         unit=f" {unit}",
-        delay=_DELAY,
+        delay=DELAY,
         leave=False,
         dynamic_ncols=True,
         disable=not sys.stderr.isatty(),

@@ -1,15 +1,15 @@
-"""Many conversions at once, here or on whatever machines an executor reaches."""
+"""Many conversions, in this process or in the workers of an executor."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
-from typing import Any
+from dataclasses import dataclass, replace as with_changes
 
-from onnxarchive.archive.planning import Asset, open_assets, require_size_threshold
+from onnxarchive.archive.options import Asset, WriteOptions
+from onnxarchive.archive.planning import open_assets
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.model.keys import MODEL_PROTO
@@ -17,7 +17,6 @@ from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.opening import is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
-from onnxarchive.storage.threads import require_jobs
 from onnxarchive.zipformat import layout
 
 ARCHIVE_SUFFIX = ".onnxa"
@@ -106,39 +105,37 @@ def convert_many(
         replace: Whether to replace archives that exist; otherwise such a conversion fails.
         on_done: Called after each conversion with its outcome, the number of those that are done
             and the number of all.
-        size_threshold: As in `convert`, as all that follow.
-        alignment: As in `convert`.
-        convert_attribute: As in `convert`.
-        assets: As in `convert`.
-        dedupe: As in `convert`.
-        verify_checksum: As in `convert`.
-        dry_run: As in `convert`.
-        jobs: How many threads each conversion uses; None for one for each core, or for one alone
-            where there is an executor, whose workers are as many as they are.
+        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        alignment: The data of every entry begins at a multiple of this many bytes.
+        convert_attribute: Whether to store outside the model not only initializers, but all
+            tensors.
+        assets: Further files for each archive, by relative path: their bytes, or the path of a
+            file. They replace a source's assets of the same paths.
+        dedupe: Whether identical initializers of a graph become one initializer.
+        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
+        dry_run: Whether to write nothing and only return the outcomes.
+        jobs: Number of threads of each conversion; None for one for each core, or for a single one
+            if there is an executor, which has workers of its own.
 
     Returns:
-        What came of each model, in the order in which they were found; a failure has an `error`.
-        A source that cannot be read, and a tree without models, are failures as well.
+        The outcome of each conversion, in the order in which the models were found; a failure has
+        an `error`. A source that cannot be read, and a tree without models, are failures as well.
 
     Raises:
-        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed.
+        ValueError: An option or the path of an asset is not allowed.
         OSError: `out_dir` cannot be made, or an asset not opened.
     """
-    layout.require_alignment(alignment)
-    require_size_threshold(size_threshold)
-    open_assets(assets)  # what is wrong with them is not the fault of each model
+    options = WriteOptions(
+        size_threshold=size_threshold,
+        alignment=alignment,
+        convert_attribute=convert_attribute,
+        dedupe=dedupe,
+        assets=_absolute(assets),
+        jobs=1 if jobs is None and executor is not None else jobs,
+    )
+    open_assets(assets)  # a fault in them is not one of each model
     out = os.path.realpath(out_dir)
-    options = {
-        "size_threshold": size_threshold,
-        "alignment": alignment,
-        "convert_attribute": convert_attribute,
-        "assets": _absolute(assets),
-        "dedupe": dedupe,
-        "verify_checksum": verify_checksum,
-        "dry_run": dry_run,
-        "progress": None,
-        "jobs": 1 if jobs is None and executor is not None else require_jobs(jobs),
-    }
+    convert = _Convert(options, replace, verify_checksum, dry_run)
     work = list(_work(sources, out))
     if not dry_run:
         os.makedirs(out, exist_ok=True)
@@ -161,9 +158,9 @@ def convert_many(
             note(index, Conversion(source, target, error))
     if executor is None:
         for index, (source, target) in todo.items():
-            note(index, _convert_one(source, target, replace, options))
+            note(index, convert(source, target))
     else:
-        for index, conversion in _submitted(executor, todo, replace, options):
+        for index, conversion in _submitted(executor, todo, convert):
             note(index, conversion)
     return [outcomes[index] for index in range(len(work))]
 
@@ -171,14 +168,13 @@ def convert_many(
 def _submitted(
     executor: Executor,
     todo: Mapping[int, tuple[str, str]],
-    replace: bool,
-    options: dict[str, Any],
+    convert: _Convert,
 ) -> Iterator[tuple[int, Conversion]]:
     """Runs conversions on an executor, and gives each with its index when it is done."""
     futures: dict[Future[Conversion], int] = {}
     for index, (source, target) in todo.items():
         try:
-            futures[executor.submit(_convert_one, source, target, replace, options)] = index
+            futures[executor.submit(convert, source, target)] = index
         except RuntimeError as error:  # its workers have died, or it was shut down
             yield index, Conversion(source, target, f"the executor takes no more work: {error}")
     for future in as_completed(futures):
@@ -231,20 +227,35 @@ def _with_suffix(place: str) -> str:
     return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX
 
 
-def _convert_one(source: str, target: str, replace: bool, options: dict[str, Any]) -> Conversion:
-    try:
-        if not replace and os.path.lexists(target):
-            raise FileExistsError(
-                errno.EEXIST, "exists; --force or replace=True replaces it", target
-            )
-        if not options["dry_run"]:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-        with attributes.collected() as lost:  # the worker may be on another machine
-            conversion = convert_silently(source, target, **options)
-        return dataclasses.replace(conversion, warnings=(*conversion.warnings, *lost))
-    except (ArchiveError, ValueError) as error:
-        return Conversion(source, target, str(error))
-    except OSError as error:
-        return Conversion(source, target, describe(error))
-    except Exception as error:  # whatever it is, the others go on
-        return Conversion(source, target, f"{type(error).__name__}: {error}")
+@dataclass(frozen=True, slots=True)
+class _Convert:
+    """Converts one model; an error is an outcome. It can be sent to a worker."""
+
+    options: WriteOptions
+    replace: bool
+    verify_checksum: bool
+    dry_run: bool
+
+    def __call__(self, source: str, target: str) -> Conversion:
+        try:
+            if not self.replace and os.path.lexists(target):
+                raise FileExistsError(
+                    errno.EEXIST, "exists; --force or replace=True replaces it", target
+                )
+            if not self.dry_run:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            with attributes.collected() as lost:  # the worker may be on another machine
+                conversion = convert_silently(
+                    source,
+                    target,
+                    self.options,
+                    verify_checksum=self.verify_checksum,
+                    dry_run=self.dry_run,
+                )
+            return with_changes(conversion, warnings=(*conversion.warnings, *lost))
+        except (ArchiveError, ValueError) as error:
+            return Conversion(source, target, str(error))
+        except OSError as error:
+            return Conversion(source, target, describe(error))
+        except Exception as error:  # the other conversions go on
+            return Conversion(source, target, f"{type(error).__name__}: {error}")

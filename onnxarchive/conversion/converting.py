@@ -1,6 +1,6 @@
-"""Models in, whatever they came in, and out again: `convert`, `export`, `extract`.
+"""`convert`, `export` and `extract`: archives from models of any kind, and models from archives.
 
-All three stream: weights go from file to file and are never in memory as a whole.
+All three stream: weights go from file to file and are never all in memory.
 """
 
 from __future__ import annotations
@@ -10,57 +10,48 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
 
 import onnx
 
 from onnxarchive.archive import recovery
 from onnxarchive.archive.opening import open
-from onnxarchive.archive.planning import (
-    Asset,
-    Item,
-    asset_files,
-    given_data,
-    open_assets,
-    plan_archive,
-)
+from onnxarchive.archive.options import Asset, WriteOptions
+from onnxarchive.archive.planning import Item, open_assets, plan_archive
 from onnxarchive.archive.reading import Archive, complete_model, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
-from onnxarchive.storage.paths import require_no_input
+from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
-from onnxarchive.storage.threads import require_jobs
 from onnxarchive.zipformat import layout
 
 # ONNX's external data document: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
-# The most bytes that one byte of deflate gives. The disk is not asked for room for more than that,
-# whatever sizes a source declares.
+# Largest number of bytes that deflate makes of one. The disk is asked for no more room, whatever
+# sizes a source states.
 _MAX_EXPANSION = 1032
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What came of one conversion.
+    """The outcome of one conversion.
 
     Attributes:
-        source: The model that was to be converted.
-        target: The archive; `"-"` where it was written to an open file.
+        source: The model to convert.
+        target: The archive; `"-"` if it was written to an open file.
         error: Why there is no archive, or None.
-        nbytes: Size of the archive in bytes; None where there is none.
-        tensors: How many tensors are stored outside the model.
-        assets: How many assets it has.
+        nbytes: Size of the archive in bytes; None if there is none.
+        tensors: Number of tensors that are stored outside the model.
+        assets: Number of assets.
         saved_nbytes: Bytes that merging identical initializers saved.
-        warnings: What was left out, or could not be kept, a sentence each.
+        warnings: What was left out or could not be kept, a sentence each.
     """
 
     source: str
@@ -89,62 +80,65 @@ def convert(
 ) -> Conversion:
     """Converts a model to an archive.
 
-    What the source is, is told by its content. Its files are streamed, large tensors from a map, so
-    that weights are never in memory as a whole, and the source is not changed. Files of a zip, or
-    directly in a directory, that no tensor names are left out with a warning, but for those below
-    `assets/`, which are kept. A link is read as any `.onnx` with external data: that its archive
-    has not been changed since, `onnxarchive.check_link` tells.
+    Sources are recognised by content, not by extension. Files are streamed, large tensors from a
+    map, so weights are never all in memory; the source is not changed. Files of a zip, or directly
+    in a directory, that no tensor names are left out with a warning, except those below `assets/`,
+    which are kept. A link is read as any `.onnx` with external data; `onnxarchive.check_link`
+    checks that its archive has not been changed since.
 
     Of a directory, and of the external data of a `.onnx`, only files in that directory and below
     are read, even if somebody changes names there at the same time. Symbolic links that lead out of
     it are refused. Hard links to files elsewhere cannot be detected.
 
+    `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
+
     Args:
         source: A `.onnx`, whose external data is looked for in its directory and below; a
             directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`) and its
-            data files, those of torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
-            exports among them; or an archive, which is written anew. A compressed model, and
-            tensors that are parts of a compressed data file, are inflated to an unnamed temporary
-            file in the target's directory.
-        path: The archive, as in `save`.
-        size_threshold: As in `save`.
-        alignment: As in `save`.
-        convert_attribute: As in `save`.
-        assets: As in `save`; they take the place of the source's assets of the same path.
+            data files, such as torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
+            exports; or an archive, which is written anew. A compressed model, and tensors that are
+            parts of a compressed data file, are inflated to an unnamed temporary file in the
+            target's directory.
+        path: The archive, usually `name.onnxa`; or a binary file, which is written to in order and
+            need not be seekable.
+        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        alignment: The data of every entry begins at a multiple of this many bytes.
+        convert_attribute: Whether to store outside the model not only initializers, but all
+            tensors.
+        assets: Further files for the archive, by relative path: their bytes, or the path of a file.
+            They replace the source's assets of the same paths.
         dedupe: Whether identical initializers of a graph become one initializer.
-        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors name.
-        dry_run: Whether to write nothing, and only tell what would be.
-        progress: As in `save`.
-        jobs: How many threads to use; None for one for each core. It changes neither the bytes nor
-            the error. One of them writes; the others read, inflate, and verify or sum up to `jobs`
-            tensors that come next, as far as they have 96 MiB in all. The one that writes does the
-            rest: tensors of less than 128 KiB or more than 96 MiB, and of the entries of archives
-            and zips, whose CRC-32 is verified then, those of more than 32 MiB.
+        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
+        dry_run: Whether to write nothing and only return the outcome.
+        progress: Called with the bytes done and the bytes in all.
+        jobs: Number of threads; None for one for each core. One of them writes. The others read,
+            inflate and verify up to `jobs` tensors that come next, of 96 MiB in all. Tensors of
+            less than 128 KiB or more than 96 MiB are left to the thread that writes, and so is the
+            CRC-32 of entries of more than 32 MiB.
 
     Returns:
-        What was, or would be, written.
+        The outcome.
 
     Raises:
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
         ChecksumError: The source is damaged.
         UnsupportedFeatureError: A zip is encrypted or compressed in a way that is not known.
-        ValueError: `alignment`, `size_threshold`, `jobs` or the path of an asset is not allowed, or
-            `path` is one of the source's files.
+        ValueError: An option or the path of an asset is not allowed, or `path` is one of the
+            source's files.
         OSError: A file cannot be read, or the archive not written.
     """
-    conversion = convert_silently(
-        source,
-        path,
+    options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,
         convert_attribute=convert_attribute,
-        assets=assets,
         dedupe=dedupe,
-        verify_checksum=verify_checksum,
-        dry_run=dry_run,
+        assets=assets,
         progress=progress,
         jobs=jobs,
+    )
+    conversion = convert_silently(
+        source, path, options, verify_checksum=verify_checksum, dry_run=dry_run
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -154,57 +148,29 @@ def convert(
 def convert_silently(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str] | SupportsWrite,
+    options: WriteOptions,
     *,
-    size_threshold: int,
-    alignment: int,
-    convert_attribute: bool,
-    assets: Mapping[str, Asset] | None,
-    dedupe: bool,
     verify_checksum: bool,
     dry_run: bool,
-    progress: Progress | None,
-    jobs: int | None,
 ) -> Conversion:
-    """As `convert`, but warnings are given back alone, since to warn is not safe in threads."""
-    jobs = require_jobs(jobs)
-    layout.require_alignment(alignment)  # before anything is read
-    given = open_assets(assets)
+    """Converts a model; warnings are only returned, since `warnings` is not safe in threads."""
+    given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    temporary = None
-    if target is not None and not dry_run:
-        temporary = os.path.dirname(os.path.realpath(target))
+    temporary = None if target is None or dry_run else directory_of(target)
     with open_source(source, verify_checksum=verify_checksum, temporary=temporary) as opened:
         if target is not None:
-            require_no_input(target, [*opened.files, *asset_files(assets)])
-        names = {item.name for item in given}
-        kept = [
-            Item(ASSET_PREFIX + name, data.nbytes, partial(given_data, data))
-            for name, data in opened.assets.items()
-            if ASSET_PREFIX + name not in names
-        ]
+            require_no_input(target, [*opened.files, *options.asset_files])
+        assets = [Item.of(ASSET_PREFIX + name, data) for name, data in opened.assets.items()]
         plan = plan_archive(
-            opened.model,
-            resolve=opened.resolve,
-            size_threshold=size_threshold,
-            convert_attribute=convert_attribute,
-            assets=sorted([*kept, *given], key=attrgetter("name")),
-            dedupe=dedupe,
-            temporary=temporary,
+            opened.model, opened.resolve, options, kept_assets=assets, temporary=temporary
         )
         if not dry_run:
-            held = sum(map(os.path.getsize, opened.files)) + sum(item.nbytes for item in given)
-            write_archive(
-                plan,
-                path,
-                alignment=alignment,
-                progress=progress,
-                jobs=jobs,
-                reserved=_MAX_EXPANSION * held,
-            )
+            read_nbytes = sum(map(os.path.getsize, opened.files)) + given_nbytes
+            write_archive(plan, path, options, reserved=_MAX_EXPANSION * read_nbytes)
         return Conversion(
             source=os.fspath(source),
             target="-" if target is None else target,
-            nbytes=plan.size(alignment),
+            nbytes=plan.size(options.alignment),
             tensors=sum(item.ref is not None for item in plan.items),
             assets=sum(item.ref is None for item in plan.items),
             saved_nbytes=plan.saved_nbytes,
@@ -253,7 +219,7 @@ def export(
         with _opened(path) as (archive, model_proto):
             _export_single(archive, model_proto, destination, progress)
     else:
-        with open(path) as archive, naming(path):
+        with open(path) as archive, with_path(path):
             _export_external(archive, destination, external_data, progress)
 
 
@@ -263,7 +229,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Archive, memoryview]
     with recovery.opened(path, rule="FILE-1") as file:
         archive = Archive(file)
         model_proto = archive.read(MODEL_PROTO)
-    with archive, naming(path):
+    with archive, with_path(path):
         yield archive, model_proto
 
 

@@ -22,7 +22,7 @@ from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.errors import ArchiveFormatError, naming, shown
+from onnxarchive.errors import ArchiveFormatError, shown, with_path
 from onnxarchive.model import dtypes, tensors, walking, wording
 from onnxarchive.model.changes import (
     Change,
@@ -227,7 +227,7 @@ class _Side:
         def read(offset: int, size: int) -> bytes:
             data = self.archive._file.read(entry.data_offset + offset, size)
             if len(data) < size:
-                with naming(self.archive.path):
+                with with_path(self.archive.path):
                     raise ArchiveFormatError(
                         f"entry {shown(name)}: expected {entry.nbytes} bytes, found "
                         f"{offset + len(data)}; the file has become shorter since it was opened",

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from onnxarchive.archive import recovery
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Data, Stored
-from onnxarchive.errors import ArchiveError, ChecksumError, LockedError, UnfinishedEditError, naming
+from onnxarchive.errors import (
+    ArchiveError,
+    ChecksumError,
+    LockedError,
+    UnfinishedEditError,
+    with_path,
+)
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.sources.opening import Source, is_zip, open_model
@@ -37,7 +43,7 @@ def open_source(
         UnfinishedEditError: An edit of the archive was interrupted.
         OSError: A file cannot be opened.
     """
-    with contextlib.ExitStack() as resources, naming(path):
+    with contextlib.ExitStack() as resources, with_path(path):
         archive = None if os.path.isdir(path) else _strictly(path, resources)
         if archive is not None:
             yield _source(archive, verify_checksum)

@@ -18,7 +18,7 @@ import onnx
 
 from onnxarchive.archive import opening
 from onnxarchive.archive.rules import Finding
-from onnxarchive.errors import naming
+from onnxarchive.errors import with_path
 from onnxarchive.interop.links import linked_model, may_give_shape
 from onnxarchive.model import proto
 from onnxarchive.model.keys import MODEL_PROTO
@@ -57,7 +57,7 @@ def check_model(
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         OSError: The file cannot be read, or there is no place for temporary files.
     """
-    with opening.open(path) as archive, naming(path):
+    with opening.open(path) as archive, with_path(path):
         serialized = proto.serialize(linked_model(archive, _STAND_IN, is_unread))
     with tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory:
         model = os.path.join(directory, _MODEL)

@@ -23,8 +23,8 @@ from onnxarchive.errors import (
     ArchiveFormatError,
     Report,
     UnsupportedFeatureError,
-    naming,
     shown,
+    with_path,
 )
 from onnxarchive.model import dtypes, proto, tensors, walking, wire
 from onnxarchive.model.copying import with_locations
@@ -208,7 +208,7 @@ def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> N
             f"expected a destination that is no symbolic link, since tools look for external data "
             f"beside the name that they are given, found {os.fspath(destination)}"
         )
-    with open(path) as archive, naming(path):
+    with open(path) as archive, with_path(path):
         file = real_path(archive)
         model = linked_model(archive, _location(file, destination))
         proto.take_link_fingerprint(model)
@@ -300,7 +300,7 @@ def check_link(
         ValueError: `archive` is None, and the link holds all tensors itself and so names none.
         OSError: The link, or the archive that was given, cannot be read.
     """
-    with MappedFile(path) as file, naming(path):
+    with MappedFile(path) as file, with_path(path):
         model = _parse(file)
     named = _named_archive(model, path) if archive is None else archive
     if isinstance(named, Finding):
@@ -311,7 +311,7 @@ def check_link(
         if archive is not None:
             raise
         return [_fault(f"expected the archive {named}, found no such file")]
-    with opened, naming(named):
+    with opened, with_path(named):
         return list(_findings(model, path, opened))
 
 
@@ -326,7 +326,7 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
         ArchiveFormatError: The link is not a model, or larger than one can be.
         OSError: It cannot be read.
     """
-    with MappedFile(path) as file, naming(path):
+    with MappedFile(path) as file, with_path(path):
         model = _parse(file)
     locations = _locations(model)
     if len(locations) != 1:

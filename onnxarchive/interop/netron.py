@@ -60,7 +60,7 @@ _META_VERSION: Final = re.compile(r'<meta name="version" content="[^"]*">')
 _META_DATE: Final = re.compile(r'<meta name="date" content="[^"]*">')
 _SECRET_NBYTES: Final = 16
 # Chromium gives a page nothing of answers of this size, after it has read them.
-_TOO_LARGE: Final = 1 << 31
+TOO_LARGE: Final = 1 << 31
 
 OnFault: TypeAlias = Callable[[ArchiveError], None]
 
@@ -220,9 +220,9 @@ class _Pages:
             return None
         self._archive.read(name)  # compares its local header; nothing is read through the map
         nbytes = self._archive.entries[name].nbytes
-        if nbytes >= _TOO_LARGE:
+        if nbytes >= TOO_LARGE:
             raise UnsupportedFeatureError(
-                f"entry {name!r}: expected less than {_TOO_LARGE} bytes, the most that a browser "
+                f"entry {name!r}: expected less than {TOO_LARGE} bytes, the most that a browser "
                 f"takes at once, found {nbytes}; in Python, archive.tensor_by_key({name!r}) gives "
                 "it",
                 entry=name,

@@ -21,7 +21,7 @@ import onnx
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer, as_bytes
-from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, naming
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.interop.links import is_left_outside, linked_model, real_path, require_text
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import proto
@@ -215,7 +215,7 @@ def _prepare(
     path = real_path(archive)
     require_text(path)
     folder, name = os.path.split(path)
-    with naming(archive.path):
+    with with_path(archive.path):
         model = proto.encode(linked_model(archive, name, is_spent=is_own))
     if own is not None:
         _set_folder(own, folder)

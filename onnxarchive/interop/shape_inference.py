@@ -7,8 +7,9 @@ import os
 import onnx
 
 from onnxarchive.archive.opening import open
-from onnxarchive.archive.referring import save_referring
-from onnxarchive.errors import naming
+from onnxarchive.archive.options import WriteOptions
+from onnxarchive.archive.referring import has_outside_attributes, save_referring
+from onnxarchive.errors import with_path
 from onnxarchive.interop.checker import is_unread
 from onnxarchive.interop.links import linked_model
 from onnxarchive.model import walking
@@ -49,7 +50,7 @@ def infer_shapes(
         ValueError: `destination` is not allowed.
         OSError: A file cannot be read, or the archive not written.
     """
-    with open(path) as archive, naming(path):
+    with open(path) as archive, with_path(path):
         model = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),
             check_type=check_type,
@@ -59,5 +60,6 @@ def infer_shapes(
         for ref in archive._refs.values():  # inference adds values, and moves no tensor
             walking.at(model, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
-            save_referring(model, archive, destination)
+            options = WriteOptions(convert_attribute=has_outside_attributes(archive))
+            save_referring(model, archive, destination, options)
     return model

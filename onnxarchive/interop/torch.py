@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxarchive.archive.reading import Archive
-from onnxarchive.errors import UnsupportedFeatureError, naming
+from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import dtypes
 
@@ -91,7 +91,7 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
         ArchiveFormatError: The entry's local header does not match the directory.
         ImportError: PyTorch is not installed.
     """
-    with naming(archive.path):
+    with with_path(archive.path):
         packed = _packed_float4(archive, name)
         if packed is not None:
             return _as_torch(packed, _FLOAT4, copy=copy)

@@ -1,7 +1,7 @@
-"""Models of archives through functions that take and give a ModelProto, weights not in memory.
+"""`transform`: functions from ModelProto to ModelProto applied to archives of any size.
 
 Optimizers and the like (onnxsim, onnxoptimizer, onnxslim, onnx.version_converter, ...) are such
-functions. Most of what they do needs the graph and no weights, so the weights are kept from them
+functions. Most of their work needs the graph and no weights. So the weights are hidden from them,
 and are copied from archive to archive afterwards.
 """
 
@@ -10,32 +10,35 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias, get_args
 
 import onnx
 
 from onnxarchive.archive.opening import open
-from onnxarchive.archive.planning import Asset, asset_files, open_assets
+from onnxarchive.archive.options import Asset, WriteOptions
+from onnxarchive.archive.planning import open_assets
 from onnxarchive.archive.reading import Archive, complete_model
-from onnxarchive.archive.referring import save_referring
+from onnxarchive.archive.referring import has_outside_attributes, save_referring
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.interop.links import is_left_outside, linked_model
 from onnxarchive.model import dtypes, tensors, walking
+from onnxarchive.model.renaming import defined_names
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.walking import Path
 from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 
 __all__ = ["Function", "Weights", "transform"]
 
-# Takes a model, and gives it changed, or another one. onnxsim gives (model, whether it is right).
+# Returns the model that it is given, changed, or another one. onnxsim returns (model, is it valid).
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
-# Begins the doc_string of an input that stands for a weight, by which a renamed one is known.
+# The doc_string of an input in place of a weight: this and the weight's key.
 _MARK: Final = "onnxarchive:"
 
 
@@ -51,7 +54,7 @@ def transform(
     assets: Mapping[str, Asset] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Puts the model of an archive through a function, and saves what comes out as an archive.
+    """Applies a function to the model of an archive and saves the result as an archive.
 
     ::
 
@@ -59,69 +62,65 @@ def transform(
         onnxarchive.transform("model.onnxa", "slim.onnxa", onnxslim.slim)
         onnxarchive.transform("model.onnxa", "optimized.onnxa", onnxoptimizer.optimize)
 
-    Assets are kept, and the archive is written with a thread for each core. What the function sees
-    of the weights is up to `weights`:
+    Assets are kept. `weights` says how the function sees large tensors:
 
-    - `"hidden"`: a large initializer is an input of the graph, of its type and shape. No function
-      can read it, fold it, or take it for equal to another one, and memory stays small at any size.
-      Afterwards it is an initializer again, with its data copied from the archive. One that nothing
-      uses any more is left out. This is for functions that work on the graph; whatever computes new
-      weights (a batch normalization folded into a convolution, another data type) is passed over
-      by them, or refused here. A function may put an initializer of its own in the place of a
-      weight, if it removes the input.
-    - `"external"`: the model is as `Archive.model` has it, large tensors external with their keys
-      as location. The function may rename them, remove them, use a key more than once, move
-      them, and add tensors of its own. This is for functions that know about external data:
-      others read such tensors as empty, as onnxoptimizer does, which merges all of the same shape.
-    - `"loaded"`: the model is complete, in memory, as `onnxarchive.load` gives it.
+    - `"hidden"`: large initializers are inputs of the graph with their type and shape. The function
+      cannot read, fold or merge them, and memory stays small at any size. Afterwards they are
+      initializers again, with their data copied from the archive; those that are no longer used are
+      dropped. The function may replace a weight by an initializer if it removes the input. This is
+      for functions that change the graph. A function that computes new weights (folds a batch
+      normalization into a convolution, changes a data type) skips hidden weights, or its result is
+      refused.
+    - `"external"`: the model is `Archive.model`. Large tensors are external, with their keys as
+      location. The function may rename, remove, move and copy them, and add tensors with data. This
+      is for functions that support external data. Others may read such tensors as empty:
+      onnxoptimizer merges all of the same shape.
+    - `"loaded"`: the model is complete and in memory, as from `onnxarchive.load`.
 
-    Tensors that shape inference needs, and all that are not initializers, are in the model except
-    with `"external"` (`onnxarchive.interop.links.is_left_outside`); so are initializers of a
-    subgraph whose name is not the only one of its kind. Hidden initializers of a subgraph are
-    afterwards those of the main graph, which the subgraph sees.
+    With `"hidden"`, the function sees the data of tensors that shape inference needs, of tensors
+    that are not initializers, and of initializers of a subgraph whose name is not unique
+    (`onnxarchive.interop.links.is_left_outside`). Hidden initializers of subgraphs become
+    initializers of the main graph.
 
     Args:
         path: The archive.
-        destination: The archive to be written. It may be `path`, which is then replaced.
-        function: Takes a ModelProto, and gives the same one changed, or another one, or a tuple of
-            it and whether it is right. Give options with `functools.partial` or a lambda.
-        weights: What it sees of the weights.
-        size_threshold: As in `save`.
-        alignment: As in `save`.
-        convert_attribute: As in `save`; None for True if the archive has any such tensor outside.
-        assets: As in `save`; they take the place of the archive's assets of the same path.
-        progress: As in `save`; it counts what is written.
+        destination: The archive to write; it may be `path`, which is then replaced.
+        function: Takes a ModelProto and returns it or another one, or a tuple of a ModelProto and
+            a boolean, False if the model is invalid. Bind options with `functools.partial`.
+        weights: How the function sees large tensors.
+        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        alignment: The data of every entry begins at a multiple of this many bytes.
+        convert_attribute: Whether to store outside the model not only initializers, but all
+            tensors; None for True if the archive has any such tensor outside.
+        assets: Further files for the archive, by relative path: their bytes, or the path of a file.
+            They replace the archive's assets of the same paths.
+        progress: Called with the bytes done and the bytes in all.
 
     Raises:
-        ArchiveFormatError: `path` breaks a rule, or the function gives a model whose weights
-            cannot be told or no longer have their type and shape, in which two initializers of a
-            graph have one name that had not before, or that it says is not right.
+        ArchiveFormatError: `path` breaks a rule; or the function returned a model that it calls
+            invalid, in which a hidden weight is missing or has another type or shape, or in which
+            two initializers of a graph got the same name.
         ChecksumError: Bytes of the archive have changed.
-        ArchiveError: `destination` is the archive, and others have edited it since it was opened.
-        UnsupportedFeatureError: What the function is to see takes 2 GiB or more.
-        TypeError: The function gives no model.
+        ArchiveError: `destination` is `path`, and others have edited it meanwhile.
+        UnsupportedFeatureError: The model for the function would take 2 GiB or more.
+        TypeError: The function did not return a model.
         ValueError: An option is not allowed.
-        OSError: A file cannot be read, or the archive not written.
+        OSError: A file cannot be read or written.
     """
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
-    layout.require_alignment(alignment)  # before anything is read
-    require_no_input(destination, asset_files(assets))
-    # The function may take long: what will not be written then is refused now.
+    options = WriteOptions(
+        size_threshold=size_threshold, alignment=alignment, assets=assets, progress=progress
+    )
+    require_no_input(destination, options.asset_files)
+    # The function may take long. So a destination or an asset that fails is refused first.
     open_assets(assets)
     Replacement(destination).discard()
-    with open(path) as archive, naming(path):
-        transformed = _transformed(archive, function, weights)
-        save_referring(
-            transformed,
-            archive,
-            destination,
-            size_threshold=size_threshold,
-            alignment=alignment,
-            convert_attribute=convert_attribute,
-            assets=assets,
-            progress=progress,
-        )
+    with open(path) as archive, with_path(path):
+        if convert_attribute is None:
+            convert_attribute = has_outside_attributes(archive)
+        options = replace(options, convert_attribute=convert_attribute)
+        save_referring(_transformed(archive, function, weights), archive, destination, options)
 
 
 def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx.ModelProto:
@@ -129,28 +128,27 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
     if weights == "loaded":
         result = _call(function, complete_model(archive))
     elif weights == "external":
-        result = _call(function, archive.model)  # which nothing else looks at any more
+        result = _call(function, archive.model)  # not used again
     else:
-        hidden = _Hidden(archive)
-        result = hidden.restored(_call(function, hidden.model))
+        hidden = _HiddenWeights(archive)
+        result = hidden.restore(_call(function, hidden.model))
     for name in sorted(_repeated_initializers(result) - before, key=str):
         raise ArchiveFormatError(
-            f"tensor {name!r}: expected the function to give one initializer of this name in a "
-            "graph, found several; let it remove the one that another replaces, or name them apart"
+            f"tensor {name!r}: expected the function to return one initializer of this name in a "
+            "graph, found several; remove the one that is replaced, or give them different names"
         )
     return result
 
 
 def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
-    given = function(model)
-    result, is_right = given if isinstance(given, tuple) and len(given) == 2 else (given, True)
+    returned = function(model)
+    result, is_valid = returned if isinstance(returned, tuple) else (returned, True)
     name = getattr(function, "__name__", type(function).__name__)
     if not isinstance(result, onnx.ModelProto):
-        raise TypeError(f"expected {name} to give an onnx.ModelProto, found {type(result)}")
-    if not is_right:
+        raise TypeError(f"expected {name} to return an onnx.ModelProto, found {type(result)}")
+    if not is_valid:
         raise ArchiveFormatError(
-            f"expected {name} to give a model that does the same, found that it says otherwise; "
-            "nothing was written"
+            f"{name} returned False, which says that its model is invalid; nothing was written"
         )
     return result
 
@@ -161,9 +159,9 @@ class _Weight:
 
     Attributes:
         key: Its key.
-        tensor: As the archive's model has it.
-        was_input: Whether it is an input of the graph in the archive as well.
-        was_used: Whether anything in the archive's model uses it.
+        tensor: The tensor in the archive's model.
+        was_input: True if the archive's graph also has an input of its name.
+        was_used: True if the archive's model uses it.
     """
 
     key: str
@@ -175,106 +173,98 @@ class _Weight:
     def name(self) -> str:
         return self.tensor.name
 
-    def describe(self) -> str:
-        return f"{dtypes.name_of(self.tensor.data_type)} of shape {list(self.tensor.dims)}"
 
+class _HiddenWeights:
+    """The large initializers of an archive, replaced by inputs of the graph and back.
 
-class _Hidden:
-    """A model whose large initializers are inputs, and the way back.
+    The doc_string of each input has the key of its weight, by which a renamed input is recognised.
 
     Attributes:
-        model: The model.
+        model: The model with inputs instead of the weights.
     """
 
     def __init__(self, archive: Archive) -> None:
-        hidden = _hidable(archive)
+        graph = archive.model.graph
         used = _used_names(archive.model)
-        inputs = {value.name for value in archive.model.graph.input}
-        self._inputs = inputs
-        self._order = {
-            tensor.name: index for index, tensor in enumerate(archive.model.graph.initializer)
+        refs = _hidable(archive)
+        self._inputs = {value.name for value in graph.input}  # of the archive's graph
+        self._positions = {tensor.name: index for index, tensor in enumerate(graph.initializer)}
+        self._by_key = {
+            key: _Weight(key, ref.tensor, ref.name in self._inputs, ref.name in used)
+            for key, ref in refs.items()
         }
-        self._weights = [
-            _Weight(key, ref.tensor, ref.name in inputs, ref.name in used)
-            for key, ref in hidden.items()
-        ]
-        paths = {ref.path for ref in hidden.values()}
-        # Of hidden tensors no bytes are read, and their location is seen by no one.
-        self.model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
-        for graph in {path[:-1] for path in paths}:
-            initializers = walking.at(self.model, graph).initializer
-            numbers = range(len(initializers))
-            tensors.remove(initializers, [(*graph, ("initializer", n)) in paths for n in numbers])
-        for weight in self._weights:
+        self._by_name = {weight.name: weight for weight in self._by_key.values()}
+        self.model = _without_weights(archive, {ref.path for ref in refs.values()})
+        for weight in self._by_key.values():
             if not weight.was_input:
                 self.model.graph.input.append(_as_input(weight))
 
-    def restored(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """The model that a function made of `model`, with its weights as initializers."""
-        by_key = {weight.key: weight for weight in self._weights}
-        by_name = {weight.name: weight for weight in self._weights}
+    def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A copy of the model that the function returned, with the weights as initializers."""
         result = onnx.ModelProto()
         result.CopyFrom(model)
-        used = _used_names(result)
-        defined = _defined_names(result)
-        missing = dict(by_name)
-        others: list[onnx.ValueInfoProto] = []  # inputs that are not hidden weights alone
-        restored: list[tuple[int, onnx.TensorProto]] = [
-            (self._place(tensor.name), tensor) for tensor in result.graph.initializer
-        ]
-        taken = set(_initializer_names(result.graph))
-        strangers: list[onnx.ValueInfoProto] = []
-        for value in result.graph.input:
-            weight = by_name.get(value.name)
-            if value.name not in self._inputs:  # and so can have been marked
-                weight = by_key.get(_marked(value) or "", weight)
-            if weight is None:
-                others.append(value)
-                if value.name not in self._inputs:
-                    strangers.append(value)
-                continue
-            missing.pop(weight.name, None)
-            _require_unchanged(weight, value)
-            if weight.was_input:
-                others.append(value)
-            if weight.was_input or value.name in used or not weight.was_used:
-                _require_free(weight, value.name, taken)
-                taken.add(value.name)
-                restored.append((self._place(weight.name), _as_initializer(weight, value.name)))
-        for weight in missing.values():
-            _require_dropped(weight, used - defined, strangers)
-        restored.sort(key=lambda placed: placed[0])
-        _replace(result.graph.input, others)
-        _replace(result.graph.initializer, [tensor for _, tensor in restored])
-        for graph in _graphs(result):
-            for value in (*graph.input, *graph.output, *graph.value_info):
-                if _marked(value) is not None and value.name not in self._inputs:
-                    value.ClearField("doc_string")
+        inputs = [(value, self._weight_of(value)) for value in result.graph.input]
+        weights = [(value, weight) for value, weight in inputs if weight is not None]
+        initializers = _initializers(result, weights)
+        found = {weight.key for _, weight in weights}
+        missing = [weight for key, weight in self._by_key.items() if key not in found]
+        new = [it for it, weight in inputs if weight is None and it.name not in self._inputs]
+        _require_dropped(missing, result, new)
+
+        # Initializers are where they were, others after them.
+        end = len(self._positions)
+        positions = dict(self._positions)
+        for tensor, weight in initializers:
+            positions[tensor.name] = self._positions.get(weight.name, end)
+        result.graph.initializer.extend(tensor for tensor, _ in initializers)
+        result.graph.initializer.sort(key=lambda tensor: positions.get(tensor.name, end))
+        are_weights = [it is not None and not it.was_input for _, it in inputs]
+        tensors.remove(result.graph.input, are_weights)
+        self._remove_marks(result)
         return result
 
-    def _place(self, name: str) -> int:
-        """Where an initializer belongs: where it was, or else behind all of them."""
-        return self._order.get(name, len(self._order))
+    def _weight_of(self, value: onnx.ValueInfoProto) -> _Weight | None:
+        """The weight that an input replaces, by its mark or else by its name."""
+        weight = self._by_name.get(value.name)
+        if value.name in self._inputs:  # not marked by us
+            return weight
+        return self._by_key.get(_marked_key(value) or "", weight)
+
+    def _remove_marks(self, model: onnx.ModelProto) -> None:
+        for graph in _graphs(model):
+            for value in (*graph.input, *graph.output, *graph.value_info):
+                if _marked_key(value) is not None and value.name not in self._inputs:
+                    value.ClearField("doc_string")
 
 
 def _hidable(archive: Archive) -> dict[str, TensorRef]:
-    """The initializers that can be inputs of the main graph instead, by key."""
-    defined = Counter(_definitions(archive.model))
+    """The initializers that an input of the main graph can replace, by key."""
+    everywhere = Counter(name for graph in _graphs(archive.model) for name in defined_names(graph))
     main = Counter(_initializer_names(archive.model.graph))
 
     def is_hidable(ref: TensorRef) -> bool:
         name = ref.tensor.name
         if not name or not isinstance(name, str):
             return False
-        if len(ref.path) == 2:  # of the main graph, where an input may have its name
-            return main[name] == 1
-        return defined[name] == 1
+        is_in_main_graph = len(ref.path) == 2  # where an input may have the same name
+        return (main if is_in_main_graph else everywhere)[name] == 1
 
     return {
         key: ref
         for key, ref in archive._refs.items()
         if is_left_outside(ref, archive.entries[key].nbytes) and is_hidable(ref)
     }
+
+
+def _without_weights(archive: Archive, paths: set[Path]) -> onnx.ModelProto:
+    """A copy of the archive's model without some initializers and with the data of all others."""
+    # No bytes of tensors left outside are read; they are removed, so their location is not seen.
+    model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
+    for graph in {path[:-1] for path in paths}:
+        initializers = walking.at(model, graph).initializer
+        numbers = range(len(initializers))
+        tensors.remove(initializers, [(*graph, ("initializer", n)) in paths for n in numbers])
+    return model
 
 
 def _as_input(weight: _Weight) -> onnx.ValueInfoProto:
@@ -284,21 +274,39 @@ def _as_input(weight: _Weight) -> onnx.ValueInfoProto:
     return value
 
 
-def _as_initializer(weight: _Weight, name: str) -> onnx.TensorProto:
-    tensor = onnx.TensorProto()
-    tensor.CopyFrom(weight.tensor)
-    tensor.name = name
-    return tensor
-
-
-def _marked(value: onnx.ValueInfoProto) -> str | None:
-    """The key that an input was marked with; None where it is not."""
+def _marked_key(value: onnx.ValueInfoProto) -> str | None:
+    """The key in the mark of an input; None if it is not marked."""
     doc_string = tensors.text(value.doc_string)
     return doc_string.removeprefix(_MARK) if doc_string.startswith(_MARK) else None
 
 
+def _initializers(
+    model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
+) -> list[tuple[onnx.TensorProto, _Weight]]:
+    """The weights of a model's inputs as initializers, without those that it stopped using."""
+    used = _used_names(model)
+    taken = set(_initializer_names(model.graph))
+    found = []
+    for value, weight in weights:
+        _require_unchanged(weight, value)
+        if not (weight.was_input or value.name in used or not weight.was_used):
+            continue
+        if value.name in taken:
+            raise ArchiveFormatError(
+                f"tensor {weight.name!r}: expected the function to return either the input "
+                f"{value.name!r}, which replaces it, or an initializer of this name, found both, "
+                "or two such inputs; remove the input that an initializer replaces"
+            )
+        taken.add(value.name)
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(weight.tensor)
+        tensor.name = value.name
+        found.append((tensor, weight))
+    return found
+
+
 def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
-    """Refuses another type or shape: the data in the archive has this one."""
+    """Refuses another type or shape than that of the data in the archive."""
     found = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.shape.dim]
     expected = list(weight.tensor.dims)
@@ -309,50 +317,41 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
     if found.elem_type == weight.tensor.data_type and is_shape:
         return
     raise ArchiveFormatError(
-        f"tensor {weight.name!r}: expected {weight.describe()} as in the archive, found the "
-        f"function to make it {dtypes.name_of(found.elem_type)} of shape {dims}; functions that "
-        "change weights need weights='loaded'"
+        f"tensor {weight.name!r}: expected {dtypes.name_of(weight.tensor.data_type)} of shape "
+        f"{expected} as in the archive, found that the function made it "
+        f"{dtypes.name_of(found.elem_type)} of shape {dims}; functions that change weights need "
+        "weights='loaded'"
     )
 
 
-def _require_free(weight: _Weight, name: str, taken: set[str]) -> None:
-    """Refuses to add an initializer beside another one of its name."""
-    if name in taken:
-        raise ArchiveFormatError(
-            f"tensor {weight.name!r}: expected the function to give either the input {name!r} that "
-            "stands for it or an initializer of this name, found both, or two such inputs; let it "
-            "remove the input that an initializer replaces"
-        )
-
-
 def _require_dropped(
-    weight: _Weight, undefined: set[str], strangers: Iterable[onnx.ValueInfoProto]
+    missing: Iterable[_Weight], model: onnx.ModelProto, new_inputs: list[onnx.ValueInfoProto]
 ) -> None:
-    """Refuses a weight that is gone but not dropped: renamed beyond recognition, or still used."""
-    if weight.name in undefined:
-        raise ArchiveFormatError(
-            f"tensor {weight.name!r}: expected the function to keep the input that stands for it, "
-            "found that it removed it and still uses it"
-        )
-    for value in strangers:
+    """Refuses weights without an input that are still used, or renamed without their mark."""
+    defined = {name for graph in _graphs(model) for name in defined_names(graph)}
+    undefined = _used_names(model) - defined
+    renamed: dict[object, str] = {}
+    for value in new_inputs:
         found = value.type.tensor_type
-        dims = [dim.dim_value for dim in found.shape.dim]
-        if (found.elem_type, dims) == (weight.tensor.data_type, list(weight.tensor.dims)):
+        dims = tuple(dim.dim_value for dim in found.shape.dim)
+        renamed.setdefault((found.elem_type, dims), value.name)
+    for weight in missing:
+        if weight.name in undefined:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to keep the name of the input that "
-                f"stands for it, or its doc_string, found a new input {value.name!r} like it; "
-                "functions that rename weights need weights='external'"
+                f"tensor {weight.name!r}: expected the function to keep the input that replaces "
+                "it, found that it removed the input and still uses it"
+            )
+        name = renamed.get((weight.tensor.data_type, tuple(weight.tensor.dims)))
+        if name is not None:
+            raise ArchiveFormatError(
+                f"tensor {weight.name!r}: expected the function to keep the name or doc_string of "
+                f"the input that replaces it, found a new input {name!r} of the same type and "
+                "shape; functions that rename weights need weights='external'"
             )
 
 
-def _replace(field: Any, messages: Iterable[Any]) -> None:
-    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
-    del field[:]
-    field.extend(copies)
-
-
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """All graphs but those in functions."""
+    """The main graph, training graphs and their subgraphs; functions have no initializers."""
     return (ref.graph for ref in walking.graphs(model) if ref.root != "functions")
 
 
@@ -369,13 +368,6 @@ def _used_names(model: onnx.ModelProto) -> set[str]:
     return names
 
 
-def _definitions(model: onnx.ModelProto) -> Iterator[str]:
-    for graph in _graphs(model):
-        yield from (value.name for value in graph.input)
-        yield from _initializer_names(graph)
-        yield from (name for node in graph.node for name in node.output)
-
-
 def _initializer_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)
@@ -389,7 +381,3 @@ def _repeated_initializers(model: onnx.ModelProto) -> set[str]:
         for name, number in Counter(_initializer_names(graph)).items()
         if number > 1
     }
-
-
-def _defined_names(model: onnx.ModelProto) -> set[str]:
-    return set(_definitions(model))

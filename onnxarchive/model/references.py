@@ -78,8 +78,8 @@ def read(model: bytes) -> References | None:
         start, stop = (int(it[0]) for it in _contents(raw, graphs))
         begins, ends = _contents(raw, _occurrences(model, start, stop, _INITIALIZER))
         parts = [
-            _references(model, raw, begins[first : first + _ROWS], ends[first : first + _ROWS])
-            for first in range(0, len(begins), _ROWS)
+            _references(model, raw, begins[first : first + ROWS], ends[first : first + ROWS])
+            for first in range(0, len(begins), ROWS)
         ]
     except _UnusualError:
         return None
@@ -244,7 +244,7 @@ _BIT_WIDTHS: Final = np.array(
 _MAX_ELEMENTS: Final = 1 << 48  # of a tensor: their bits are then a number of 64 bits
 _UNSET: Final = -1
 _NONE: Final = np.empty(0, np.int64)
-_ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
+ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
 
 
 def _references(model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> References:

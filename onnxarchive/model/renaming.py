@@ -74,7 +74,7 @@ def _renamings(
             continue
         inside = names
         if ref.path != MAIN_GRAPH:
-            own = set(_defined(ref.graph))
+            own = set(defined_names(ref.graph))
             around = names if ref.outer is None else names_in[ref.outer.path]
             inside = {name: new for name, new in around.items() if name not in own}
         names_in[ref.path] = inside
@@ -104,13 +104,14 @@ def _require_free(renamings: list[tuple[GraphRef, Mapping[str, str]]]) -> None:
 
 def _used(graph: onnx.GraphProto) -> Iterator[str]:
     """The names of values in a graph, without its subgraphs."""
-    yield from _defined(graph)
+    yield from defined_names(graph)
     yield from (value.name for value in (*graph.output, *graph.value_info))
     for node in graph.node:
         yield from node.input
 
 
-def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names of a graph's inputs, initializers and node outputs, without its subgraphs."""
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)

@@ -246,7 +246,7 @@ def tag_of(message: Any, field: str, wire_type: int) -> int:
     return number << WIRE_TYPE_BITS | wire_type
 
 
-_ROUTES: Final = _routes()
+ROUTES: Final = _routes()
 _MESSAGES: Final = {
     name: {
         tag_of(message, field.name, LEN): field.message_type.full_name
@@ -286,7 +286,7 @@ def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
 
 def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
     """Gives the messages one step nearer to a tensor that may hold one of `smallest` bytes."""
-    routes = _ROUTES[frame.message]
+    routes = ROUTES[frame.message]
     children: list[tuple[int, _Frame]] = []
     singular: set[int] = set()
     merged: set[int] = set()

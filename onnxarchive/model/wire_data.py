@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-_PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
+PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
 
 FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
 # Bytes of raw data that a number of a typed field gives, for each data type that the field suits.
@@ -78,8 +78,8 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     if len(payload) != span.nbytes:
         raise malformed(span.offset, f"{span.nbytes} bytes of data", f"{len(payload)}")
     if span.is_raw:
-        for start in range(0, len(payload), _PIECE_BYTES):
-            yield payload[start : start + _PIECE_BYTES]
+        for start in range(0, len(payload), PIECE_BYTES):
+            yield payload[start : start + PIECE_BYTES]
         return
     element = np.dtype(f"<u{ELEMENT_WIDTHS[span.field, span.data_type]}")
     pieces: Iterable[npt.NDArray[Any]] = (
@@ -95,7 +95,7 @@ def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64
     """Yields the numbers of a packed field, a piece of it at a time."""
     start = 0
     while start < len(payload):
-        piece = np.frombuffer(payload[start : start + _PIECE_BYTES], np.uint8)
+        piece = np.frombuffer(payload[start : start + PIECE_BYTES], np.uint8)
         ends = np.flatnonzero(piece < VARINT_CONTINUES) + 1
         widths = np.diff(ends, prepend=0)
         firsts = ends - widths

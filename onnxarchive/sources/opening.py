@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from onnxarchive.buffers.data import Data
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, with_path
 from onnxarchive.model import keys, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
@@ -85,7 +85,7 @@ def open_model(
             outside the model's directory. Every such tensor is named.
         OSError: A file cannot be opened.
     """
-    with contextlib.ExitStack() as resources, naming(path):
+    with contextlib.ExitStack() as resources, with_path(path):
         opening = _Opening(os.fspath(path), resources, verify_checksum, temporary, elsewhere)
         yield opening.directory() if os.path.isdir(path) else opening.file()
 

@@ -28,7 +28,7 @@ _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
 # Errors of systems that meet a symbolic link with O_NOFOLLOW; ENOTDIR if O_DIRECTORY is there, too.
 _MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
-_HAS_DIR_FD = os.open in os.supports_dir_fd
+HAS_DIR_FD = os.open in os.supports_dir_fd
 _RESOLVED = 3  # times at most that a path is resolved: once, unless its links change meanwhile
 _OPENAT2 = 437  # number of Linux's call on these machines
 _OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
@@ -60,7 +60,7 @@ class Root:
             OSError: It cannot be opened.
         """
         self.path = os.path.realpath(path)
-        self._descriptor = os.open(path, _PASSED) if _HAS_DIR_FD else -1
+        self._descriptor = os.open(path, _PASSED) if HAS_DIR_FD else -1
 
     def open(self, path: str) -> int:
         """Opens a file to be read.
@@ -89,7 +89,7 @@ class Root:
             ValueError: `path` is not such a path.
             OSError: It cannot be opened.
         """
-        if not _HAS_DIR_FD:
+        if not HAS_DIR_FD:
             with os.scandir(self._resolved(path)) as entries:
                 yield from entries
             return
@@ -108,7 +108,7 @@ class Root:
             identity: The file's, as `MappedFile` gives it.
         """
         try:
-            if not _HAS_DIR_FD:
+            if not HAS_DIR_FD:
                 status = os.stat(os.path.join(self.path, name))
             else:
                 status = os.stat(name, dir_fd=self._descriptor)
@@ -125,9 +125,9 @@ class Root:
     def _open(self, path: str, flags: int) -> int:
         whole = self._joined(path)
         try:
-            if not _HAS_DIR_FD:
+            if not HAS_DIR_FD:
                 return self._judged(path, flags)
-            open_beneath = _openat2()
+            open_beneath = openat2()
             opened = -1
             if open_beneath is not None:
                 opened = open_beneath(self._descriptor, path, flags)
@@ -190,7 +190,7 @@ class Root:
 
 
 @cache
-def _openat2() -> Callable[[int, str, int], int] | None:
+def openat2() -> Callable[[int, str, int], int] | None:
     """Linux's openat2, which opens a path beneath a directory and follows links that stay there.
 
     It takes a third of the time. It gives a negative number if it cannot, as in containers that

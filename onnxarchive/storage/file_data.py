@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onnxarchive.buffers.data import pieces
-from onnxarchive.errors import ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.storage.beneath import Root
 from onnxarchive.storage.files import MappedFile
 
@@ -94,7 +94,7 @@ class FileData:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:
         kept = None if self.file is None else contextlib.nullcontext(self.file)
-        with kept or _open_file(self.path, self.root) as file, naming(file.path):
+        with kept or _open_file(self.path, self.root) as file, with_path(file.path):
             if file.identity != self.identity:
                 raise ArchiveFormatError(
                     "expected the file that was found here before, found another"

@@ -8,11 +8,11 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Literal, TypeAlias
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
 from onnxarchive.storage import locking
+from onnxarchive.storage.closing import Closing
 
 try:
     import fcntl
@@ -28,7 +28,7 @@ _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # What systems say where directories cannot be synced.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 # The flags of a map whose pages are all read and mapped when it is made; None where there is none.
-_POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
+POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -52,7 +52,7 @@ class _Descriptor:
         os.close(self.number)
 
 
-class MappedFile:
+class MappedFile(Closing):
     """A regular file, read, mapped, locked and written through one descriptor.
 
     Attributes:
@@ -122,7 +122,7 @@ class MappedFile:
         kind = locking.exclusive if is_exclusive else locking.shared
         with contextlib.ExitStack() as lock:
             try:
-                with naming(self.path):
+                with with_path(self.path):
                     lock.enter_context(kind(descriptor.number, timeout))
                 self.size = os.fstat(descriptor.number).st_size
             except OSError as error:
@@ -281,9 +281,9 @@ class MappedFile:
             how: As `onnxarchive.open` takes it.
         """
         if how == "populate":
-            flags = {} if _POPULATED is None else {"flags": _POPULATED, "prot": mmap.PROT_READ}
+            flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
             self._view = self._map(**flags)
-            if _POPULATED is None:
+            if POPULATED is None:
                 self._view[:: mmap.PAGESIZE].tobytes()  # a byte of each page brings the page
         elif hasattr(mmap, "MADV_WILLNEED"):
             mapped = self.reaching(0).obj
@@ -330,17 +330,6 @@ class MappedFile:
         """Lets go of descriptor and map, each of which its last user closes."""
         self._descriptor = None
         self._view = None
-
-    def __enter__(self) -> MappedFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _read_once(self, offset: int, size: int) -> bytes:
         descriptor = self._require_open()
@@ -479,6 +468,11 @@ class PositionalWriter:
         self._file.write(self.offset, data)
         self.offset += nbytes
         return nbytes
+
+    def last(self, nbytes: int) -> bytes:
+        """The last `nbytes` bytes before the next piece, or all if there are less."""
+        nbytes = min(nbytes, self.offset)
+        return self._file.read(self.offset - nbytes, nbytes)
 
 
 def require_process(process: int) -> None:

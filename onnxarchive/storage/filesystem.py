@@ -24,7 +24,7 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 
 # File systems that write to the blocks that were set aside as fast as to others, or faster. Btrfs
 # would not compress what is written there, and ZFS refuses what would fit when it is compressed.
-_RESERVING = ("ext4", "xfs", "tmpfs")
+RESERVING = ("ext4", "xfs", "tmpfs")
 
 
 def clone(source: MappedFile, target: int) -> bool:
@@ -60,8 +60,8 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
     Raises:
         OSError: The disk has no room for them.
     """
-    allocate = _fallocate()
-    if allocate is None or not nbytes or _file_system(descriptor) not in _RESERVING:
+    allocate = fallocate()
+    if allocate is None or not nbytes or file_system(descriptor) not in RESERVING:
         return
     error = allocate(descriptor, offset, nbytes)
     if error in NO_SPACE:
@@ -69,7 +69,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 @cache
-def _fallocate() -> Callable[[int, int, int], int] | None:
+def fallocate() -> Callable[[int, int, int], int] | None:
     """Linux's fallocate, which takes a descriptor, offset and number of bytes; gives the error.
 
     Python has posix_fallocate alone, which writes into every block itself where the file system
@@ -96,7 +96,7 @@ def _fallocate() -> Callable[[int, int, int], int] | None:
     return allocate
 
 
-def _file_system(descriptor: int) -> str | None:
+def file_system(descriptor: int) -> str | None:
     """The kind of the file system that a file is on, as Linux tells it in proc(5)."""
     device = os.fstat(descriptor).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"

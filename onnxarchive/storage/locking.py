@@ -27,7 +27,7 @@ _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-_LOCKED_BYTE = 1 << 62  # beyond every file; Windows locks it all the same
+LOCKED_BYTE = 1 << 62  # beyond every file; Windows locks it all the same
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at a descriptor's one position
 # Device and inode of each file with an exclusive lock of this process, and the thread that has it.
 _held: set[tuple[int, int, int, int]] = set()
@@ -177,7 +177,7 @@ def _at_locked_byte(descriptor: int, act: Callable[[], None]) -> None:
     """Windows locks from the descriptor's position on; it is put back."""
     with POSITION_LOCK:
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
-        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
         try:
             act()
         finally:

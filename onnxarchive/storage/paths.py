@@ -25,3 +25,8 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> N
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(target, path):
                 raise ValueError(f"expected another file than the input {path}, found {target!s}")
+
+
+def directory_of(path: str | os.PathLike[str]) -> str:
+    """The directory of the file that a path leads to."""
+    return os.path.dirname(os.path.realpath(path))

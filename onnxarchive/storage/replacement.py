@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
 from onnxarchive.storage import attributes, locking
 from onnxarchive.storage.files import (
     MappedFile,
@@ -236,7 +236,7 @@ class Replacement:
                 target = None
                 if not self._is_locked:
                     # No one edits the file meanwhile; there may be none, or no locks.
-                    with naming(self._path), contextlib.suppress(OSError, ArchiveFormatError):
+                    with with_path(self._path), contextlib.suppress(OSError, ArchiveFormatError):
                         target = lock.enter_context(
                             opened(self._target, is_exclusive=True, is_writable=None)
                         )

@@ -32,7 +32,7 @@ from onnxarchive.storage.filesystem import reserve
 # Magic, `offset`, `old_size`, SHA-256 of the inverted copy; then SHA-256 of these fields.
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
-_TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
+TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
 # More than a model (of less than 2 GiB), directory and end records take. A hole may be of any size.
 _MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
@@ -81,9 +81,9 @@ class FileBefore(MappedFile):
 
 def find(file: MappedFile) -> UnfinishedEdit | None:
     """The edit of which a file ends with a complete log; None without one."""
-    position = file.size - _TRAILER_SIZE
-    trailer = file.read(max(position, 0), _TRAILER_SIZE)
-    if position < 0 or len(trailer) != _TRAILER_SIZE:
+    position = file.size - TRAILER_SIZE
+    trailer = file.read(max(position, 0), TRAILER_SIZE)
+    if position < 0 or len(trailer) != TRAILER_SIZE:
         return None
     signed = trailer[: _SIGNED.size]
     magic, offset, old_size, checksum = _SIGNED.unpack(signed)
@@ -109,7 +109,7 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
         old_size: Size of the old file in bytes.
     """
     edit = UnfinishedEdit(offset, old_size)
-    position = file.size - _TRAILER_SIZE - edit.end_nbytes
+    position = file.size - TRAILER_SIZE - edit.end_nbytes
     if position < old_size or edit.end_nbytes > _MAX_END_NBYTES:
         return None
     if not file.has_zeros_alone(old_size, position - old_size):
@@ -152,7 +152,7 @@ def change_end(
     """
     edit = UnfinishedEdit(offset, file.size)
     copy_offset = max(edit.old_size, new_size)
-    logged_size = copy_offset + edit.end_nbytes + _TRAILER_SIZE
+    logged_size = copy_offset + edit.end_nbytes + TRAILER_SIZE
     descriptor, process = file.fileno(), os.getpid()
     try:
         reserve(descriptor, offset, logged_size - offset)

@@ -55,8 +55,8 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         return None
     ends = np.append(begins[1:], raw.size)
     parts = []
-    for first in range(0, begins.size, _ROWS):
-        part = _sound_records(data, begins[first : first + _ROWS], ends[first : first + _ROWS])
+    for first in range(0, begins.size, ROWS):
+        part = _sound_records(data, begins[first : first + ROWS], ends[first : first + ROWS])
         if part is None:
             return None
         parts.append(part)
@@ -81,7 +81,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
     return Directory(entries, listed, entries.names, entries.sizes)
 
 
-_ROWS: Final = 1 << 12  # records that are checked together: their columns stay in a core's cache
+ROWS: Final = 1 << 12  # records that are checked together: their columns stay in a core's cache
 
 
 class _SoundRecords(NamedTuple):

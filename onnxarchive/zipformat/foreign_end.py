@@ -1,4 +1,4 @@
-"""Finds the directory of a zip that another tool made; its end has one reading."""
+"""Locates the directory of a zip by any tool; refuses an end with more than one reading."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import records
+from onnxarchive.zipformat.layout import MAX_ENTRIES
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -14,8 +15,6 @@ from onnxarchive.zipformat.records import (
     Zip64EndRecord,
     Zip64Locator,
 )
-
-MAX_ENTRIES = 1 << 18
 
 _DIRECTORY_SIGNATURES = (
     DirectoryRecord.SIGNATURE,
@@ -30,12 +29,12 @@ _BEGINS_RECORD = re.compile(
 
 
 def format_error(message: str, name: str | None = None) -> ArchiveFormatError:
-    """The error of a zip that has no reading, or more than one; `name` is of an entry."""
+    """The error for a zip without exactly one reading; `name` is that of the entry, if any."""
     return ArchiveFormatError(_about(message, name), entry=name)
 
 
 def unsupported(message: str, name: str | None = None) -> UnsupportedFeatureError:
-    """The error of a zip that has what is not read here; `name` is of an entry."""
+    """The error for an unsupported feature; `name` is that of the entry, if any."""
     return UnsupportedFeatureError(_about(message, name), entry=name)
 
 
@@ -43,28 +42,27 @@ def _about(message: str, name: str | None) -> str:
     return message if name is None else f"entry {name!r}: {message}"
 
 
-def gap(view: memoryview, start: int, end: int, where: str) -> str:
-    """Tells of bytes that belong to nothing.
+def describe_gap(view: memoryview, start: int, end: int, place: str) -> str:
+    """Describes unused bytes in a sentence.
 
     Raises:
-        ArchiveFormatError: They could be a directory: another reader may find other entries there.
+        ArchiveFormatError: They may hold a directory, where another reader finds other entries.
     """
     gap = view[start:end]
     found = _BEGINS_DIRECTORY.search(gap)
     if found is not None:
         raise format_error(
-            f"expected one central directory, found the signature of another one, or of another "
-            f"end of the file, at offset {start + found.start()}, in bytes that belong to nothing "
-            f"{where}"
+            f"expected one central directory, found the signature of another directory or end "
+            f"record at offset {start + found.start()}, in unused bytes {place}"
         )
-    hidden = gap[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE
-    what = "an entry that the directory does not list" if hidden else "they belong to nothing"
-    return f"{end - start} bytes at offset {start} {where} are left out: {what}"
+    is_entry = gap[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE
+    content = "an entry that the directory does not list" if is_entry else "they belong to nothing"
+    return f"{end - start} bytes at offset {start} {place} are left out: {content}"
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignBounds:
-    """Where the central directory lies, and where the end records begin after it."""
+    """Offset, size and count of the directory's records, and the offset of the end records."""
 
     offset: int
     size: int
@@ -73,47 +71,41 @@ class ForeignBounds:
 
     @property
     def end(self) -> int:
-        """Where the directory ends, in bytes from the start of the file."""
+        """Offset of the end of the directory in the file, in bytes."""
         return self.offset + self.size
 
 
 def locate_foreign(view: memoryview) -> ForeignBounds:
-    """Finds the directory of a zip, whatever follows or precedes it.
+    """Locates the directory of a zip.
 
     Raises:
-        ArchiveFormatError: There is none, or what is said of it has two readings.
-        UnsupportedFeatureError: The zip is in several files, or encrypted.
+        ArchiveFormatError: There is none, or the end records have more than one reading.
+        UnsupportedFeatureError: The zip is split into several files, or encrypted.
     """
     end_offset, end = _find_end_record(view)
     locator_offset = end_offset - Zip64Locator.SIZE
-    locator = Zip64Locator.unpack(bytes(view[max(0, locator_offset) : end_offset]))
-    if locator is None:
-        # A count of 65,535 needs no Zip64 record in the eyes of Python's zipfile; the records are
-        # counted. Sizes and offsets that look so are always written with one.
-        if records.SATURATED_32 in (end.directory_size, end.directory_offset):
-            raise format_error(
-                f"expected a Zip64 locator at offset {locator_offset}, since the end record is "
-                f"saturated, found none"
-            )
-        disks = (end.disk, end.directory_disk)
-        bounds = ForeignBounds(end.directory_offset, end.directory_size, end.count, end_offset)
-        disk_count = end.disk_count
-    else:
-        record_offset, record = _zip64_record(view, locator, locator_offset)
-        _require_one_truth(end, record)
-        disks = (record.disk, record.directory_disk)
-        bounds = ForeignBounds(
-            record.directory_offset, record.directory_size, record.count, record_offset
-        )
-        disk_count = record.disk_count
-    if disks != (0, 0):
-        raise unsupported(
-            f"expected one file, found one of several: the end of disk {disks[0]}, with the "
-            f"directory on disk {disks[1]}"
-        )
-    if disk_count != bounds.count:
+    locator = Zip64Locator.unpack(view, locator_offset)
+    last: EndRecord | Zip64EndRecord = end
+    if locator is not None:
+        end_offset, last = _zip64_record(view, locator, locator_offset)
+        _require_same_values(end, last)
+    # Python's zipfile writes no Zip64 record for a count of 65,535; the records are counted. All
+    # writers write one for such sizes and offsets.
+    elif records.SATURATED_32 in (end.directory_size, end.directory_offset):
         raise format_error(
-            f"expected as many entries on the disk as in all, found {disk_count} and {bounds.count}"
+            f"expected a Zip64 locator at offset {locator_offset}, since the end record is "
+            f"saturated, found none"
+        )
+    bounds = ForeignBounds(last.directory_offset, last.directory_size, last.count, end_offset)
+    if last.disk or last.directory_disk:
+        raise unsupported(
+            f"expected one file, found one of several: the end of disk {last.disk}, with the "
+            f"directory on disk {last.directory_disk}"
+        )
+    if last.disk_count != bounds.count:
+        raise format_error(
+            f"expected equal counts of entries on the disk and in all, found {last.disk_count} and "
+            f"{bounds.count}"
         )
     if bounds.end > bounds.end_records_offset:
         raise format_error(
@@ -131,7 +123,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
 
 
 def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
-    """The end record and its offset; it has to be searched for where it has a comment."""
+    """The offset of the end record, and the record; it is searched for if it has a comment."""
     tail_offset = max(0, len(view) - EndRecord.SIZE - records.UINT16_MAX)
     tail = bytes(view[tail_offset:])
     position = len(tail) - EndRecord.SIZE
@@ -151,7 +143,7 @@ def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
             f"{tail_offset + position}, found {len(comment)} bytes"
         )
     if _BEGINS_RECORD.search(comment):
-        raise format_error("expected a comment of words, found the signature of a zip record in it")
+        raise format_error("expected a comment without signatures of zip records, found one in it")
     return tail_offset + position, end
 
 
@@ -164,7 +156,7 @@ def _zip64_record(
             f"{locator.record_disk} of {locator.disks}"
         )
     offset = locator_offset - Zip64EndRecord.SIZE
-    record = Zip64EndRecord.unpack(bytes(view[max(0, offset) : locator_offset]))
+    record = Zip64EndRecord.unpack(view, offset)
     if record is None or locator.record_offset != offset:
         raise format_error(
             f"expected the Zip64 end record at offset {offset}, directly before its locator, found "
@@ -184,8 +176,8 @@ def _zip64_record(
     return offset, record
 
 
-def _require_one_truth(end: EndRecord, record: Zip64EndRecord) -> None:
-    """Each value of the end record must be saturated or that of the Zip64 end record."""
+def _require_same_values(end: EndRecord, record: Zip64EndRecord) -> None:
+    """Refuses a value of the end record that is neither saturated nor that of the Zip64 record."""
     for field, saturated in (
         ("disk", records.SATURATED_16),
         ("directory_disk", records.SATURATED_16),

@@ -1,8 +1,8 @@
 """Inflates the entries of a foreign zip, piece by piece.
 
-What a zip declares is not believed: no more than the declared size is given, whatever the
-compressed data hold, and at the end the size and the CRC-32 are compared. Memory is bounded by a
-piece of input, a piece of output and the method's own window.
+The declared size and CRC-32 are not trusted: no more than the declared size is yielded, and both
+are verified at the end. Memory is bounded by a piece of input, a piece of output and the method's
+own window.
 """
 
 from __future__ import annotations
@@ -24,65 +24,67 @@ from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import PIECE_SIZE, pieces
 from onnxarchive.errors import (
     ArchiveError,
-    ArchiveFormatError,
     ChecksumError,
     UnsupportedFeatureError,
 )
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.foreign import ForeignEntry
+from onnxarchive.zipformat.foreign_end import format_error, unsupported
 
-# The dictionary that an LZMA entry may need, in bytes. 7-Zip writes 64 MiB at most unless it is
-# told otherwise (256 MiB in new versions); 1 GiB is the largest that its dialog offered for years.
+# Limit of an LZMA dictionary, in bytes. 7-Zip uses up to 256 MiB by default, and 1 GiB was the
+# largest choice in its dialog for years.
 MAX_LZMA_DICTIONARY_SIZE = 1 << 30
 
 _INPUT_SIZE = 1 << 20  # bytes
 
 _RAW_DEFLATE = -15  # wbits of zlib: no header, the largest window
 
-# What a deflate64 match costs at least: one bit for the length code 285, 16 bits that say how much
-# longer than 3 bytes it is, one bit for a distance code without extra bits. It gives 65,538 bytes.
-# 256 bytes of input, and 32 bits held back from before, thus give 115 matches at most, and what
-# the window of 65,536 bytes held back: 7.3 MiB, less than `PIECE_SIZE`.
+# A deflate64 match yields up to 65,538 bytes for 18 bits: one for the length code 285, 16 for the
+# length, one for the distance code. So 256 bytes of input, 32 bits held back from before and a
+# window of 65,536 bytes yield at most 115 matches and the window: 7.3 MiB, less than `PIECE_SIZE`.
 _DEFLATE64_INPUT_SIZE = 256
 
-# 5.8.8: the version of the LZMA SDK (two bytes) and the size of the properties before them.
+# 5.8.8: version of the LZMA SDK (two bytes) and size of the properties, which follow.
 _LZMA_HEADER = struct.Struct("<2BH")
 _LZMA_PROPERTIES = struct.Struct("<BI")
 _LZMA_PROPERTY_LIMIT = 9 * 5 * 5  # lc, lp and pb in one byte
 _LZMA_MIN_DICTIONARY_SIZE = 1 << 12
-# The header of a .lzma: the properties and the size, which is this where an end marker tells it.
+# Header of a .lzma file: properties and size, or this number if the data end with a marker.
 _LZMA_FILE_HEADER = struct.Struct("<BIQ")
 _LZMA_UNKNOWN_SIZE = records.UINT64_MAX
 
 _ZLIB_ERROR = cast("type[Exception]", zlib_ng.error)
-# What the decompressors raise about data that are not theirs.
+# Errors of the decompressors for damaged data.
 _DECODING_ERRORS = (_ZLIB_ERROR, lzma.LZMAError, OSError, ValueError, EOFError)
 
 
 def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
-    """The data of an entry, inflated, in pieces of at most `PIECE_SIZE` bytes.
+    """Yields the inflated data of an entry in pieces of at most `PIECE_SIZE` bytes.
 
-    Stored data are not copied. Size and CRC-32 are verified when the last piece has been taken.
+    Pieces of stored data are views, the others copies. Size and CRC-32 are verified after the last
+    piece.
 
     Args:
-        view: The whole file, as `foreign.read` was given it.
-        entry: The entry, as `foreign.read` gave it.
+        view: The bytes of the whole file.
+        entry: The entry, as returned by `foreign.read`.
 
     Raises:
-        ArchiveFormatError: The compressed data are damaged, or do not give `entry.nbytes` bytes.
+        ArchiveFormatError: The compressed data are damaged, or do not have `entry.nbytes` bytes.
         ChecksumError: The data have another CRC-32.
-        UnsupportedFeatureError: The method, or so large an LZMA dictionary, is not supported.
+        UnsupportedFeatureError: The method or the size of its LZMA dictionary is not supported.
     """
     data = view[entry.data_offset : entry.data_offset + entry.compressed_nbytes]
     inflated = _METHODS[entry.method](data, entry)
     found = Crc32()
     for piece in found(_decoded(inflated, entry)):
         if found.nbytes > entry.nbytes:
-            raise _damaged(entry, f"expected {entry.nbytes} bytes inflated, found more")
+            raise format_error(f"expected {entry.nbytes} bytes inflated, found more", entry.name)
         if piece:
             yield memoryview(piece)
     if found.nbytes != entry.nbytes:
-        raise _damaged(entry, f"expected {entry.nbytes} bytes inflated, found {found.nbytes}")
+        raise format_error(
+            f"expected {entry.nbytes} bytes inflated, found {found.nbytes}", entry.name
+        )
     if found.value != entry.crc32:
         raise ChecksumError(
             f"entry {entry.name!r}: expected CRC-32 {entry.crc32:#010x}, found {found.value:#010x}",
@@ -98,20 +100,18 @@ def _decoded(
     except ArchiveError:
         raise
     except _DECODING_ERRORS as error:
-        raise _damaged(entry, f"expected data of method {entry.method}, found {error}") from error
-
-
-def _damaged(entry: ForeignEntry, message: str) -> ArchiveFormatError:
-    return ArchiveFormatError(f"entry {entry.name!r}: {message}", entry=entry.name)
+        raise format_error(
+            f"expected data of method {entry.method}, found {error}", entry.name
+        ) from error
 
 
 def _require_whole(entry: ForeignEntry, is_at_end: bool, unused: int) -> None:
-    """The compressed data must end where the entry ends, by what they say themselves."""
+    """Refuses compressed data with an end marker before or after the end of the entry."""
     expected = f"expected {entry.compressed_nbytes} bytes of compressed data"
     if not is_at_end:
-        raise _damaged(entry, f"{expected}, found that they do not end there")
+        raise format_error(f"{expected}, found no end of the data there", entry.name)
     if unused:
-        raise _damaged(entry, f"{expected}, found that they end before")
+        raise format_error(f"{expected}, found their end before", entry.name)
 
 
 def _slices(data: memoryview, size: int) -> Iterator[memoryview]:
@@ -134,7 +134,7 @@ def _deflated(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
             rest = decoder.unconsumed_tail
         if decoder.eof:
             break
-    # All input may be consumed while output still waits in the window.
+    # Output may remain in the window after all input is consumed.
     while not decoder.eof and (waiting := decoder.decompress(b"", PIECE_SIZE)):
         yield waiting
     _require_whole(entry, decoder.eof, len(data) - fed + len(decoder.unused_data))
@@ -145,28 +145,30 @@ def _bzipped(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
 
 
 def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
-    """Decodes as a .lzma, which has the same data under another header.
+    """Decodes the data as a .lzma file, which has another header before the same data.
 
-    A raw decoder would not know where data without an end marker end, and make something up.
+    A raw decoder has no size: it invents bytes after the end of data without an end marker.
     """
     header_size = _LZMA_HEADER.size + _LZMA_PROPERTIES.size
     if len(data) < header_size:
-        raise _damaged(entry, f"expected an LZMA header of {header_size} bytes, found {len(data)}")
+        raise format_error(
+            f"expected an LZMA header of {header_size} bytes, found {len(data)}", entry.name
+        )
     _, _, properties_size = _LZMA_HEADER.unpack_from(data)
     packed, dictionary_size = _LZMA_PROPERTIES.unpack_from(data, _LZMA_HEADER.size)
     if properties_size != _LZMA_PROPERTIES.size or packed >= _LZMA_PROPERTY_LIMIT:
-        raise _damaged(
-            entry,
+        raise format_error(
             f"expected {_LZMA_PROPERTIES.size} bytes of LZMA properties, the first below "
             f"{_LZMA_PROPERTY_LIMIT}, found {properties_size} bytes and {packed}",
+            entry.name,
         )
-    # Nothing refers farther back than to the first byte, whatever the header asks for.
+    # A match refers to the first byte at most, so a larger dictionary is never used.
     needed_size = max(min(dictionary_size, entry.nbytes), _LZMA_MIN_DICTIONARY_SIZE)
     if needed_size > MAX_LZMA_DICTIONARY_SIZE:
-        raise UnsupportedFeatureError(
-            f"entry {entry.name!r}: expected an LZMA dictionary of at most "
-            f"{MAX_LZMA_DICTIONARY_SIZE} bytes, found {needed_size}",
-            entry=entry.name,
+        raise unsupported(
+            f"expected an LZMA dictionary of at most {MAX_LZMA_DICTIONARY_SIZE} bytes, found "
+            f"{needed_size}",
+            entry.name,
         )
     size = _LZMA_UNKNOWN_SIZE if entry.has_end_marker else entry.nbytes
     decoder = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
@@ -189,19 +191,19 @@ def _decompressed(
 
 
 class _Deflate64Decoder(Protocol):
-    """What the package zipfile-deflate64 decodes with; its output is not limited."""
+    """The decoder of the package zipfile-deflate64; its output has no limit."""
 
     @property
     def eof(self) -> bool:
-        """Whether the end of the data has come."""
+        """True after the end of the data."""
 
     def decompress(self, data: memoryview, /) -> bytes:
-        """All that `data`, following what came before, give."""
+        """Returns all output of the next piece of input."""
 
 
 def _deflated64(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
     decoder = _deflate64_decoders()()
-    # The decoder does not tell how much it used: the last byte comes alone, and must be used.
+    # The decoder does not report unused input, so the last byte is passed alone and must be used.
     body, last = data[: max(0, len(data) - 1)], data[max(0, len(data) - 1) :]
     fed = 0
     for piece in itertools.chain(_slices(body, _DEFLATE64_INPUT_SIZE), [last]):
@@ -217,11 +219,10 @@ _deflate64: Callable[[], _Deflate64Decoder] | None = None
 
 
 def _deflate64_decoders() -> Callable[[], _Deflate64Decoder]:
-    """The decoder of the package zipfile-deflate64, loaded when it is first needed.
+    """The decoder of the package zipfile-deflate64, loaded on first use.
 
-    Importing the package patches the standard library's `zipfile` for everyone in the process. So
-    its extension module is loaded alone, which patches nothing, and forgotten, so that whoever
-    imports the package still gets what they expect.
+    Importing the package patches `zipfile` for the whole process. So its extension module is loaded
+    alone, and removed from `sys.modules`, so that a later import of the package works as usual.
     """
     global _deflate64
     with _deflate64_lock:
@@ -240,12 +241,12 @@ def _load_deflate64() -> Callable[[], _Deflate64Decoder]:
         spec = importlib.machinery.PathFinder.find_spec(name, places) if places else None
         if spec is None or spec.loader is None:
             raise UnsupportedFeatureError(
-                "deflate64 is inflated by the package zipfile-deflate64, which is not installed: "
+                "expected the package zipfile-deflate64 for deflate64 data, found it missing: "
                 "pip install zipfile-deflate64"
             )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        sys.modules.pop(name, None)  # an extension module enters itself
+        sys.modules.pop(name, None)  # an extension module adds itself
     return cast("Callable[[], _Deflate64Decoder]", module.Deflate64)
 
 

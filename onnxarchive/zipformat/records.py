@@ -82,19 +82,21 @@ class _Record:
     SIZE: ClassVar[int]
 
     @classmethod
-    def _unpack_numbers(cls, buffer: bytes, offset: int) -> list[Any] | None:
+    def _unpack_numbers(cls, buffer: bytes | memoryview, offset: int) -> list[Any] | None:
         if offset < 0 or len(buffer) - offset < cls.SIZE:
             return None
         signature, *numbers = cls.STRUCT.unpack_from(buffer, offset)
         return numbers if signature == cls.SIGNATURE else None
 
     @classmethod
-    def _unpack_texts(cls, buffer: bytes, offset: int, sizes: list[int]) -> list[Any] | None:
+    def _unpack_texts(
+        cls, buffer: bytes | memoryview, offset: int, sizes: list[int]
+    ) -> list[Any] | None:
         """The fields of variable size, which follow the numbers."""
         texts = []
         end = offset + cls.SIZE
         for size in sizes:
-            texts.append(buffer[end : end + size])
+            texts.append(bytes(buffer[end : end + size]))
             end += size
         return texts if end <= len(buffer) else None
 
@@ -108,7 +110,9 @@ class _FixedSizeRecord(_Record):
     __slots__ = ()
 
     @classmethod
-    def unpack(cls: type[_FixedRecord], buffer: bytes, offset: int = 0) -> _FixedRecord | None:
+    def unpack(
+        cls: type[_FixedRecord], buffer: bytes | memoryview, offset: int = 0
+    ) -> _FixedRecord | None:
         """The record at `offset`, or None."""
         make: Callable[..., _FixedRecord] = cls
         numbers = cls._unpack_numbers(buffer, offset)
@@ -140,7 +144,7 @@ class LocalHeader(_Record):
     extra: bytes
 
     @classmethod
-    def unpack(cls, buffer: bytes, offset: int = 0) -> LocalHeader | None:
+    def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> LocalHeader | None:
         """The record at `offset` with its name and extra fields, or None."""
         numbers = cls._unpack_numbers(buffer, offset)
         if numbers is None:
@@ -188,7 +192,7 @@ class DirectoryRecord(_Record):
     comment: bytes
 
     @classmethod
-    def unpack(cls, buffer: bytes, offset: int = 0) -> DirectoryRecord | None:
+    def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> DirectoryRecord | None:
         """The record at `offset` with its name, extra fields and comment, or None."""
         numbers = cls._unpack_numbers(buffer, offset)
         if numbers is None:

@@ -52,7 +52,7 @@ class ZipWriter:
         alignment: int = layout.MIN_ALIGNMENT,
         kept: tuple[int, bytes] = (0, b""),
         offset: int = 0,
-        before: bytes | bytearray = b"",
+        before: bytes = b"",
     ) -> None:
         layout.require_alignment(alignment)
         self._file = file

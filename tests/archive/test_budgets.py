@@ -23,6 +23,7 @@ from steps import steps
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
+from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import plan_archive
 from onnxarchive.buffers.data import Data
 from onnxarchive.storage import filesystem
@@ -58,8 +59,8 @@ def set_aside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(nbytes)
         return errno.EOPNOTSUPP
 
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: allocate)
-    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: "ext4")
+    monkeypatch.setattr(filesystem, "fallocate", lambda: allocate)
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: "ext4")
     return asked
 
 
@@ -178,7 +179,7 @@ def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:
         raise AssertionError(f"{ref} is read")
 
     with pytest.raises(ArchiveFormatError, match=f"less than {2 * GIB}.*found {2 * GIB}.*MODEL-2"):
-        plan_archive(model, resolve=resolve)
+        plan_archive(model, resolve, WriteOptions())
 
 
 # How the time grows

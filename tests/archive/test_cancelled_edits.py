@@ -13,7 +13,6 @@ from edits import (
     changed,
     new_model,
     no_clone,
-    path_fixture,  # noqa: F401
     require,
     weights,
 )

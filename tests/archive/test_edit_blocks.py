@@ -24,17 +24,14 @@ from edits import (
     changed,
     documented,
     new_model,
-    no_clones_fixture,  # noqa: F401
-    path_fixture,  # noqa: F401
     referring,
     removed,
     require,
-    saved,
-    way_fixture,  # noqa: F401
     weights,
     with_array,
 )
 from models import copying_clone, model_of, raw_tensor, runnable_model
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

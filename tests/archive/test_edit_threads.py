@@ -14,19 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edits import (
-    MODEL,
-    changed,
-    documented,
-    no_clone,
-    path_fixture,  # noqa: F401
-    referring,
-    require,
-    saved,
-    way_fixture,  # noqa: F401
-    weights,
-)
+from edits import MODEL, changed, documented, no_clone, referring, require, weights
 from models import copying_clone, open_below
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

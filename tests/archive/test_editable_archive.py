@@ -14,17 +14,14 @@ from edits import (
     changed,
     documented,
     entry,
-    no_clones_fixture,  # noqa: F401
-    path_fixture,  # noqa: F401
     referring,
     removed,
     require,
     reversed_tensors,
-    saved,
-    way_fixture,  # noqa: F401
     weights,
 )
 from models import copying_clone, model_of, open_below, raw_tensor, run_model, runnable_model
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -21,17 +21,14 @@ from edits import (
     entry,
     new_model,
     no_clone,
-    no_clones_fixture,  # noqa: F401
-    path_fixture,  # noqa: F401
     referring,
     removed,
     require,
-    saved,
-    way_fixture,  # noqa: F401
     weights,
     with_array,
 )
 from models import copying_clone, flip_byte, model_of, open_below, raw_tensor, run_python
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -14,16 +14,14 @@ from edits import (
     changed,
     documented,
     other_bytes,
-    path_fixture,  # noqa: F401
     referring,
     removed,
     require,
-    saved,
-    way_fixture,  # noqa: F401
     weights,
 )
 from models import external, model_of, raw_tensor
 from onnx import TensorProto
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive.editing import replace_model

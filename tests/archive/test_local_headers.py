@@ -13,6 +13,7 @@ import pytest
 from models import break_local_header
 
 import onnxarchive
+from onnxarchive.archive.contents import read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.storage.files import MappedFile
@@ -167,9 +168,11 @@ def test_a_comparison_that_reports_goes_on(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         for name in ("w3", "w9"):
             break_local_header(path, archive.entries[name])
-        headers = LocalHeaders(archive._file, archive._found.directory)
-        rules = Rules()
-        for number in range(len(archive.entries)):
+        count = len(archive.entries)
+    rules = Rules()
+    with MappedFile(path) as file:
+        headers = LocalHeaders(file, read_contents(file, rules).directory)
+        for number in range(count):
             headers.compare(number, rules)
     assert rules.found == [("ZIP-7", "w3"), ("ZIP-7", "w9")]
 

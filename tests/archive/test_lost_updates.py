@@ -17,7 +17,6 @@ from edits import (
     changed,
     documented,
     no_clone,
-    path_fixture,  # noqa: F401
     referring,
     weights,
 )

@@ -56,7 +56,7 @@ def test_a_populated_archive_is_resident_as_a_whole_when_it_is_opened(
     path: Path, has_flag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_flag:
-        monkeypatch.setattr(files, "_POPULATED", None)
+        monkeypatch.setattr(files, "POPULATED", None)
     before = _resident_file_pages()
     with onnxarchive.open(path) as archive:
         archive.read("w")
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_mapped_does_not_stay_open(
     def fail(*_: object, **__: object) -> None:
         raise OSError("cannot be mapped")
 
-    monkeypatch.setattr(files.MappedFile, "_map", fail)
+    monkeypatch.setattr(mmap, "mmap", fail)
     with pytest.raises(OSError, match="cannot be mapped"):
         onnxarchive.open(path, prefetch="populate")
     assert open_below(path.parent) == []

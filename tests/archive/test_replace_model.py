@@ -17,17 +17,13 @@ from edits import (
     entries_of,
     entry,
     no_clone,
-    no_clones_fixture,  # noqa: F401
     other_bytes,
-    path_fixture,  # noqa: F401
     referring,
     removed,
     renamed,
     require,
     require_kept,
     reversed_tensors,
-    saved,
-    way_fixture,  # noqa: F401
     weights,
     written,
 )
@@ -48,6 +44,7 @@ from models import (
     tensor_protos,
 )
 from onnx import TensorProto
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

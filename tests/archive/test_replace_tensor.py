@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from edits import (
-    MODEL,
-    entries_of,
-    no_clone,
-    path_fixture,  # noqa: F401
-    referring,
-    require,
-    saved,
-    weights,
-    with_array,
-    written,
-)
+from edits import MODEL, entries_of, no_clone, referring, require, weights, with_array, written
 from models import (
     attribute,
     copying_clone,
@@ -32,6 +21,7 @@ from models import (
     raw_tensor,
 )
 from onnx import TensorProto
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -243,7 +243,7 @@ def test_an_edit_logs_the_old_end_before_it_writes_the_new_one_and_nothing_else(
     if change == "taken_back":
         new_size = (changed / "larger").stat().st_size
     log_offset = max(old_size, new_size)
-    logged_size = log_offset + old_size - weights_end + undo._TRAILER_SIZE
+    logged_size = log_offset + old_size - weights_end + undo.TRAILER_SIZE
     steps = [call.name for call in calls[change] if call.name in ("fsync", "pwrite64", "ftruncate")]
     log, end = ["ftruncate", "pwrite64", "fsync"], ["pwrite64", "fsync", "ftruncate", "fsync"]
     assert [name for name, _ in groupby(steps)] == [*log, *end]

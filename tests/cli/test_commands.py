@@ -364,7 +364,7 @@ def test_a_bar_is_shown_on_a_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     with open(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        monkeypatch.setattr(progress_module, "_DELAY", 0)
+        monkeypatch.setattr(progress_module, "DELAY", 0)
         assert run("convert", source, tmp_path / "new.onnxa") == 0
         os.set_blocking(ours, False)
         shown = os.read(ours, 65536).decode()

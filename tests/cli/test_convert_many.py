@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
@@ -97,7 +98,9 @@ def test_models_at_once_share_the_cores(
 
     monkeypatch.setattr(converting, "convert_many", convert_many)
     monkeypatch.setattr(converting, "require_jobs", lambda _: cores)
-    monkeypatch.setattr(converting, "_executor", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(
+        converting, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs)
+    )
     options = [] if jobs is None else ["--jobs", str(jobs)]
     assert run(tree, "--output-dir", tmp_path / "out", *options) == 0
     assert used == [expected]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import external, flip_byte, model_of, raw_tensor, run_python, runnable_model
 from written import saved
 

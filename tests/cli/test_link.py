@@ -6,7 +6,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import break_local_header, runnable_model
 
 import onnxarchive

@@ -26,6 +26,7 @@ from written import files_below, write_model
 
 import onnxarchive
 from onnxarchive import Conversion, LockedError, convert_many
+from onnxarchive.archive.options import WriteOptions
 from onnxarchive.conversion import batch
 from onnxarchive.conversion.batch import find_models
 from onnxarchive.storage.threads import require_jobs
@@ -271,8 +272,8 @@ def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
 ) -> None:
     used: list[int] = []
 
-    def convert(source: str, target: str, *, jobs: int, **options: Any) -> Conversion:
-        used.append(jobs)
+    def convert(source: str, target: str, options: WriteOptions, **_: Any) -> Conversion:
+        used.append(options.thread_count)
         return Conversion(source, target)
 
     monkeypatch.setattr(batch, "convert_silently", convert)

@@ -542,8 +542,8 @@ def test_a_full_disk_is_told_before_anything_is_written(
         assert os.fstat(descriptor).st_size == 0
         return errno.ENOSPC
 
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: allocate)
-    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: "ext4")
+    monkeypatch.setattr(filesystem, "fallocate", lambda: allocate)
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: "ext4")
     with pytest.raises(OSError, match="No space left on device") as raised:
         output(path)
     assert _left(path) == {}
@@ -744,7 +744,7 @@ def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
 def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_count: int
 ) -> None:
-    monkeypatch.setattr(planning, "_HELD_SIZE", 64)
+    monkeypatch.setattr(planning, "MAPPED_SIZE", 64)
     tensors = [raw_tensor(f"w{index}", dims=(40 + index,), seed=index) for index in range(150)]
     model = model_of()
     for index, tensor in enumerate(tensors):

@@ -13,7 +13,6 @@ import onnx
 import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings, strategies as st
-from links import archive_fixture, folder_fixture, link_fixture  # noqa: F401
 from models import (
     break_local_header,
     every_tensor,

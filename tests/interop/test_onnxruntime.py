@@ -56,15 +56,6 @@ def original(model: onnx.ModelProto) -> Any:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    directory = tmp_path / "ein Verzeichnis für Größen"
-    directory.mkdir()
-    path = directory / "ein Möbel 重み.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    return path
-
-
-@pytest.fixture
 def expected() -> bytes:
     return run(original(runnable_model()))
 
@@ -77,84 +68,89 @@ def run(session: Any, x: Any = X) -> bytes:
 # What a session is made of
 
 
-def test_a_session_is_one_of_onnxruntime_and_runs_the_model(path: Path, expected: bytes) -> None:
-    made = onnxarchive.session(path)
+def test_a_session_is_one_of_onnxruntime_and_runs_the_model(archive: Path, expected: bytes) -> None:
+    made = onnxarchive.session(archive)
     assert type(made) is ort.InferenceSession
     assert [it.name for it in made.get_inputs()] == ["x"]
     assert run(made) == expected
-    assert run(onnxarchive.session(os.fspath(path), None, CPU)) == expected
+    assert run(onnxarchive.session(os.fspath(archive), None, CPU)) == expected
 
 
-def test_weights_are_read_from_the_archive_itself(path: Path) -> None:
-    model, options = onnxarchive.session_options(path)
+def test_weights_are_read_from_the_archive_itself(archive: Path) -> None:
+    model, options = onnxarchive.session_options(archive)
     assert len(model) < 1000
     weight = onnx.ModelProto.FromString(model).graph.initializer[0]
     pairs = {pair.key: pair.value for pair in weight.external_data}
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries["layer_0_weight"]
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
     assert pairs == {
-        "location": path.name,
+        "location": archive.name,
         "offset": str(entry.data_offset),
         "length": str(entry.nbytes),
     }
-    assert options.get_session_config_entry(FOLDER) == os.path.realpath(path.parent)
+    assert options.get_session_config_entry(FOLDER) == os.path.realpath(archive.parent)
 
-    before = run(session(path))
-    flip_byte(path, entry.data_offset + 2)
-    assert run(session(path)) != before
+    before = run(session(archive))
+    flip_byte(archive, entry.data_offset + 2)
+    assert run(session(archive)) != before
 
 
 def test_a_relative_path_and_a_name_without_directory_do(
-    path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
+    archive: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(path.parent)
-    assert run(session(path.name)) == expected
-    monkeypatch.chdir(path.parent.parent)
-    assert run(session(Path(path.parent.name) / path.name)) == expected
+    monkeypatch.chdir(archive.parent)
+    assert run(session(archive.name)) == expected
+    monkeypatch.chdir(archive.parent.parent)
+    assert run(session(Path(archive.parent.name) / archive.name)) == expected
 
 
 @pytest.mark.parametrize("name", ["a'b.onnxa", "a#b?.onnxa", "a%20b", "-a", "model.onnx", "a\\b"])
-def test_a_name_may_have_any_character(path: Path, expected: bytes, name: str) -> None:
-    other = path.with_name(name)
-    os.rename(path, other)
+def test_a_name_may_have_any_character(archive: Path, expected: bytes, name: str) -> None:
+    other = archive.with_name(name)
+    os.rename(archive, other)
     assert run(session(other)) == expected
 
 
-def test_an_archive_in_a_cache_of_links_does(path: Path, tmp_path: Path, expected: bytes) -> None:
+def test_an_archive_in_a_cache_of_links_does(
+    archive: Path, tmp_path: Path, expected: bytes
+) -> None:
     # as Hugging Face's: the name leads out of its directory to a file named by its content
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
-    os.rename(path, blobs / "0123456789abcdef")
+    os.rename(archive, blobs / "0123456789abcdef")
     link = snapshot / "model.onnxa"
     link.symlink_to(Path("../../blobs/0123456789abcdef"))
     (tmp_path / "current").symlink_to(snapshot, target_is_directory=True)
     for name in (link, tmp_path / "current" / "model.onnxa"):
         assert run(session(name)) == expected
-        with onnxarchive.open(name) as archive:
-            assert run(session(archive)) == expected
+        with onnxarchive.open(name) as opened:
+            assert run(session(opened)) == expected
 
 
-def test_an_open_archive_does_and_stays_open(path: Path, expected: bytes) -> None:
-    with onnxarchive.open(path) as archive:
-        assert run(session(archive)) == expected
-        assert run(session(archive)) == expected
-        archive.verify()
-        made = session(archive)
+def test_an_open_archive_does_and_stays_open(archive: Path, expected: bytes) -> None:
+    with onnxarchive.open(archive) as opened:
+        assert run(session(opened)) == expected
+        assert run(session(opened)) == expected
+        opened.verify()
+        made = session(opened)
     assert run(made) == expected
 
 
-def test_the_model_of_an_open_archive_is_not_changed(path: Path) -> None:
-    for opened in (onnxarchive.open(path), Archive(MemoryFile(memoryview(path.read_bytes())))):
-        with opened as archive:
-            before = archive.model.SerializeToString()
-            session(archive)
-            onnxarchive.session_options(archive)
-            assert archive.model.SerializeToString() == before
+def test_the_model_of_an_open_archive_is_not_changed(archive: Path) -> None:
+    for opened in (
+        onnxarchive.open(archive),
+        Archive(MemoryFile(memoryview(archive.read_bytes()))),
+    ):
+        with opened as opened:
+            before = opened.model.SerializeToString()
+            session(opened)
+            onnxarchive.session_options(opened)
+            assert opened.model.SerializeToString() == before
 
 
 def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # so that its memory and that of onnxruntime are not needed at once
     make = ort.InferenceSession
@@ -172,62 +168,68 @@ def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
     init = Archive.__init__
     monkeypatch.setattr(Archive, "__init__", open_and_keep_in_mind)
     monkeypatch.setattr(ort, "InferenceSession", count_and_make)
-    for source in (path, path.read_bytes()):
+    for source in (archive, archive.read_bytes()):
         onnxarchive.session(source)
     assert left == [0, 0]
 
 
-def test_a_session_outlives_the_name_of_its_archive(path: Path, expected: bytes) -> None:
-    made = session(path)
-    moved = path.parent.parent / "elsewhere"
-    os.rename(path.parent, moved)
+def test_a_session_outlives_the_name_of_its_archive(archive: Path, expected: bytes) -> None:
+    made = session(archive)
+    moved = archive.parent.parent / "elsewhere"
+    os.rename(archive.parent, moved)
     assert run(made) == expected
-    assert run(session(moved / path.name)) == expected
-    os.unlink(moved / path.name)
+    assert run(session(moved / archive.name)) == expected
+    os.unlink(moved / archive.name)
     assert run(made) == expected
 
 
-def test_an_archive_does_that_was_renamed_since_it_was_opened(path: Path, expected: bytes) -> None:
+def test_an_archive_does_that_was_renamed_since_it_was_opened(
+    archive: Path, expected: bytes
+) -> None:
     if not os.path.exists("/proc/self/fd"):
         pytest.skip("/proc/self/fd tells where the file is")
-    with onnxarchive.open(path) as archive:
-        os.rename(path.parent, path.parent.parent / "elsewhere")
-        os.rename(path.parent.parent / "elsewhere" / path.name, path.parent.parent / "other")
-        assert run(session(archive)) == expected
+    with onnxarchive.open(archive) as opened:
+        os.rename(archive.parent, archive.parent.parent / "elsewhere")
+        os.rename(
+            archive.parent.parent / "elsewhere" / archive.name, archive.parent.parent / "other"
+        )
+        assert run(session(opened)) == expected
 
 
-def test_an_open_archive_is_not_taken_for_what_has_its_name_now(path: Path) -> None:
-    other = path.with_name("other")
+def test_an_open_archive_is_not_taken_for_what_has_its_name_now(archive: Path) -> None:
+    other = archive.with_name("other")
     onnxarchive.save(runnable_model(), other)
-    with onnxarchive.open(path) as archive:
-        os.replace(other, path)
+    with onnxarchive.open(archive) as opened:
+        os.replace(other, archive)
         with pytest.raises(onnxarchive.ArchiveError, match="found another in its place or none"):
-            session(archive)
+            session(opened)
         with pytest.raises(onnxarchive.ArchiveError, match="open it anew"):
-            onnxarchive.session_options(archive)
+            onnxarchive.session_options(opened)
 
 
 def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = path.with_name("other")
+    other = archive.with_name("other")
     onnxarchive.save(runnable_model(), other)
     make = ort.InferenceSession
 
     def replace_and_make(*arguments: Any, **kwargs: Any) -> Any:
-        os.replace(other, path)
+        os.replace(other, archive)
         return make(*arguments, **kwargs)
 
     monkeypatch.setattr(ort, "InferenceSession", replace_and_make)
     with pytest.raises(onnxarchive.ArchiveError, match="while the session was made") as caught:
-        onnxarchive.session(path)
-    assert str(caught.value).startswith(f"{path}: ")
+        onnxarchive.session(archive)
+    assert str(caught.value).startswith(f"{archive}: ")
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_an_archive_in_memory_does(path: Path, expected: bytes, kind: Callable[..., Any]) -> None:
-    data = kind(path.read_bytes())
-    path.unlink()
+def test_an_archive_in_memory_does(
+    archive: Path, expected: bytes, kind: Callable[..., Any]
+) -> None:
+    data = kind(archive.read_bytes())
+    archive.unlink()
     made = session(data)
     assert run(made) == expected
     del data
@@ -235,14 +237,14 @@ def test_an_archive_in_memory_does(path: Path, expected: bytes, kind: Callable[.
     assert run(made) == expected
 
 
-def test_two_threads_make_sessions_at_once(path: Path, expected: bytes) -> None:
-    other = path.with_name("other.onnxa")
+def test_two_threads_make_sessions_at_once(archive: Path, expected: bytes) -> None:
+    other = archive.with_name("other.onnxa")
     model = runnable_model()
     model.graph.initializer[1].CopyFrom(
         numpy_helper.from_array(np.ones(16, np.float32), "layer.0/bias")
     )
     onnxarchive.save(model, other)
-    wanted = {path: expected, other: run(original(model))}
+    wanted = {archive: expected, other: run(original(model))}
     options = quiet()
     found: list[tuple[Path, bytes]] = []
     start = threading.Barrier(4)
@@ -252,7 +254,7 @@ def test_two_threads_make_sessions_at_once(path: Path, expected: bytes) -> None:
         for _ in range(10):
             found.append((source, run(session(source, options))))
 
-    threads = [threading.Thread(target=make, args=[it]) for it in (path, other) * 2]
+    threads = [threading.Thread(target=make, args=[it]) for it in (archive, other) * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -383,36 +385,36 @@ def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> Non
 
 
 def test_a_model_that_would_take_2_gib_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with onnxarchive.open(path) as archive:
-        nbytes = sum(entry.nbytes for entry in archive.entries.values())
+    with onnxarchive.open(archive) as opened:
+        nbytes = sum(entry.nbytes for entry in opened.entries.values())
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
         with pytest.raises(onnxarchive.UnsupportedFeatureError, match="do not read") as caught:
-            linked_model(archive, "x", lambda ref, size: False)
+            linked_model(opened, "x", lambda ref, size: False)
         assert f"found {nbytes}" in str(caught.value)
         monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
-        assert linked_model(archive, "x", lambda ref, size: False) == runnable_model()
+        assert linked_model(opened, "x", lambda ref, size: False) == runnable_model()
 
 
 def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = onnxarchive.session_options(path)
+    model, _ = onnxarchive.session_options(archive)
     monkeypatch.setattr(proto, "SIZE_LIMIT", len(model))
     with pytest.raises(onnxarchive.ArchiveFormatError, match=f"less than {len(model)} bytes"):
-        onnxarchive.session(path)
+        onnxarchive.session(archive)
     monkeypatch.setattr(proto, "SIZE_LIMIT", len(model) + 1)
-    assert onnxarchive.session_options(path)[0] == model
+    assert onnxarchive.session_options(archive)[0] == model
 
 
 # Options of the caller
 
 
-def test_the_callers_options_are_not_changed(path: Path, expected: bytes) -> None:
+def test_the_callers_options_are_not_changed(archive: Path, expected: bytes) -> None:
     options = quiet()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    for source in (path, path.read_bytes()):
+    for source in (archive, archive.read_bytes()):
         assert run(session(source, options)) == expected
         onnxarchive.session_options(source, options)
     with pytest.raises(RuntimeError, match="does not have configuration"):
@@ -420,13 +422,13 @@ def test_the_callers_options_are_not_changed(path: Path, expected: bytes) -> Non
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     if hasattr(options, ADD):  # a file that is there already cannot be added again
         model = onnx.ModelProto.FromString(
-            onnxarchive.session_options(path.read_bytes(), options)[0]
+            onnxarchive.session_options(archive.read_bytes(), options)[0]
         )
         location = model.graph.initializer[0].external_data[0].value
         getattr(options, ADD)([location], [b"1"], [1])
 
 
-def test_the_callers_options_hold_for_the_session(path: Path) -> None:
+def test_the_callers_options_hold_for_the_session(archive: Path) -> None:
     options = quiet()
     options.logid = "whose"
     options.inter_op_num_threads = 3
@@ -435,8 +437,8 @@ def test_the_callers_options_hold_for_the_session(path: Path) -> None:
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.add_session_config_entry("a.key.of.tomorrow", "kept")
-    _, given = onnxarchive.session_options(path, options)
-    for copied in (given, session(path, options).get_session_options()):
+    _, given = onnxarchive.session_options(archive, options)
+    for copied in (given, session(archive, options).get_session_options()):
         assert copied is not options
         for name, _ in inspect.getmembers(options, lambda it: not callable(it)):
             if not name.startswith("_"):
@@ -469,7 +471,7 @@ def _with_another_domain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("why", ["profiling", "optimized", "domain", "providers"])
 def test_options_that_cannot_be_copied_are_lent(
-    path: Path, tmp_path: Path, expected: bytes, why: str, capfd: pytest.CaptureFixture[str]
+    archive: Path, tmp_path: Path, expected: bytes, why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = quiet()
     if why == "profiling":
@@ -478,7 +480,7 @@ def test_options_that_cannot_be_copied_are_lent(
     elif why == "optimized":
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     elif why == "domain":
-        onnxarchive.save(_with_another_domain(runnable_model()), path)
+        onnxarchive.save(_with_another_domain(runnable_model()), archive)
     elif not hasattr(options, "has_providers"):
         pytest.skip("this onnxruntime has no providers in options")
     else:
@@ -486,14 +488,14 @@ def test_options_that_cannot_be_copied_are_lent(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that other providers are passed over
         with pytest.raises(onnxarchive.UnsupportedFeatureError, match=r"call options\(path\) with"):
-            onnxarchive.session_options(path, options)
+            onnxarchive.session_options(archive, options)
     kwargs: dict[str, Any] = {} if why == "providers" else {"providers": CPU}
-    made = onnxarchive.session(path, options, **kwargs)
+    made = onnxarchive.session(archive, options, **kwargs)
     assert isinstance(made, ort.InferenceSession)
     assert run(made) == expected
     assert options.get_session_config_entry(FOLDER) == ""
-    os.rename(path.parent, path.parent.parent / "x")
-    os.rename(path.parent.parent / "x", path.parent)
+    os.rename(archive.parent, archive.parent.parent / "x")
+    os.rename(archive.parent.parent / "x", archive.parent)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there were other providers
         made.set_providers(CPU)  # which makes the session anew
@@ -503,58 +505,58 @@ def test_options_that_cannot_be_copied_are_lent(
     assert (tmp_path / "optimized.onnx").exists() == (why == "optimized")
 
     # The empty entry is none: external data is found beside the model again.
-    onnxarchive.export(path, tmp_path / "beside.onnx", external_data="beside.data")
+    onnxarchive.export(archive, tmp_path / "beside.onnx", external_data="beside.data")
     options.enable_profiling = False
     options.optimized_model_filepath = ""
     beside = ort.InferenceSession(os.fspath(tmp_path / "beside.onnx"), options, **kwargs)
     assert run(beside) == expected
-    assert run(onnxarchive.session(path.read_bytes(), options, **kwargs)) == expected
+    assert run(onnxarchive.session(archive.read_bytes(), options, **kwargs)) == expected
     capfd.readouterr()  # onnxruntime says that it overwrites the entry
 
 
 def test_lent_options_get_their_own_entry_back(
-    path: Path, expected: bytes, capfd: pytest.CaptureFixture[str]
+    archive: Path, expected: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    onnxarchive.save(_with_another_domain(runnable_model()), path)
+    onnxarchive.save(_with_another_domain(runnable_model()), archive)
     options = quiet()
     options.add_session_config_entry(FOLDER, "/somewhere")
-    assert run(session(path, options)) == expected
+    assert run(session(archive, options)) == expected
     assert options.get_session_config_entry(FOLDER) == "/somewhere"
-    path.write_bytes(path.read_bytes()[:-1])
+    archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(onnxarchive.ArchiveFormatError):
-        session(path, options)
+        session(archive, options)
     assert options.get_session_config_entry(FOLDER) == "/somewhere"
     capfd.readouterr()
 
 
 def test_options_that_onnxruntime_refuses_are_refused_by_it(
-    path: Path, capfd: pytest.CaptureFixture[str]
+    archive: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = quiet()
     options.add_session_config_entry("session.load_model_format", "ORT")
     with pytest.raises(Exception, match=r"(?i)flatbuffer|ort format|verif"):
-        session(path, options)
+        session(archive, options)
     assert options.get_session_config_entry(FOLDER) == ""
     capfd.readouterr()
 
 
-def test_what_comes_after_the_options_goes_to_onnxruntime(path: Path, expected: bytes) -> None:
+def test_what_comes_after_the_options_goes_to_onnxruntime(archive: Path, expected: bytes) -> None:
     made = onnxarchive.session(
-        path, quiet(), ["CPUExecutionProvider"], provider_options=[{}], disabled_optimizers=["x"]
+        archive, quiet(), ["CPUExecutionProvider"], provider_options=[{}], disabled_optimizers=["x"]
     )
     assert made.get_providers() == CPU
     assert run(made) == expected
 
 
-def test_providers_can_be_set_later(path: Path, expected: bytes) -> None:
-    for source in (path, path.read_bytes()):
+def test_providers_can_be_set_later(archive: Path, expected: bytes) -> None:
+    for source in (archive, archive.read_bytes()):
         made = session(source)
         made.set_providers(CPU)
         assert run(made) == expected
 
 
-def test_the_pieces_make_a_session(path: Path, expected: bytes) -> None:
-    for source in (path, path.read_bytes()):
+def test_the_pieces_make_a_session(archive: Path, expected: bytes) -> None:
+    for source in (archive, archive.read_bytes()):
         model, options = onnxarchive.session_options(source)
         options.log_severity_level = 4
         assert type(model) is bytes
@@ -569,8 +571,8 @@ class _Data(bytearray):
     """Bytes of which one can tell when they go."""
 
 
-def test_options_keep_an_archive_in_memory_as_long_as_they_live(path: Path) -> None:
-    data = _Data(path.read_bytes())
+def test_options_keep_an_archive_in_memory_as_long_as_they_live(archive: Path) -> None:
+    data = _Data(archive.read_bytes())
     is_there = weakref.ref(data)
     pieces = onnxarchive.session_options(data)
     del data
@@ -585,31 +587,31 @@ def test_options_keep_an_archive_in_memory_as_long_as_they_live(path: Path) -> N
 
 
 def test_a_broken_archive_is_refused_before_onnxruntime_sees_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("made")
 
     monkeypatch.setattr(ort, "InferenceSession", never)
-    with onnxarchive.open(path) as archive:
-        entry = archive.entries["layer_0_weight"]
-    break_local_header(path, entry)
+    with onnxarchive.open(archive) as opened:
+        entry = opened.entries["layer_0_weight"]
+    break_local_header(archive, entry)
     for call in (onnxarchive.session, onnxarchive.session_options):
         with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight") as caught:
-            call(path)
-        assert str(caught.value).startswith(f"{path}: ")
+            call(archive)
+        assert str(caught.value).startswith(f"{archive}: ")
         with pytest.raises(onnxarchive.ArchiveFormatError, match="layer_0_weight"):
-            call(path.read_bytes())
+            call(archive.read_bytes())
         with pytest.raises(onnxarchive.ArchiveFormatError, match="ZIP-2"):
-            call(path.read_bytes() + b"x")
+            call(archive.read_bytes() + b"x")
         with pytest.raises(onnxarchive.ArchiveFormatError):
             call(b"")
         with pytest.raises(FileNotFoundError):
-            call(path.with_name("missing"))
-        with onnxarchive.open(path) as archive:
+            call(archive.with_name("missing"))
+        with onnxarchive.open(archive) as opened:
             pass
         with pytest.raises(ValueError, match="closed"):
-            call(archive)
+            call(opened)
 
 
 def test_a_small_tensor_that_has_changed_is_refused(tmp_path: Path) -> None:
@@ -620,37 +622,37 @@ def test_a_small_tensor_that_has_changed_is_refused(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{tmp_path / 'm.onnxa'}: ")
 
 
-def test_a_name_that_is_not_utf_8_is_refused(path: Path) -> None:
-    other = os.fsencode(path.parent) + b"/\xff.onnxa"
+def test_a_name_that_is_not_utf_8_is_refused(archive: Path) -> None:
+    other = os.fsencode(archive.parent) + b"/\xff.onnxa"
     try:
-        os.rename(path, other)
+        os.rename(archive, other)
     except OSError:
         pytest.skip("the file system takes no such name")
     with pytest.raises(ValueError, match="path in UTF-8"):
         session(os.fsdecode(other))
 
 
-def test_an_old_onnxruntime_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_onnxruntime_is_refused(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "__version__", "1.20.1")
     with pytest.raises(
         onnxarchive.UnsupportedFeatureError, match=r"1\.21 or newer.*found 1\.20\.1"
     ):
-        onnxarchive.session(path)
+        onnxarchive.session(archive)
     monkeypatch.setattr(ort, "__version__", "2.0.0+cuda")
-    onnxarchive.session_options(path)
+    onnxarchive.session_options(archive)
 
 
 def test_an_onnxruntime_that_reads_no_files_from_memory_gets_all_in_the_model(
-    path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
+    archive: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(ort.SessionOptions, ADD, raising=False)
-    model, options = onnxarchive.session_options(path.read_bytes())
+    model, options = onnxarchive.session_options(archive.read_bytes())
     assert onnx.ModelProto.FromString(model) == runnable_model()
     assert run(ort.InferenceSession(model, options, CPU)) == expected
-    assert run(session(path.read_bytes())) == expected
+    assert run(session(archive.read_bytes())) == expected
 
 
-def test_importing_and_linking_imports_no_onnxruntime(path: Path) -> None:
+def test_importing_and_linking_imports_no_onnxruntime(archive: Path) -> None:
     code = """
 import sys, onnxarchive
 from onnxarchive import session, session_options, link, check_link
@@ -659,10 +661,10 @@ onnxarchive.link(sys.argv[1], sys.argv[1] + ".onnx")
 assert onnxarchive.check_link(sys.argv[1] + ".onnx") == []
 print("onnxruntime" in sys.modules)
 """
-    assert run_python(code, path).split() == ["False", "False"]
+    assert run_python(code, archive).split() == ["False", "False"]
 
 
-def test_a_session_keeps_only_maps_and_lets_go_of_them(path: Path) -> None:
+def test_a_session_keeps_only_maps_and_lets_go_of_them(archive: Path) -> None:
     code = """
 import gc, os, sys, onnxarchive, onnxruntime
 from models import open_below
@@ -675,7 +677,7 @@ del made
 gc.collect()
 print(len(open_below(folder)))
 """
-    assert run_python(code, path).split() == ["1", "0"]
+    assert run_python(code, archive).split() == ["1", "0"]
 
 
 def test_a_model_without_external_tensors_does(tmp_path: Path) -> None:

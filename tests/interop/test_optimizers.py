@@ -605,15 +605,23 @@ REFUSED: list[tuple[Callable[[onnx.ModelProto], Any], type[Exception], str]] = [
     (_reshaped, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[65, 64\]"),
     (_flattened, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[64\]"),
     (_renamed_unmarked, ArchiveFormatError, "'a': expected .* new input 'other'.*'external'"),
-    (_undefined, ArchiveFormatError, "'a': expected .* removed it and still uses it"),
-    (_both, ArchiveFormatError, "'a': expected .* either the input 'a' .* or an init.* found both"),
-    (_both_renamed, ArchiveFormatError, "'a': expected .* either the input 'new' .* or an init"),
+    (_undefined, ArchiveFormatError, "'a': expected .* removed the input and still uses it"),
+    (
+        _both,
+        ArchiveFormatError,
+        "'a': expected .* either the input 'a', .* or an init.* found both",
+    ),
+    (_both_renamed, ArchiveFormatError, "'a': expected .* either the input 'new', .* or an init"),
     (_input_and_sparse, ArchiveFormatError, "'a': expected .* found both"),
-    (_two_inputs, ArchiveFormatError, "'a': expected .* or two such inputs; let it remove"),
+    (_two_inputs, ArchiveFormatError, "'a': expected .* or two such inputs; remove"),
     (_two_weights_of_one_name, ArchiveFormatError, "'b': expected .* or two such inputs"),
     (_two_initializers, ArchiveFormatError, "'new': expected .* one initializer .* found several"),
-    (lambda model: None, TypeError, "expected <lambda> to give an onnx.ModelProto, found .*None"),
-    (lambda model: (model, False), ArchiveFormatError, "expected <lambda> to give a model that do"),
+    (lambda model: None, TypeError, "expected <lambda> to return an onnx.ModelProto, found .*None"),
+    (
+        lambda model: (model, False),
+        ArchiveFormatError,
+        "<lambda> returned False, which says that its model is invalid",
+    ),
 ]
 
 
@@ -641,7 +649,7 @@ def test_a_second_initializer_of_a_name_is_refused_also_where_weights_are_seen(
         return model
 
     before = clumsy.read_bytes()
-    with pytest.raises(ArchiveFormatError, match=r"'else\.w': expected .* found several; let it"):
+    with pytest.raises(ArchiveFormatError, match=r"'else\.w': expected .* found several; remove"):
         transform(clumsy, clumsy, add_to_branch, weights=weights)
     assert clumsy.read_bytes() == before
 

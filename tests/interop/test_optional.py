@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from models import run_python, runnable_model
+from models import run_python
 
-import onnxarchive
 from onnxarchive.interop.optional import needing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,16 +50,9 @@ INSTALL = {
 }
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "m.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    return path
-
-
 @pytest.mark.parametrize(("library", "module", "call"), CALLS, ids=[it[2] for it in CALLS])
 def test_what_needs_a_library_says_how_to_install_it(
-    library: str, module: str, call: str, path: Path
+    library: str, module: str, call: str, archive: Path
 ) -> None:
     code = f"""{REFUSE}
 import onnxarchive, {module}
@@ -70,7 +62,7 @@ except ImportError as error:
     print(type(error).__name__, error.name, type(error.__cause__).__name__)
     print(error)
 """
-    kind, message = run_python(code, library, path).splitlines()
+    kind, message = run_python(code, library, archive).splitlines()
     assert kind == f"ImportError {library} ModuleNotFoundError"
     assert re.fullmatch(
         r"expected [\w ]+ to [\w ]+, found none that can be imported "
@@ -80,7 +72,7 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize("library", INSTALL)
-def test_everything_else_works_without_it(library: str, path: Path) -> None:
+def test_everything_else_works_without_it(library: str, archive: Path) -> None:
     code = f"""{REFUSE}
 import onnxarchive, onnxarchive.ir, onnxarchive.interop.torch, onnxarchive.interop.netron
 import onnxarchive.interop.running, onnxarchive.cli
@@ -93,26 +85,26 @@ assert onnxarchive.check_link(path + ".link.onnx", path) == []
 assert onnxarchive.check(path, full=True) == []
 print(onnxarchive.cli.main(["ls", path, "--json"]))
 """
-    assert run_python(code, library, path).splitlines()[-1] == "0"
+    assert run_python(code, library, archive).splitlines()[-1] == "0"
 
 
 @pytest.mark.parametrize(("command", "library"), [("run", "onnxruntime"), ("view", "netron")])
 def test_a_command_says_it_in_one_line_and_ends_with_status_2(
-    command: str, library: str, path: Path
+    command: str, library: str, archive: Path
 ) -> None:
     code = f"""{REFUSE}
 from onnxarchive.cli import main
 sys.stderr = sys.stdout
 print(main([{command!r}, path]))
 """
-    told, status = run_python(code, library, path).splitlines()
+    told, status = run_python(code, library, archive).splitlines()
     assert told.startswith("onnxarchive: expected ")
     assert told.endswith(f": pip install {INSTALL[library]}")
     assert status == "2"
 
 
 def test_a_library_that_is_broken_is_told_in_one_line_with_its_reason(
-    path: Path, tmp_path: Path
+    archive: Path, tmp_path: Path
 ) -> None:
     broken = "raise ImportError('lib.so:\\n\\n  cannot open shared object file')"
     (tmp_path / "onnxruntime.py").write_text(broken)
@@ -123,7 +115,7 @@ from onnxarchive.cli import main
 sys.stderr = sys.stdout
 print(main(["run", sys.argv[1]]))
 """
-    told, status = run_python(code, path, tmp_path).splitlines()
+    told, status = run_python(code, archive, tmp_path).splitlines()
     assert "found none that can be imported (lib.so: cannot open shared object file): pip" in told
     assert status == "2"
 

@@ -50,13 +50,6 @@ def constant(array: Any, name: str = "y") -> onnx.ModelProto:
     return model_of(nodes, [], [value(name, tensor.data_type, None)], [tensor])
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "ein Möbel.onnxa"
-    onnxarchive.save(runnable_model(), path)
-    return path
-
-
 def arrays(outcome: Outcome) -> dict[str, Any]:
     return {it.name: it.array for it in outcome.outputs}
 
@@ -64,13 +57,15 @@ def arrays(outcome: Outcome) -> dict[str, Any]:
 # What is run
 
 
-def test_an_archive_and_its_model_give_what_onnxruntime_gives(path: Path, tmp_path: Path) -> None:
+def test_an_archive_and_its_model_give_what_onnxruntime_gives(
+    archive: Path, tmp_path: Path
+) -> None:
     x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
     original = ort.InferenceSession(runnable_model().SerializeToString(), providers=[CPU])
     (expected,) = original.run(None, {"x": x})
     plain = write_model(tmp_path / "m.onnx", runnable_model())
-    onnxarchive.link(path, tmp_path / "link.onnx")
-    for source in (path, os.fspath(path), plain, tmp_path / "link.onnx"):
+    onnxarchive.link(archive, tmp_path / "link.onnx")
+    for source in (archive, os.fspath(archive), plain, tmp_path / "link.onnx"):
         outcome = run(source, {"x": x})
         (y,) = outcome.outputs
         assert (y.name, y.data_type) == ("y", "FLOAT")
@@ -80,14 +75,14 @@ def test_an_archive_and_its_model_give_what_onnxruntime_gives(path: Path, tmp_pa
         assert outcome.providers[-1] == CPU
 
 
-def test_what_a_file_is_its_content_tells(path: Path, tmp_path: Path) -> None:
-    os.rename(path, tmp_path / "archive.onnx")
+def test_what_a_file_is_its_content_tells(archive: Path, tmp_path: Path) -> None:
+    os.rename(archive, tmp_path / "archive.onnx")
     assert run(tmp_path / "archive.onnx").outputs
     assert run(write_model(tmp_path / "model.onnxa", runnable_model())).outputs
 
 
-def test_random_inputs_follow_from_seed_and_name_alone(path: Path) -> None:
-    one, two, three = run(path), run(path, seed=0), run(path, seed=1)
+def test_random_inputs_follow_from_seed_and_name_alone(archive: Path) -> None:
+    one, two, three = run(archive), run(archive, seed=0), run(archive, seed=1)
     assert one.random == {"x"}
     assert one.inputs[0].array.tobytes() == two.inputs[0].array.tobytes()
     assert one.inputs[0].array.tobytes() != three.inputs[0].array.tobytes()
@@ -349,9 +344,9 @@ def test_what_onnxruntime_cannot_be_given_together_is_told(tmp_path: Path) -> No
 # Cost
 
 
-def test_times_are_told_for_each_run(path: Path) -> None:
+def test_times_are_told_for_each_run(archive: Path) -> None:
     calls: list[tuple[int, int]] = []
-    outcome = run(path, repeat=3, progress=lambda *it: calls.append(it))
+    outcome = run(archive, repeat=3, progress=lambda *it: calls.append(it))
     assert calls == [(1, 3), (2, 3), (3, 3)]
     assert len(outcome.run_seconds) == 3
     assert outcome.median_seconds == sorted(outcome.run_seconds)[1]
@@ -396,10 +391,10 @@ print(watch.memory().anonymous >> 20)
 
 
 def test_memory_that_the_system_does_not_tell_is_none(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_STATUS", "/no/such/file")
-    memory = run(path).memory
+    memory = run(archive).memory
     assert (memory.anonymous, memory.mapped) == (None, None)
     assert memory.resident is None or memory.resident > 1 << 20
 
@@ -407,22 +402,22 @@ def test_memory_that_the_system_does_not_tell_is_none(
 # What goes wrong
 
 
-def test_providers_may_be_named_briefly(path: Path) -> None:
+def test_providers_may_be_named_briefly(archive: Path) -> None:
     for name in ("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider"):
-        assert run(path, providers=[name]).providers == (CPU,)
+        assert run(archive, providers=[name]).providers == (CPU,)
     with pytest.raises(ValueError, match=r"which has .*CPUExecutionProvider, found 'tpu'"):
-        run(path, providers=["tpu"])
+        run(archive, providers=["tpu"])
 
 
 def test_a_provider_that_a_session_comes_without_is_told(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = ["CUDAExecutionProvider", CPU]
     monkeypatch.setattr(ort, "get_available_providers", lambda: known)
     make = run_module.Model._make
     monkeypatch.setattr(run_module.Model, "_make", lambda self, names: make(self, [CPU]))
     with pytest.raises(RunError, match=r"expected a session with CUDAExecutionProvider, found"):
-        run(path, providers=["cuda", "cpu"])
+        run(archive, providers=["cuda", "cpu"])
 
 
 def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path) -> None:
@@ -454,13 +449,13 @@ def test_errors_of_several_lines_and_of_none_become_one() -> None:
     assert run_module._line(MemoryError()) == "MemoryError"
 
 
-def test_files_that_are_no_models_are_told(path: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_models_are_told(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("This is not a model, but a text.\n")
     with pytest.raises(onnxarchive.ArchiveFormatError, match="text: expected an archive or a ser"):
         run(tmp_path / "text")
-    path.write_bytes(path.read_bytes()[:-1])
+    archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(onnxarchive.ArchiveFormatError) as caught:
-        run(path)
+        run(archive)
     assert caught.value.rule == "ZIP-2"
     with pytest.raises(onnxarchive.ArchiveFormatError, match="a directory"):
         run(tmp_path)
@@ -468,14 +463,14 @@ def test_files_that_are_no_models_are_told(path: Path, tmp_path: Path) -> None:
         run(tmp_path / "missing")
 
 
-def test_no_run_and_no_seed_below_the_least(path: Path) -> None:
+def test_no_run_and_no_seed_below_the_least(archive: Path) -> None:
     with pytest.raises(ValueError, match="found repeat 0"):
-        run(path, repeat=0)
+        run(archive, repeat=0)
     with pytest.raises(ValueError, match="expected a seed of 0 or more, found -1"):
-        run(path, seed=-1)
+        run(archive, seed=-1)
 
 
-def test_without_onnxruntime_it_says_what_to_install(path: Path, tmp_path: Path) -> None:
+def test_without_onnxruntime_it_says_what_to_install(archive: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "m.onnx", runnable_model())
     code = """
 import sys
@@ -487,7 +482,7 @@ for path in sys.argv[1:]:
     except ImportError as error:
         print("pip install 'onnxarchive[ort]'" in str(error))
 """
-    assert run_python(code, path, tmp_path / "m.onnx") == "True\nTrue\n"
+    assert run_python(code, archive, tmp_path / "m.onnx") == "True\nTrue\n"
 
 
 # Summaries
@@ -534,19 +529,19 @@ def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> Differe
     return found
 
 
-def test_an_archive_and_its_source_are_the_same(path: Path, tmp_path: Path) -> None:
-    outcome = run(path, seed=5)
+def test_an_archive_and_its_source_are_the_same(archive: Path, tmp_path: Path) -> None:
+    outcome = run(archive, seed=5)
     comparison = compare(outcome, write_model(tmp_path / "m.onnx", runnable_model()))
     assert comparison.is_same
     assert comparison.other is not None
     assert comparison.differences == (Difference("y", None, 0, 32, 0.0, 0.0),)
 
 
-def test_another_weight_is_seen(path: Path, tmp_path: Path) -> None:
-    outcome = run(path)
-    with onnxarchive.open(path) as archive:
-        flip_byte(path, archive.entries["layer_0_weight"].data_offset + 2)
-    comparison = compare(outcome, path)
+def test_another_weight_is_seen(archive: Path, tmp_path: Path) -> None:
+    outcome = run(archive)
+    with onnxarchive.open(archive) as opened:
+        flip_byte(archive, opened.entries["layer_0_weight"].data_offset + 2)
+    comparison = compare(outcome, archive)
     assert not comparison.is_same
     (found,) = comparison.differences
     assert 0 < found.differing <= 2
@@ -700,11 +695,11 @@ def test_other_inputs_are_told_and_nothing_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, NAN])
-def test_wrong_tolerances_are_told(path: Path, tolerance: float) -> None:
+def test_wrong_tolerances_are_told(archive: Path, tolerance: float) -> None:
     with pytest.raises(ValueError, match="expected a tolerance of 0 or more"):
-        compare(run(path), path, absolute=tolerance)
+        compare(run(archive), archive, absolute=tolerance)
 
 
-def test_another_model_is_run_once_or_more(path: Path) -> None:
+def test_another_model_is_run_once_or_more(archive: Path) -> None:
     with pytest.raises(ValueError, match="expected to run the model once or more, found repeat 0"):
-        compare(run(path), path, repeat=0)
+        compare(run(archive), archive, repeat=0)

@@ -203,9 +203,9 @@ def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
         nbytes = archive.entries["layer_0_weight"].nbytes
     faults: list[ArchiveError] = []
     with netron.serve(path, on_fault=faults.append) as server:
-        monkeypatch.setattr(netron, "_TOO_LARGE", nbytes + 1)
+        monkeypatch.setattr(netron, "TOO_LARGE", nbytes + 1)
         assert status_of(server.url + "data/layer_0_weight") == 200
-        monkeypatch.setattr(netron, "_TOO_LARGE", nbytes)
+        monkeypatch.setattr(netron, "TOO_LARGE", nbytes)
         assert status_of(server.url + "data/layer_0_weight") == 500
     (fault,) = faults
     assert isinstance(fault, onnxarchive.UnsupportedFeatureError)

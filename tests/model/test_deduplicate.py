@@ -27,6 +27,7 @@ from steps import steps
 from zlib_ng import zlib_ng
 
 import onnxarchive
+from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import plan_archive
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored
@@ -641,7 +642,8 @@ def test_a_deduplicated_model_becomes_an_archive(tmp_path: FilePath) -> None:
     source = _External(model)
     done = deduplicate(source.model, lambda ref: Stored(memoryview(source.data[ref.path])))
     path = tmp_path / "model.onnxa"
-    write_archive(plan_archive(done.model, resolve=done.resolve, size_threshold=0), path)
+    options = WriteOptions(size_threshold=0)
+    write_archive(plan_archive(done.model, done.resolve, options), path, options)
     assert onnxarchive.load(path) == _deduplicated(model).model
 
 

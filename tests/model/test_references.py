@@ -118,7 +118,7 @@ def test_tensors_that_are_looked_at_in_parts_are_those_of_the_whole(
     model = model_of(*_held(), own[0], *_held()[:2], *own[1:4], *_held()[:4], own[4])
     sizes = sizes_of(model)
     assert (len(model.graph.initializer) - 4) % 3 == 0
-    monkeypatch.setattr(references, "_ROWS", rows)
+    monkeypatch.setattr(references, "ROWS", rows)
     for keys in (sorted(sizes), ["w2", "w0", "w4", "w1", "w3"]):
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
 

@@ -34,7 +34,7 @@ from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import schema, wire, wire_data
 from onnxarchive.model.tensors import set_location
 from onnxarchive.model.wire import SPAN_LOCATION, Hollow, fill, hollow
-from onnxarchive.model.wire_data import _PIECE_BYTES, Span, decode
+from onnxarchive.model.wire_data import PIECE_BYTES, Span, decode
 
 MAX_INT32 = 2**31 - 1
 REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -450,7 +450,7 @@ def test_every_way_from_a_model_to_a_tensor_is_known() -> None:
             for field, declared in zip(message.fields, declaration.field, strict=True)
             if field.message_type and leads_to_a_tensor(field.message_type, frozenset())
         }
-        assert wire._ROUTES[message.full_name] == leading
+        assert wire.ROUTES[message.full_name] == leading
         pending += [field.message_type for field in message.fields if field.message_type]
         pending = [child for child in pending if leads_to_a_tensor(child, frozenset())]
 
@@ -762,7 +762,7 @@ def test_typed_data_decodes_to_what_numpy_helper_reads(
 ) -> None:
     tensor = typed_tensor(*payload)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire_data, "_PIECE_BYTES", piece)
+        patch.setattr(wire_data, "PIECE_BYTES", piece)
         assert decoded(tensor) == raw_bytes(TensorProto.FromString(tensor), payload[1])
 
 
@@ -778,7 +778,7 @@ def test_each_data_type_decodes_across_many_pieces(field: str, name: str) -> Non
         getattr(message, field).extend(signed.tolist())
         payload = message.SerializeToString()
         payload = payload[1 + len(varint(len(payload))) :]
-        assert len(payload) > _PIECE_BYTES
+        assert len(payload) > PIECE_BYTES
     tensor = typed_tensor(field, name, payload)
     assert decoded(tensor) == raw_bytes(TensorProto.FromString(tensor), name)
 
@@ -787,7 +787,7 @@ def test_each_data_type_decodes_across_many_pieces(field: str, name: str) -> Non
 def test_varints_are_whole_wherever_a_piece_is_cut(
     border: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_data, "_PIECE_BYTES", max(border, 10))
+    monkeypatch.setattr(wire_data, "PIECE_BYTES", max(border, 10))
     numbers = [1, -1, 2**63 - 1, 127, 128, -(2**63), 300, 0] * 4
     payload = b"\1" * (border % 10) + b"".join(varint(number % 2**64) for number in numbers)
     tensor = typed_tensor("int64_data", "INT64", payload)

@@ -52,7 +52,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "judged":
         _stand_in_for_windows(monkeypatch)
     elif request.param == "walked":
-        monkeypatch.setattr(beneath, "_openat2", lambda: None)
+        monkeypatch.setattr(beneath, "openat2", lambda: None)
     else:
         _require_openat2()
 
@@ -63,7 +63,7 @@ beneath_a_descriptor = pytest.mark.parametrize("way", ["openat2", "walked"], ind
 def _require_openat2() -> None:
     directory = os.open(os.curdir, os.O_RDONLY)
     try:
-        open_beneath = beneath._openat2()
+        open_beneath = beneath.openat2()
         if open_beneath is None or (opened := open_beneath(directory, os.curdir, os.O_RDONLY)) < 0:
             pytest.skip("this system has no openat2, or forbids it")
         os.close(opened)
@@ -83,7 +83,7 @@ def _stand_in_for_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     msvcrt = types.SimpleNamespace(get_osfhandle=lambda descriptor: descriptor)
     monkeypatch.setattr(ctypes, "windll", windll, raising=False)
     monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
-    monkeypatch.setattr(beneath, "_HAS_DIR_FD", False)
+    monkeypatch.setattr(beneath, "HAS_DIR_FD", False)
 
 
 @pytest.fixture
@@ -250,25 +250,25 @@ def test_linux_opens_a_path_with_links_in_one_call(
 def test_where_openat2_is_forbidden_a_file_is_opened_all_the_same(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beneath, "_openat2", lambda: lambda directory, path, flags: -1)
+    monkeypatch.setattr(beneath, "openat2", lambda: lambda directory, path, flags: -1)
     assert _read(root, "sub/data.bin") == INSIDE
 
 
 def test_a_python_without_ctypes_has_no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctypes", None)
-    assert beneath._openat2.__wrapped__() is None
+    assert beneath.openat2.__wrapped__() is None
 
 
 def test_another_system_or_machine_has_no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(sys, "platform", "darwin")
-        assert beneath._openat2.__wrapped__() is None
+        assert beneath.openat2.__wrapped__() is None
     with monkeypatch.context() as patched:
         patched.setattr(sys, "getandroidapilevel", lambda: 24, raising=False)
-        assert beneath._openat2.__wrapped__() is None
+        assert beneath.openat2.__wrapped__() is None
     # Its calls have other numbers.
     monkeypatch.setattr(os, "uname", lambda: types.SimpleNamespace(machine="alpha"))
-    assert beneath._openat2.__wrapped__() is None
+    assert beneath.openat2.__wrapped__() is None
 
 
 def test_a_root_that_is_closed_opens_nothing(root: Root) -> None:
@@ -306,10 +306,10 @@ class Moments:
         self._exchanges = self.count = 0
         for name in ("open", "stat", "lstat", "readlink", "scandir"):
             monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
-        open_beneath = beneath._openat2()
+        open_beneath = beneath.openat2()
         if open_beneath is not None:
             counted = self._counted(open_beneath)
-            monkeypatch.setattr(beneath, "_openat2", lambda: counted)
+            monkeypatch.setattr(beneath, "openat2", lambda: counted)
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def called(path: Any, *arguments: Any, **options: Any) -> Any:

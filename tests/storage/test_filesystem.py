@@ -56,10 +56,10 @@ def test_there_is_no_clone_on_a_system_without_ioctl(
 @pytest.fixture
 def allocating(descriptor: int, tmp_path: Path) -> int:
     """A new file on a file system that can set blocks aside."""
-    if filesystem._fallocate() is None:
+    if filesystem.fallocate() is None:
         pytest.skip("fallocate is Linux's")
-    found = filesystem._file_system(descriptor)
-    if found not in filesystem._RESERVING:
+    found = filesystem.file_system(descriptor)
+    if found not in filesystem.RESERVING:
         pytest.skip(f"{found}, the file system of {tmp_path}, is not asked for room")
     return descriptor
 
@@ -91,7 +91,7 @@ def test_more_than_a_file_system_holds_is_refused(allocating: int) -> None:
 
 @pytest.fixture
 def on_ext4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: "ext4")
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: "ext4")
 
 
 @pytest.mark.usefixtures("on_ext4")
@@ -99,7 +99,7 @@ def on_ext4(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_is_told_when_blocks_are_set_aside(
     descriptor: int, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: lambda *_: error)
+    monkeypatch.setattr(filesystem, "fallocate", lambda: lambda *_: error)
     with pytest.raises(OSError, match=os.strerror(error)):
         reserve(descriptor, 5, 1)
     reserve(descriptor, 5, 0)
@@ -114,7 +114,7 @@ def test_where_nothing_can_be_set_aside_writing_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     fallocate: Callable[[int, int, int], int] | None,
 ) -> None:
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: fallocate)
+    monkeypatch.setattr(filesystem, "fallocate", lambda: fallocate)
     reserve(descriptor, 0, len(CONTENT))
 
 
@@ -128,11 +128,11 @@ def test_file_systems_that_compress_or_are_not_known_are_not_asked(
         asked.append((offset, nbytes))
         return 0
 
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: allocate)
-    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: kind)
+    monkeypatch.setattr(filesystem, "fallocate", lambda: allocate)
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: kind)
     reserve(descriptor, 3, 1)
     assert asked == []
-    monkeypatch.setattr(filesystem, "_file_system", lambda descriptor: "xfs")
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: "xfs")
     reserve(descriptor, 3, 2)
     assert asked == [(3, 2)]
 
@@ -144,7 +144,7 @@ def test_the_file_system_is_the_one_that_the_system_tells(descriptor: int, tmp_p
     told = subprocess.run(
         [program, "-n", "-o", "FSTYPE", "-T", tmp_path], capture_output=True, text=True, check=True
     )
-    found = filesystem._file_system(descriptor)
+    found = filesystem.file_system(descriptor)
     if found is None:
         pytest.skip(f"{told.stdout.strip()} gives its files another device than its mount has")
     assert found == told.stdout.strip()
@@ -153,16 +153,16 @@ def test_the_file_system_is_the_one_that_the_system_tells(descriptor: int, tmp_p
 def test_a_system_whose_devices_have_no_numbers_sets_nothing_aside(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "_fallocate", lambda: None)
+    monkeypatch.setattr(filesystem, "fallocate", lambda: None)
     monkeypatch.delattr(os, "major")  # as Windows
     reserve(descriptor, 0, 1)
 
 
 def test_a_python_without_ctypes_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctypes", None)
-    assert filesystem._fallocate.__wrapped__() is None
+    assert filesystem.fallocate.__wrapped__() is None
 
 
 def test_another_system_than_linux_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert filesystem._fallocate.__wrapped__() is None
+    assert filesystem.fallocate.__wrapped__() is None

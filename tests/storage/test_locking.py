@@ -838,7 +838,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
 
     monkeypatch.setattr(locking, "fcntl", None)
-    monkeypatch.setattr(locking, "_LOCKED_BYTE", LOCKED_BYTE)
+    monkeypatch.setattr(locking, "LOCKED_BYTE", LOCKED_BYTE)
     module = SimpleNamespace(locking=lock, LK_UNLCK=0, LK_NBLCK=2)
     monkeypatch.setattr(locking, "msvcrt", module, raising=False)
     return locked

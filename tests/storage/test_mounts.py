@@ -11,20 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edits import (
-    EDITS,
-    IN_PLACE,
-    NAME,
-    changed,
-    documented,
-    new_model,
-    no_clone,
-    removed,
-    saved,
-    weights,
-)
+from edits import EDITS, IN_PLACE, NAME, changed, documented, new_model, no_clone, removed, weights
 from models import copying_clone, run_python
 from mounts import mounted
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting

@@ -148,7 +148,7 @@ def test_records_that_are_checked_in_parts_are_those_of_the_whole(
     sizes = [3, GIB_4 - 2, 0, 100, 70, 7]
     image = Image.of([(f"key{10**index}", nbytes) for index, nbytes in enumerate(sizes)])
     expected = inspect(image.file(), Report())
-    monkeypatch.setattr(directory_at_once, "_ROWS", rows)
+    monkeypatch.setattr(directory_at_once, "ROWS", rows)
     assert expected is not None
     assert list(expected.entries.sizes) == sizes
     file = image.file()

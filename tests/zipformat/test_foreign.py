@@ -16,8 +16,8 @@ from hypothesis import given, settings, strategies as st
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.zipformat import foreign, records
 from onnxarchive.zipformat.foreign import ForeignZip
-from onnxarchive.zipformat.foreign_end import MAX_ENTRIES
 from onnxarchive.zipformat.inflate import inflate
+from onnxarchive.zipformat.layout import MAX_ENTRIES
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -443,13 +443,13 @@ REFUSED = {
     "cd-size: +46": (with_end(directory_size=DIRECTORY_SIZE + 46), "where the end records"),
     "cd-size: first record only": (
         with_end(directory_size=DirectoryRecord.SIZE + 1, count=1, disk_count=1),
-        "another one",
+        "of another directory",
     ),
     "cd-offset": (with_end(directory_offset=DIRECTORY_OFFSET - 1), "directory record 1"),
-    "two-cds": (second_directory(), "another one"),
+    "two-cds": (second_directory(), "of another directory"),
     "two-cds: the named one is last": (
         with_file(before_directory=SOUND[DIRECTORY_OFFSET:-END]),
-        "another one",
+        "of another directory",
     ),
     "gaps: an end record": (with_part(1, gap=Zip([]).pack()), "another"),
     "gaps: Zip64 end records": (
@@ -546,7 +546,7 @@ REFUSED = {
             compressed_size=MAX_32,
             extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX),
         ),
-        "to end at",
+        "the end of its data at",
     ),
     "extra-huge: offset 2^64-1": (
         with_record(1, header_offset=MAX_32, extra=zip64_field(records.UINT64_MAX)),

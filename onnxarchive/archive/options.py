@@ -1,0 +1,67 @@
+"""The options that `save` and all that writes an archive have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onnxarchive.buffers.counting import Progress
+from onnxarchive.buffers.data import Buffer
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.storage import threads
+from onnxarchive.zipformat import layout
+
+# An asset is given as its bytes, or as the path of a file.
+Asset: TypeAlias = Buffer | str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How an archive is written.
+
+    Attributes:
+        size_threshold: Tensors of this many bytes or more are stored outside the model. Smaller
+            ones stay in it, where runtimes need them to infer shapes.
+        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
+            from 64 to 32768. With 4096 every tensor begins on a page of its own.
+        convert_attribute: Whether to store outside the model also tensors of attributes, sparse
+            tensors, and tensors in functions and training_info, and not only initializers of the
+            graph and its subgraphs. `load` reads all of them; `onnx.load`, on the unzipped
+            directory, reads attributes but not the rest.
+        dedupe: Whether identical initializers of a graph become one initializer.
+        assets: Further files for the archive, by relative path: the bytes themselves, or the path
+            of a file. They replace assets of the same paths that the source has.
+        progress: Called with the bytes done and the bytes in all, after every few MiB.
+        jobs: Number of threads; None for one for each core. It changes neither the bytes nor the
+            error.
+
+    Raises:
+        ValueError: `size_threshold`, `alignment` or `jobs` is not allowed.
+    """
+
+    size_threshold: int = DEFAULT_SIZE_THRESHOLD
+    alignment: int = layout.MIN_ALIGNMENT
+    convert_attribute: bool = False
+    dedupe: bool = False
+    assets: Mapping[str, Asset] | None = None
+    progress: Progress | None = None
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size_threshold < 0:
+            raise ValueError(f"size_threshold must not be negative, got {self.size_threshold}")
+        layout.require_alignment(self.alignment)
+        threads.require_jobs(self.jobs)
+
+    @property
+    def asset_files(self) -> list[str]:
+        """The paths of the files among `assets`."""
+        given = (self.assets or {}).values()
+        return [os.fspath(asset) for asset in given if isinstance(asset, str | os.PathLike)]
+
+    @property
+    def thread_count(self) -> int:
+        """`jobs` as a number."""
+        return threads.require_jobs(self.jobs)

@@ -1,0 +1,21 @@
+"""Objects that are closed when a block ends."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+_Entered = TypeVar("_Entered", bound="Closing")
+
+
+class Closing:
+    """Base of classes with `close`, so that `with` closes them."""
+
+    def close(self) -> None:
+        """Ends the use of the object."""
+        raise NotImplementedError
+
+    def __enter__(self: _Entered) -> _Entered:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
