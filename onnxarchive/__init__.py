@@ -70,7 +70,8 @@ if _TYPE_CHECKING:
         UnsupportedFeatureError as UnsupportedFeatureError,
     )
     from onnxarchive.interop.checker import check_model as check_model
-    from onnxarchive.interop.links import check_link as check_link, link as link
+    from onnxarchive.interop.link_checks import check_link as check_link
+    from onnxarchive.interop.links import link as link
     from onnxarchive.interop.onnxruntime import (
         session as session,
         session_options as session_options,
@@ -96,7 +97,8 @@ _NAMES = {
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
     "LockedError TensorNotFoundError UnfinishedEditError UnsupportedFeatureError",
     "interop.checker": "check_model",
-    "interop.links": "check_link link",
+    "interop.link_checks": "check_link",
+    "interop.links": "link",
     "interop.onnxruntime": "session session_options",
     "interop.shape_inference": "infer_shapes",
     "interop.transforming": "transform",

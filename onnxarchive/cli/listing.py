@@ -180,7 +180,7 @@ def check_command(arguments: argparse.Namespace) -> int:
 
 def _linked(link: str) -> list[str]:
     """The archive that a link names, if it is there; otherwise the link's own check says so."""
-    from onnxarchive.interop.links import linked_archive
+    from onnxarchive.interop.link_checks import linked_archive
 
     archive = linked_archive(link)
     return [archive] if archive is not None and os.path.exists(archive) else []

@@ -22,7 +22,7 @@ from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
-from onnxarchive.interop.links import is_left_outside, linked_model, real_path, require_text
+from onnxarchive.interop.linked_models import linked_model, real_path, require_utf8, stays_outside
 from onnxarchive.interop.optional import needing
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef, text
@@ -78,7 +78,7 @@ def session(
     from the file at its place.)
 
     Tensors that ONNX Runtime must see for shape inference, or takes only from the model, are handed
-    over in the model (`onnxarchive.interop.links.is_left_outside`).
+    over in the model (`onnxarchive.interop.linked_models.stays_outside`).
 
     Args:
         path: The archive: its path, an open `Archive`, or its bytes. Of an archive in memory ONNX
@@ -213,10 +213,10 @@ def _prepare(
     if isinstance(archive._file, MemoryFile):
         return _Prepared(_model_in_memory(archive, own, is_own), own, archive._file, None)
     path = real_path(archive)
-    require_text(path)
+    require_utf8(path)
     folder, name = os.path.split(path)
     with with_path(archive.path):
-        model = proto.encode(linked_model(archive, name, is_spent=is_own))
+        model = proto.encode(linked_model(archive, name, in_place=is_own))
     if own is not None:
         _set_folder(own, folder)
     return _Prepared(model, own, archive._file, path)
@@ -253,10 +253,10 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
     """The model, and in the options the bytes of the archive, where they take them."""
     add = getattr(own, "add_external_initializers_from_files_in_memory", None)
     if add is None:
-        model = linked_model(archive, "", lambda ref, nbytes: False, is_spent=is_spent)
+        model = linked_model(archive, "", lambda ref, nbytes: False, in_place=is_spent)
         return proto.encode(model)
     location = f"onnxarchive-{next(_numbers)}.onnxa"
-    model = linked_model(archive, location, _is_taken_from_memory, is_spent=is_spent)
+    model = linked_model(archive, location, _is_taken_from_memory, in_place=is_spent)
     data = archive._file.view()
     _buffers[own] = data
     add([location], [data], [data.nbytes])
@@ -264,8 +264,8 @@ def _model_in_memory(archive: Archive, own: ort.SessionOptions | None, is_spent:
 
 
 def _is_taken_from_memory(ref: TensorRef, nbytes: int) -> bool:
-    """As `is_left_outside`, but that those of subgraphs are looked for on disk only."""
-    return is_left_outside(ref, nbytes) and [it for it, _ in ref.path] == ["graph", "initializer"]
+    """As `stays_outside`, but that those of subgraphs are looked for on disk only."""
+    return stays_outside(ref, nbytes) and [it for it, _ in ref.path] == ["graph", "initializer"]
 
 
 # Session options of the caller

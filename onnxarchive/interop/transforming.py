@@ -22,7 +22,7 @@ from onnxarchive.archive.reading import Archive, complete_model
 from onnxarchive.archive.referring import has_outside_attributes, save_referring
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
-from onnxarchive.interop.links import is_left_outside, linked_model
+from onnxarchive.interop.linked_models import linked_model, stays_outside
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.renaming import defined_names
 from onnxarchive.model.tensors import TensorRef
@@ -79,7 +79,7 @@ def transform(
 
     With `"hidden"`, the function sees the data of tensors that shape inference needs, of tensors
     that are not initializers, and of initializers of a subgraph whose name is not unique
-    (`onnxarchive.interop.links.is_left_outside`). Hidden initializers of subgraphs become
+    (`onnxarchive.interop.linked_models.stays_outside`). Hidden initializers of subgraphs become
     initializers of the main graph.
 
     Args:
@@ -252,7 +252,7 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
     return {
         key: ref
         for key, ref in archive._refs.items()
-        if is_left_outside(ref, archive.entries[key].nbytes) and is_hidable(ref)
+        if stays_outside(ref, archive.entries[key].nbytes) and is_hidable(ref)
     }
 
 

@@ -31,7 +31,8 @@ from models import (
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
-from onnxarchive.interop.links import linked_archive, linked_model, may_give_shape
+from onnxarchive.interop.link_checks import linked_archive
+from onnxarchive.interop.linked_models import linked_model, may_give_shape
 from onnxarchive.model import proto, tensors
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
@@ -189,7 +190,7 @@ def test_any_model_is_linked_as_if_field_by_field(
                 tensors.set_raw_data(tensor, bytes(archive.read(key)))
         linked = linked_model(archive, "a/m.onnxa", is_outside)
         assert archive.model.SerializeToString() == before
-        spent = linked_model(archive, "a/m.onnxa", is_outside, is_spent=True)
+        spent = linked_model(archive, "a/m.onnxa", is_outside, in_place=True)
         assert spent is archive.model
         for found in (linked, spent):
             assert found.SerializeToString() == expected.SerializeToString()

@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxarchive
 from onnxarchive.archive.reading import Archive
-from onnxarchive.interop.links import linked_model
+from onnxarchive.interop.linked_models import linked_model
 from onnxarchive.interop.onnxruntime import _copy
 from onnxarchive.model import proto
 from onnxarchive.storage.files import MemoryFile

@@ -1,0 +1,240 @@
+"""`check_link`: compares a link with its archive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import onnx
+
+from onnxarchive.archive.opening import open
+from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.rules import Finding
+from onnxarchive.errors import ArchiveFormatError, Report, shown, with_path
+from onnxarchive.interop.links import fingerprint
+from onnxarchive.model import dtypes, proto, tensors, walking
+from onnxarchive.model.copying import with_locations
+from onnxarchive.model.tensors import TensorRef
+from onnxarchive.model.walking import Path
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.paths import is_below
+
+# The fields of a tensor without its data and the place of its data.
+_DESCRIBING_FIELDS: Final = tuple(
+    field.name
+    for field in onnx.TensorProto.DESCRIPTOR.fields
+    if field.name not in (*tensors.DATA_FIELDS, "external_data", "data_location")
+)
+_SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
+    "dims": lambda dims: str(list(dims[: dtypes.MAX_RANK + 1])),
+    "data_type": dtypes.name_of,
+}
+
+
+def check_link(
+    path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
+) -> list[Finding]:
+    """Compares a link with its archive.
+
+    A link is right if its external tensors point at the entries of the same tensors in the archive,
+    with the same name, type and shape; if the tensors that it holds have the bytes of the archive;
+    if the models are otherwise equal; and if the archive's directory has the positions and CRC-32s
+    that it had when the link was written. Only weights that the link holds are read:
+    `onnxarchive.check(..., full=True)` compares the archive's bytes with their CRC-32.
+
+    Args:
+        path: The link.
+        archive: The archive; None for the one that the link names.
+
+    Returns:
+        Every fault found; an empty list if the link is right. The rule of a finding is None, its
+        entry the tensor's in the archive, or None.
+
+    Raises:
+        ArchiveFormatError: The link is not a model or is too large for one, or the archive breaks a
+            rule.
+        ValueError: `archive` is None, and no tensor of the link is external, so it names none.
+        OSError: The link, or the archive that was given, cannot be read.
+    """
+    model = _parse(path)
+    if archive is not None:
+        with open(archive) as opened, with_path(archive):
+            return list(_findings(model, path, opened))
+    locations = _locations(model)
+    if not locations:
+        raise ValueError(
+            f"{os.fspath(path)}: expected the archive to be given, since no tensor of the link is "
+            "external"
+        )
+    if len(locations) > 1:
+        return [_finding(f"expected all external data in one file, found it in {locations}")]
+    named = _beside(path, locations[0])
+    if named is None:
+        return [_not_beside(locations[0])]
+    try:
+        opened = open(named)
+    except FileNotFoundError:
+        return [_finding(f"expected the archive {named}, found no such file")]
+    with opened, with_path(named):
+        return list(_findings(model, path, opened))
+
+
+def linked_archive(path: str | os.PathLike[str]) -> str | None:
+    """The path of the archive that a link names; None if that is not one file below its directory.
+
+    Raises:
+        ArchiveFormatError: The link is not a model or is too large for one.
+        OSError: It cannot be read.
+    """
+    locations = _locations(_parse(path))
+    return _beside(path, locations[0]) if len(locations) == 1 else None
+
+
+class _LinkReport(Report):
+    """Raises faults of a link's model without the id of a rule: rules are about archives."""
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        raise ArchiveFormatError(message)
+
+
+def _parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    with MappedFile(path) as file, with_path(path):
+        if file.size >= proto.SIZE_LIMIT:
+            raise ArchiveFormatError(
+                f"expected a link of less than {proto.SIZE_LIMIT} bytes, as any model in one file, "
+                f"found {file.size}"
+            )
+        model = proto.parse(file.read(0, file.size), _LinkReport())
+    assert model is not None  # the report would have raised
+    return model
+
+
+def _locations(model: onnx.ModelProto) -> list[str]:
+    found = (tensors.location(ref.tensor) for ref in tensors.walk(model))
+    return sorted({location for location in found if location is not None})
+
+
+def _beside(path: str | os.PathLike[str], location: str) -> str | None:
+    """The file at a location; None if it is not in the directory of `path` or below."""
+    if {"\0", "\\"} & set(location) or os.path.isabs(location) or ".." in location.split("/"):
+        return None
+    directory = os.path.dirname(os.fspath(path))
+    found = os.path.join(directory, location)
+    return found if is_below(os.path.realpath(found), os.path.realpath(directory)) else None
+
+
+def _finding(message: str, key: str | None = None) -> Finding:
+    return Finding(None, key, message)
+
+
+def _not_beside(location: str) -> Finding:
+    return _finding(
+        f"expected the archive in the link's directory or below it, without '..' and backslashes, "
+        f"found the location {shown(location)}"
+    )
+
+
+def _findings(
+    model: onnx.ModelProto, link_path: str | os.PathLike[str], archive: Archive
+) -> Iterator[Finding]:
+    """Compares the model of a link with an archive; removes the fingerprint from the model."""
+    found = proto.take_link_fingerprint(model)
+    if found is None:
+        yield _finding(
+            f"expected the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, "
+            "found none; link it anew"
+        )
+    elif found != fingerprint(archive):
+        yield _finding(
+            "expected the archive that was linked, found one whose tensors have other contents or "
+            "places; link it anew"
+        )
+    for location in _locations(model):
+        yield from _location_findings(location, link_path, archive)
+
+    refs = {ref.path: ref for ref in tensors.walk(model)}
+    originals = {ref.path: ref for ref in tensors.walk(archive.model)}
+    keys = {ref.path: key for key, ref in archive._refs.items()}
+    compared = [path for path in originals if path in refs]
+    for path in compared:
+        message = _difference(refs[path], originals[path], keys.get(path), archive)
+        if message is not None:
+            yield _finding(message, keys.get(path))
+    field = _differing_field(_without(compared, model), _without(compared, archive.model))
+    if field is not None:
+        yield _finding(f"expected the model of the archive, found one with another {field}")
+
+
+def _location_findings(
+    location: str, link_path: str | os.PathLike[str], archive: Archive
+) -> Iterator[Finding]:
+    file = _beside(link_path, location)
+    if file is None:
+        yield _not_beside(location)
+    elif not archive._file.is_at(file):
+        yield _finding(f"expected external data in {archive.path}, found it in {file}")
+    elif os.path.islink(file) or os.stat(file).st_nlink > 1:
+        yield _finding(
+            f"expected a file with one name, since onnx reads no external data from others, "
+            f"found a symbolic or a further hard link at {file}"
+        )
+
+
+def _difference(
+    ref: TensorRef, original: TensorRef, key: str | None, archive: Archive
+) -> str | None:
+    """Compares a tensor of a link with the same tensor of the archive's model; None if equal."""
+    tensor = ref.tensor
+    for field in _DESCRIBING_FIELDS:
+        expected, found = getattr(original.tensor, field), getattr(tensor, field)
+        if expected != found:
+            form = _SHOWN.get(field, repr)
+            return f"{original}: expected {field} {form(expected)}, found {form(found)}"
+    is_external = tensor.data_location == tensors.EXTERNAL
+    if key is None:
+        if is_external:
+            return (
+                f"{original}: expected it in the link, as in the archive's model, found it outside"
+            )
+        return None if tensor == original.tensor else f"{original}: expected the archive's data"
+    if tensors.held_fields(tensor) if is_external else tensor.external_data:
+        return (
+            f"{original}: expected its data in one place, found it in the link and in external_data"
+        )
+    entry, data = archive.entries[key], archive.read(key)  # compares the local header
+    try:
+        if not is_external:
+            is_same = tensors.raw_data(ref) == data
+            return None if is_same else f"{original}: expected the bytes of its entry, found others"
+        reference = tensors.external_data(ref, Report())
+    except ArchiveFormatError as error:
+        return error.message
+    assert reference is not None  # the report would have raised
+    if (reference.offset or 0, reference.length) == (entry.data_offset, entry.nbytes):
+        return None
+    return (
+        f"{original}: expected offset {entry.data_offset} and length {entry.nbytes}, where its "
+        f"entry lies, found {reference.offset} and {reference.length}"
+    )
+
+
+def _without(tensor_paths: Iterable[Path], model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with these tensors empty and without the fingerprint of a link."""
+    copy = with_locations(model, dict.fromkeys(tensor_paths, ""))
+    for path in tensor_paths:
+        walking.at(copy, path).Clear()
+    proto.take_link_fingerprint(copy)
+    return copy
+
+
+def _differing_field(one: onnx.ModelProto, other: onnx.ModelProto) -> str | None:
+    """The first field in which two models, or their graphs, differ; None if they are equal."""
+    if one == other:
+        return None
+    parts: list[tuple[str, Any, Any]] = [("graph.", one.graph, other.graph), ("", one, other)]
+    for prefix, part, other_part in parts:
+        for field in part.DESCRIPTOR.fields:
+            if getattr(part, field.name) != getattr(other_part, field.name):
+                return f"{prefix}{field.name}"
+    return "field"

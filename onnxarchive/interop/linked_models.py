@@ -1,0 +1,159 @@
+"""The model of an archive with its large tensors as external data in the archive's file.
+
+`link` writes this model. Sessions, the checker, shape inference and `transform` are given it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import onnx
+
+from onnxarchive.archive.reading import Archive, read_verified
+from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
+from onnxarchive.model import proto, tensors, walking, wire
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.tensors import TensorRef
+
+_SMALL_NBYTES: Final = 1024
+_LARGE_VECTOR_NBYTES: Final = 1 << 16
+_INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+
+# True if a tensor of this size in bytes stays in the archive.
+StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
+
+
+def stays_outside(ref: TensorRef, nbytes: int) -> bool:
+    """True for a tensor that tools read from external data.
+
+    These are dense initializers of the main graph and of subgraphs, unless they may give a shape
+    (`may_give_shape`). Other tensors are in attributes, functions, sparse tensors and
+    training_info; an archive has them outside its model only with `convert_attribute`. ONNX Runtime
+    1.24 reads neither sparse tensors nor the value of a ConstantOfShape from external data, 1.27
+    still not the latter, and onnx.load skips sparse tensors.
+
+    Args:
+        ref: A tensor that an archive stores outside its model.
+        nbytes: Its size in bytes.
+    """
+    return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
+
+
+def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
+    """True if shape inference may need the values of a tensor of this type and size.
+
+    These are tensors below 1024 bytes, and vectors of INT32 and INT64 below 64 KiB: the shape of a
+    Reshape, the parts of a Split. Shape inference does not read external data; ONNX Runtime stops
+    with "Cannot parse data from external tensors", from 1.27 also on tensors of 0 bytes.
+
+    A vector of 64 KiB or more counts as weights. Only Split and SplitToSequence could take so long
+    a vector (8192 parts or more) for a shape, and they stop with that error. To run such a model,
+    keep the vector in the archive's model with a larger `size_threshold`.
+
+    Args:
+        tensor: The tensor. Its data is not read.
+        nbytes: Its size in bytes.
+    """
+    if nbytes >= _LARGE_VECTOR_NBYTES:
+        return False
+    is_vector = len(tensor.dims) == 1 and tensor.data_type in _INDEX_TYPES
+    return is_vector or nbytes < _SMALL_NBYTES
+
+
+def is_unread(ref: TensorRef, nbytes: int) -> bool:
+    """True for a tensor whose data neither checker nor shape inference of onnx reads.
+
+    They read tensors that may give a shape, wherever these are, and indices of sparse tensors.
+
+    Args:
+        ref: A tensor that an archive stores outside its model.
+        nbytes: Its size in bytes.
+    """
+    is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
+    return not is_sparse and not may_give_shape(ref.tensor, nbytes)
+
+
+def linked_model(
+    archive: Archive,
+    location: str,
+    is_outside: StaysOutside = stays_outside,
+    *,
+    in_place: bool = False,
+) -> onnx.ModelProto:
+    """Makes the model of an archive with external data in the archive's file.
+
+    Compares every local header with the directory. Reads and verifies the tensors that the model
+    is to hold; of the others no byte is read.
+
+    Args:
+        archive: The archive.
+        location: The path of the archive's file, as written to `external_data`.
+        is_outside: Selects, of the tensors stored outside, those that become external data.
+        in_place: Changes and returns `archive.model` instead of a copy.
+
+    Raises:
+        ArchiveFormatError: A local header does not match the directory.
+        ChecksumError: Bytes of a tensor that the model is to hold have changed.
+        UnsupportedFeatureError: The model would take 2 GiB or more.
+        ValueError: The archive is closed.
+    """
+    model = archive.model
+    if not in_place:
+        model = onnx.ModelProto()
+        model.CopyFrom(archive.model)
+    encoded_external_data = wire.external_data_encoder(location)
+    held: list[tuple[str, onnx.TensorProto]] = []
+    nbytes = archive.entries[MODEL_PROTO].nbytes
+    for entry in archive.entries.values():
+        ref = archive._refs.get(entry.name)
+        if ref is None:
+            continue
+        tensor = ref.tensor if in_place else walking.at(model, ref.path)
+        if not is_outside(ref, entry.nbytes):
+            held.append((entry.name, tensor))
+            nbytes += entry.nbytes
+            continue
+        archive.read(entry.name)  # compares the local header and reads no data
+        # The tensor holds no data itself, or the archive would not have opened.
+        tensor.ClearField("external_data")
+        tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
+    if nbytes >= proto.SIZE_LIMIT:
+        raise UnsupportedFeatureError(
+            f"expected less than {proto.SIZE_LIMIT} bytes, which a single .onnx can hold, for the "
+            "model with its small tensors and those that runtimes do not read from external data "
+            f"(of attributes, functions, sparse tensors), found {nbytes}"
+        )
+    for key, tensor in held:
+        tensors.set_raw_data(tensor, bytes(read_verified(archive, key)))
+    return model
+
+
+def real_path(archive: Archive) -> str:
+    """The current path of an open archive, without symbolic links.
+
+    On Linux it is found even if the file was renamed after it was opened.
+
+    Raises:
+        ArchiveError: The path leads to another file now, or to none.
+    """
+    for candidate in archive._file.paths():
+        if archive._file.is_at(candidate):
+            return candidate
+    error = ArchiveError(
+        "expected the file that was opened, found another in its place or none; open it anew"
+    )
+    error.path = archive.path
+    raise error
+
+
+def require_utf8(path: str) -> None:
+    """Refuses a path that a string of a model cannot hold.
+
+    Raises:
+        ValueError: It is not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected the archive's path in UTF-8, found {path!r}") from None
