@@ -65,6 +65,7 @@ if _TYPE_CHECKING:
         AttributesWarning as AttributesWarning,
         ChecksumError as ChecksumError,
         LockedError as LockedError,
+        ModelNotFoundError as ModelNotFoundError,
         TensorNotFoundError as TensorNotFoundError,
         UnfinishedEditError as UnfinishedEditError,
         UnsupportedFeatureError as UnsupportedFeatureError,
@@ -95,7 +96,8 @@ _NAMES = {
     "conversion.converting": "Conversion convert export extract",
     "conversion.differences": "Change Difference diff",
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
-    "LockedError TensorNotFoundError UnfinishedEditError UnsupportedFeatureError",
+    "LockedError ModelNotFoundError TensorNotFoundError UnfinishedEditError "
+    "UnsupportedFeatureError",
     "interop.checker": "check_model",
     "interop.link_checks": "check_link",
     "interop.links": "link",

@@ -39,6 +39,7 @@ __all__ = [
     "AttributesWarning",
     "ChecksumError",
     "LockedError",
+    "ModelNotFoundError",
     "Report",
     "TensorNotFoundError",
     "UnfinishedEditError",
@@ -95,6 +96,10 @@ class ChecksumError(ArchiveFormatError):
 
 class UnsupportedFeatureError(ArchiveError):
     """What was asked for is well formed, and this version does not do it."""
+
+
+class ModelNotFoundError(ArchiveError, KeyError):
+    """The archive has no model of the id that was asked for."""
 
 
 class TensorNotFoundError(ArchiveError, KeyError):
@@ -179,3 +184,17 @@ class Report:
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
         subject = "" if entry is None else f"entry {shown(entry)}: "
         raise kind(subject + message, rule=rule, entry=entry)
+
+
+class RenamedEntry(Report):
+    """Hands broken rules on to another report, those of one entry under another name."""
+
+    def __init__(self, report: Report, name: str, other: str) -> None:
+        """Takes the report, the entry's name, and the name to give instead."""
+        self._report = report
+        self._renamed = {name: other}
+
+    def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
+        """Hands a broken rule on."""
+        entry = None if entry is None else self._renamed.get(entry, entry)
+        self._report.broken(rule, message, entry=entry)

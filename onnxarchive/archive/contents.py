@@ -7,7 +7,7 @@ shorter meanwhile gives an error and not a fault.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -15,7 +15,7 @@ import onnx
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
-from onnxarchive.errors import Report, shown
+from onnxarchive.errors import RenamedEntry, Report, shown
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
@@ -23,28 +23,44 @@ from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat import directory, false_ends
 from onnxarchive.zipformat.end_records import locate
-from onnxarchive.zipformat.entries import EMPTY, Directory, Entry
+from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 
 
 @dataclass(frozen=True, slots=True)
+class ModelContents:
+    """What one model says.
+
+    Attributes:
+        model: The model.
+        refs: The tensor of each key that it names.
+        shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
+            tensors; None if they were looked at one by one.
+    """
+
+    model: onnx.ModelProto
+    refs: TensorRefs
+    shapes: Shapes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
-    """What end records, central directory and model say.
+    """What end records, central directory and models say.
 
     Attributes:
         directory: The directory.
-        model: The model, or None where it cannot be read.
-        refs: The tensor of each key.
-        shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
-            tensors; None where they were looked at one by one.
+        models: The models that can be read, by id: the default one, whose id is `""`, then the
+            further ones in their order.
     """
 
     directory: Directory
-    model: onnx.ModelProto | None
-    refs: TensorRefs
-    shapes: Shapes | None = None
+    models: Mapping[str, ModelContents]
+
+    def refs(self, key: str) -> list[TensorRef]:
+        """The tensors of a key, one at most of each model."""
+        return [found.refs[key] for found in self.models.values() if key in found.refs]
 
 
 def read_contents(
@@ -55,74 +71,117 @@ def read_contents(
     Args:
         file: The archive.
         report: Takes each broken rule that can be seen so.
-        max_model_nbytes: Size in bytes above which a model is reported and not read.
+        max_model_nbytes: Size in bytes above which models, taken together, are reported and not
+            read.
     """
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     bounds = locate(end, file.size, report)
     if bounds is None:
-        return Contents(EMPTY, None, TensorRefs())
+        return Contents(EMPTY, {})
     listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     entries, directory_end = listed.entries, bounds.offset + bounds.size
     false_ends.check(
-        end, file.size, bounds.offset, directory_end, entries.names, entries.header_offsets, report
+        end,
+        file.size,
+        bounds.offset,
+        directory_end,
+        entries.names,
+        entries.header_offsets,
+        report,
     )
-    data = _read_model(file, listed.entries, report, max_model_nbytes)
-    model = None if data is None else proto.parse(data, report)
-    if data is None or model is None:
-        return Contents(listed, None, TensorRefs())
-    refs, shapes = _refs(model, data, listed, named, report)
-    return Contents(listed, model, refs, shapes)
+    data = _read_models(file, entries, report, max_model_nbytes)
+    return Contents(listed, _models(data, listed, named, report))
 
 
-def _read_model(
-    file: MappedFile, entries: Sequence[Entry], report: Report, max_model_nbytes: int
-) -> bytes | None:
-    entry = next((entry for entry in reversed(entries) if entry.name == MODEL_PROTO), None)
-    if entry is None:
-        return None
-    if not check_model_nbytes(entry.nbytes, max_model_nbytes, report):
-        return None
-    data = file.read(entry.data_offset, entry.nbytes)
-    check_crc32(entry, len(data), checksums.crc32(data), report)
+def _read_models(
+    file: MappedFile, entries: Entries, report: Report, max_model_nbytes: int
+) -> dict[str, bytes]:
+    """The bytes of each model by its entry's name, the default one first; {} if too large."""
+    found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
+    sizes = {name: found[name].nbytes for name in sorted(found)}  # the default one is the shortest
+    if not check_model_sizes(sizes, max_model_nbytes, report):
+        return {}
+    data: dict[str, bytes] = {}
+    for name in sizes:
+        entry = found[name]
+        data[name] = file.read(entry.data_offset, entry.nbytes)
+        check_crc32(entry, len(data[name]), checksums.crc32(data[name]), report)
     return data
 
 
-def check_model_nbytes(nbytes: int, max_model_nbytes: int, report: Report) -> bool:
-    """Compares the size of a model with the format's limit and the caller's (MODEL-2).
+def model_numbers(names: Sequence[str]) -> range:
+    """Which entries hold models: the last ones."""
+    first = len(names)
+    while first and keys.is_model(names[first - 1]):
+        first -= 1
+    return range(first, len(names))
+
+
+def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
+    """Compares the sizes of models with the format's limit and the caller's (MODEL-2).
 
     Args:
-        nbytes: Size of the model in bytes.
-        max_model_nbytes: The caller's limit in bytes.
+        sizes: Size of each model in bytes, by its entry's name.
+        max_model_nbytes: The caller's limit in bytes, for all models together.
         report: Takes the broken rule.
 
     Returns:
-        Whether it is within both.
+        True if they are within both.
     """
-    if nbytes <= min(max_model_nbytes, MAX_MODEL_NBYTES):
-        return True
-    expected = f"at most {MAX_MODEL_NBYTES} bytes"
-    if nbytes <= MAX_MODEL_NBYTES:
-        expected = f"at most the {max_model_nbytes} bytes that the caller allows"
-    report.broken("MODEL-2", f"expected {expected}, found {nbytes} bytes", entry=MODEL_PROTO)
+    too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
+    for name in too_large:
+        report.broken(
+            "MODEL-2",
+            f"expected at most {MAX_MODEL_NBYTES} bytes, found {sizes[name]} bytes",
+            entry=name,
+        )
+    total = sum(sizes.values())
+    if total <= max_model_nbytes or too_large:
+        return not too_large
+    report.broken(
+        "MODEL-2",
+        f"expected at most the {max_model_nbytes} bytes that the caller allows, found {total}",
+        entry=MODEL_PROTO,
+    )
     return False
 
 
-def _refs(
-    model: onnx.ModelProto, data: bytes, listed: Directory, named: Sequence[str], report: Report
-) -> tuple[TensorRefs, Shapes | None]:
-    """Holds the model against the entries of tensors, whose names are `named`."""
-    # Assets are behind the tensors.
-    if listed.is_whole and listed.entries.names[: len(named)] == named:
+def _models(
+    data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
+) -> dict[str, ModelContents]:
+    """Parses models, and holds them against the entries of tensors, whose names are `named`."""
+    if len(data) > 1 and not proto.check_messages_together(data.values(), report):
+        return {}
+    models: dict[str, onnx.ModelProto] = {}
+    for name, serialized in data.items():
+        model = proto.parse(serialized, _of_model(report, name))
+        if model is not None:
+            models[name] = model
+    # Assets are after the tensors.
+    is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
+    if is_usual and list(data) == list(models) == [MODEL_PROTO]:
         sizes = listed.entries.sizes[: len(named)]
-        found = proto.refs_at_once(model, data, named, sizes)
+        found = proto.refs_at_once(models[MODEL_PROTO], data[MODEL_PROTO], named, sizes)
         if found is not None:
-            return found
+            return {"": ModelContents(models[MODEL_PROTO], *found)}
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    refs = proto.check_references(
-        model, {key: size_of[key] for key in named}, report, are_all=listed.is_whole
-    )
-    return refs, None
+    size_of_key = {key: size_of[key] for key in named}
+    refs: dict[str, TensorRefs] = {}
+    locations: set[str] = set()
+    for name, model in models.items():
+        refs[name], found_locations = proto.check_references(
+            model, size_of_key, _of_model(report, name), are_all=listed.is_whole
+        )
+        locations |= found_locations
+    is_complete = len(models) == len(data) > 0
+    proto.check_references_together(refs, size_of_key if is_complete else (), locations, report)
+    return {keys.model_id(name): ModelContents(model, refs[name]) for name, model in models.items()}
+
+
+def _of_model(report: Report, name: str) -> Report:
+    """A report of the broken rules of one model."""
+    return report if name == MODEL_PROTO else RenamedEntry(report, MODEL_PROTO, name)
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
@@ -137,33 +196,38 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
 
 
 def check_data(
-    file: MappedFile, entry: Entry, ref: TensorRef | None, report: Report, counter: ProgressCounter
+    file: MappedFile,
+    entry: Entry,
+    refs: Sequence[TensorRef],
+    report: Report,
+    counter: ProgressCounter,
 ) -> None:
     """Reads an entry once, in pieces, for the rules that need its bytes.
 
     Args:
         file: The archive.
         entry: The entry.
-        ref: The tensor that has it as its location, or None.
+        refs: The tensors that have it as their location, one at most of each model.
         report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-        counter: Tells of the bytes that are read.
+        counter: Counts the bytes that are read.
     """
     pieces = summed(file, entry, report)
-    checksum = None
-    if ref is not None:
-        checksum = tensors.checksum(ref.tensor)
-        if tensors.array_type(ref.tensor) is not None:
-            pieces = tensors.checked(ref, pieces, report, entry=entry.name)
+    if refs and tensors.array_type(refs[0].tensor) is not None:  # which all models agree on
+        pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
+    stated = [
+        (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None
+    ]
     sha1 = hashlib.sha1(usedforsecurity=False)
     for piece in counter(pieces):
-        if checksum is not None:
+        if stated:
             sha1.update(piece)
-    if checksum is not None and checksum != sha1.hexdigest():
-        report.broken(
-            "DATA-6",
-            f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
-            entry=entry.name,
-        )
+    for ref, checksum in stated:
+        if checksum != sha1.hexdigest():
+            report.broken(
+                "DATA-6",
+                f"{ref}: expected the checksum {sha1.hexdigest()}, found {shown(checksum)}",
+                entry=entry.name,
+            )
 
 
 def summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:

@@ -32,7 +32,7 @@ from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveError, LockedError, with_path
 from onnxarchive.model import proto, renaming, tensors
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import model_entry
 from onnxarchive.storage import files, locking
 from onnxarchive.storage.files import MappedFile, require_process
 
@@ -257,6 +257,7 @@ class EditableArchive(Archive):
         path: str | os.PathLike[str],
         max_model_nbytes: int = MAX_MODEL_NBYTES,
         timeout: float | None = None,
+        model: str = "",
     ) -> None:
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
         self._process = os.getpid()
@@ -273,7 +274,7 @@ class EditableArchive(Archive):
             ) as file,
         ):
             roll_back(file)
-            super().__init__(file, max_model_nbytes)
+            super().__init__(file, max_model_nbytes, model)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -428,11 +429,12 @@ class EditableArchive(Archive):
     def _warn_of_lost_changes(self) -> None:
         """Says so if `model` was changed and not assigned, where that is soon found out."""
         shown, self._shown = self._shown, None
-        is_large = self.entries[MODEL_PROTO].nbytes >= _MAX_COMPARED_NBYTES
+        name = model_entry(self.model_id)
+        is_large = self.entries[name].nbytes >= _MAX_COMPARED_NBYTES
         if shown is None or shown is not self._found.model or is_large:
             return
         with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
-            if onnx.ModelProto.FromString(bytes(self._read_model())) != shown:
+            if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
                 warnings.warn(
                     f"{self.path}: the model was changed in memory and not assigned, so that its "
                     "changes are lost: assign archive.model, or change what archive.edit() gives",

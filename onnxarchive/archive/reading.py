@@ -33,7 +33,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import is_model
 from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.closing import Closing
@@ -54,10 +54,13 @@ class Archive(Closing):
     them end the process with SIGBUS. An archive may be used by several threads at once.
     """
 
-    def __init__(self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES) -> None:
+    def __init__(
+        self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
+    ) -> None:
         """Takes over `file`, which must have been opened for this archive alone."""
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
+        self._model_id = model
         self._read(file)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -83,7 +86,8 @@ class Archive(Closing):
         return self._max_model_nbytes
 
     def _read(self, file: MappedFile) -> None:
-        self._found = Snapshot(file, self._max_model_nbytes)
+        with with_path(self._path):
+            self._found = Snapshot(file, self._model_id, self._max_model_nbytes)
 
     @property
     def _file(self) -> MappedFile:
@@ -101,8 +105,23 @@ class Archive(Closing):
         return self._found.entries
 
     @property
+    def models(self) -> Mapping[str, onnx.ModelProto]:
+        """Every model by id; the default one, whose id is `""`, is the first.
+
+        They are the archive's own, as `model` is.
+        """
+        found = self._found
+        found.refs.keep()
+        return MappingProxyType(found.models)
+
+    @property
+    def model_id(self) -> str:
+        """The id of `model`; `""` for the default one."""
+        return self._model_id
+
+    @property
     def model(self) -> onnx.ModelProto:
-        """The model, its large tensors external with their keys as location.
+        """The model that was asked for, its large tensors external with their keys as location.
 
         It is the archive's own, parsed once: copy it before changing it.
         """
@@ -154,8 +173,8 @@ class Archive(Closing):
             ValueError: The archive is closed.
         """
         found = self._found
-        if name == MODEL_PROTO:
-            return self._read_model()
+        if is_model(name) and name in found.entries:
+            return self._read_model(name)
         number = found.entries.index_of.get(name)
         if number is None:
             raise found.not_found(f"expected the name of an entry, found {shown(name)}")
@@ -167,9 +186,9 @@ class Archive(Closing):
         """The state, whose model this object does not overwrite while the block runs."""
         yield self._found
 
-    def _read_model(self) -> memoryview:
+    def _read_model(self, name: str) -> memoryview:
         with self._settled() as found:
-            entry = found.entries[MODEL_PROTO]
+            entry = found.entries[name]
             data = found.file.read(entry.data_offset, entry.nbytes)
         if (len(data), checksums.crc32(data)) == (entry.nbytes, entry.crc32):
             return memoryview(data)
@@ -285,22 +304,25 @@ class Archive(Closing):
         def verify(number: int, counter: ProgressCounter = counter) -> None:
             found.headers.compare(number, Report())
             entry = entries[number]
-            check_data(found.file, entry, found.refs.get(entry.name), Report(), counter)
+            check_data(found.file, entry, found.all_refs(entry.name), Report(), counter)
 
-        model = len(entries) - 1
+        models = found.model_numbers
+        others = range(models.start)
         with with_path(self.path):
             threads.for_each(
-                range(model), entries.sizes[:model], verify, threads.require_jobs(jobs)
+                others, entries.sizes[: models.start], verify, threads.require_jobs(jobs)
             )
             try:
                 with self._settled() as current:
-                    if current is found:
-                        verify(model)
-                    else:  # an edit has overwritten the model, which was right until then
-                        counter.add(entries.sizes[model])
+                    for number in models:
+                        if current is found:
+                            verify(number)
+                        else:  # an edit has overwritten the models, which were right until then
+                            counter.add(entries.sizes[number])
             except ArchiveFormatError:
                 with self._unedited(found):  # an edit may have been at it meanwhile
-                    verify(model, ProgressCounter(None, 0))
+                    for number in models:
+                        verify(number, ProgressCounter(None, 0))
 
     def _require_headers(self) -> None:
         """Compares the local header of every entry with its directory record.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx
 
-from onnxarchive.archive.contents import check_model_nbytes
+from onnxarchive.archive.contents import check_model_sizes
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import Item, Plan, Resolve, plan_archive, plan_model
 from onnxarchive.archive.reading import Archive
@@ -106,8 +106,8 @@ def write_model(archive: Archive, given: GivenModel, options: EditOptions) -> Ma
             plan = _plan_keeping_all(archive, plan, model, resolve, write_options)
             keeps_all = True
         # The archive's own limit, so that it can still be read by those who set it.
-        nbytes = sum(item.nbytes for item in plan.models)
-        check_model_nbytes(nbytes, archive.max_model_nbytes, Report())
+        sizes = {item.name: item.nbytes for item in plan.models}
+        check_model_sizes(sizes, archive.max_model_nbytes, Report())
         if keeps_all:
             return _write_end(archive, plan, write_options, copy=options.copy)
         return _write_anew(archive, plan, write_options)

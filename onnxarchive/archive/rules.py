@@ -15,7 +15,7 @@ from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_data, read_cont
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, shown, with_path
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import is_model
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.files import MappedFile
 
@@ -96,9 +96,9 @@ class _Findings(Report):
             self._take(finding)
 
     def _take(self, finding: Finding) -> None:
-        # The model's CRC-32 is compared before it is parsed, and with those of the other entries.
-        is_of_model = (finding.rule, finding.entry) == ("ZIP-15", MODEL_PROTO)
-        if is_of_model and finding in self._kept:
+        # A model's CRC-32 is compared before it is parsed, and with those of the other entries.
+        is_of_model = finding.entry is not None and is_model(finding.entry)
+        if finding.rule == "ZIP-15" and is_of_model and finding in self._kept:
             return
         self._counts[finding.rule] += 1
         if self._counts[finding.rule] <= MAX_FINDINGS:
@@ -168,7 +168,7 @@ def check(
 
             def examine(number: int) -> None:
                 entry, found = entries[number], _Findings()
-                check_data(file, entry, contents.refs.get(entry.name), found, counter)
+                check_data(file, entry, contents.refs(entry.name), found, counter)
                 if found.list:
                     by_entry[number] = found
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive.contents import read_contents
+from onnxarchive.archive.contents import model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.errors import Report, TensorNotFoundError, shown, with_path
+from onnxarchive.errors import ModelNotFoundError, Report, TensorNotFoundError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
+_MAX_SHOWN_IDS = 16
 
 
 class Snapshot:
@@ -36,29 +37,46 @@ class Snapshot:
         size: The size in bytes that it had.
         directory: Its directory.
         entries: The entries by name.
-        model: The model.
-        refs: The tensor of each key.
+        models: Every model by id; the default one, whose id is `""`, is the first.
+        model: The model that was asked for.
+        refs: Its tensors by key.
         headers: The local headers.
-        alignment: What the data of the model's entry is aligned to, in bytes.
+        model_numbers: Which entries hold the models.
+        alignment: What the data of the default model's entry is aligned to, in bytes.
     """
 
-    def __init__(self, file: MappedFile, max_model_nbytes: int) -> None:
-        """Reads what `read_contents` does, and the local header of the model."""
+    def __init__(self, file: MappedFile, model: str, max_model_nbytes: int) -> None:
+        """Reads what `read_contents` does, and the local headers of the models.
+
+        Raises:
+            ModelNotFoundError: There is no model with the id `model`.
+        """
         contents = read_contents(file, Report(), max_model_nbytes)
-        assert contents.model is not None  # the report would have raised
+        self.models = {id: found.model for id, found in contents.models.items()}
+        if model not in self.models:
+            raise ModelNotFoundError(
+                f"expected the id of a model, one of {shown_ids(self.models)}, found {shown(model)}"
+            )
         self.file = file
         self.size = file.size
         self.directory = contents.directory
         self.entries = NamedEntries(contents.directory.entries)
-        self.model = contents.model
-        self.refs = contents.refs
+        self.model = self.models[model]
+        self.refs = contents.models[model].refs
+        self._contents = contents
         self.headers = LocalHeaders(file, contents.directory)
-        shapes = contents.shapes
+        shapes = contents.models[model].shapes
         if shapes is None:
             shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
         self._shapes = shapes
-        self._require_header(len(self.entries) - 1)  # the model's
+        self.model_numbers = model_numbers(self.entries.names)
+        for number in self.model_numbers:
+            self._require_header(number)
         self.alignment = self.headers.alignment
+
+    def all_refs(self, key: str) -> list[TensorRef]:
+        """The tensors of a key, one at most of each model."""
+        return self._contents.refs(key)
 
     @cached_property
     def initializers(self) -> Initializers:
@@ -101,6 +119,12 @@ class Snapshot:
         view, offset, _ = self.locate(number)
         data_type, shape = self._shapes[number]
         return dtypes.as_array(view, data_type, shape, offset)
+
+
+def shown_ids(ids: Iterable[str]) -> str:
+    """The ids of models, for a message."""
+    listed = [repr(id) for id in islice(ids, _MAX_SHOWN_IDS + 1)]
+    return ", ".join(listed[:_MAX_SHOWN_IDS] + ["..."] * (len(listed) > _MAX_SHOWN_IDS))
 
 
 class NamedEntries(Mapping[str, Entry]):

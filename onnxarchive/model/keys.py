@@ -71,6 +71,11 @@ def model_entry(model: str) -> str:
     return FURTHER_MODEL_PREFIX + model if model else MODEL_PROTO
 
 
+def model_id(name: str) -> str:
+    """The id of the model that an entry of this name holds; `""` for the default one."""
+    return name[len(FURTHER_MODEL_PREFIX) :]
+
+
 def is_model(name: str) -> bool:
     """Whether an entry of this name holds a model, be it one without a proper id."""
     return name == MODEL_PROTO or name.startswith(FURTHER_MODEL_PREFIX)

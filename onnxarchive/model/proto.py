@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -99,7 +99,7 @@ def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
     """Parses the bytes of a model (rule MODEL-3); None where they are not one."""
     model = None
     try:
-        if not wire.has_more_messages(data, MAX_MESSAGES):
+        if not wire.have_more_messages([data], MAX_MESSAGES):
             graphs = wire.occurrences(data, "graph")
             model = onnx.ModelProto.FromString(data)
     except (ArchiveFormatError, DecodeError) as error:
@@ -123,6 +123,21 @@ def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
         )
         return None
     return model if _check_required(model, report) else None
+
+
+def check_messages_together(models: Iterable[bytes], report: Report) -> bool:
+    """Counts the messages of serialized models together (rule MODEL-3); False if too many."""
+    try:
+        are_too_many = wire.have_more_messages([*models], MAX_MESSAGES)
+    except ArchiveFormatError:  # which parsing says of the model concerned
+        return True
+    if are_too_many:
+        report.broken(
+            "MODEL-3",
+            f"expected at most {MAX_MESSAGES} messages in all models together, found more",
+            entry=MODEL_PROTO,
+        )
+    return not are_too_many
 
 
 def _check_required(model: onnx.ModelProto, report: Report) -> bool:
@@ -216,17 +231,17 @@ def check_references(
     report: Report,
     *,
     are_all: bool = True,
-) -> TensorRefs:
+) -> tuple[TensorRefs, set[str]]:
     """Holds the external tensors of a model against the entries of its archive.
 
     Args:
         model: The model.
         sizes: The size in bytes of the entry of each key; None where it cannot be told.
-        report: Takes each broken rule (DATA-1 to DATA-5, DATA-7, TENSOR-1 to TENSOR-3).
+        report: Takes each broken rule (DATA-1, DATA-3 to DATA-5, DATA-7, TENSOR-1 to TENSOR-3).
         are_all: Whether there are no keys but those of `sizes`.
 
     Returns:
-        The tensor of each key, where one could be told.
+        The tensor of each key that has one in this model, and every location in it.
     """
     refs: dict[str, TensorRef] = {}
     named: set[str] = set()
@@ -242,10 +257,39 @@ def check_references(
                 f"{ref}: expected data_location EXTERNAL beside external_data, found another",
                 entry=MODEL_PROTO,
             )
-    for key in sizes:
-        if key not in refs and key not in named:
+    return TensorRefs.of(model, refs), named.union(refs)
+
+
+def check_references_together(
+    refs: Mapping[str, TensorRefs], keys: Iterable[str], named: Container[str], report: Report
+) -> None:
+    """Holds the models of an archive against its keys, and against each other.
+
+    Args:
+        refs: The tensors of each model by key, by the name of the model's entry.
+        keys: The keys of the archive.
+        named: Every location in any of the models.
+        report: Takes each broken rule (DATA-2, DATA-8).
+    """
+    for key in keys:
+        if key not in named:
             report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
-    return TensorRefs.of(model, refs)
+    first: dict[str, tuple[str, TensorRef]] = {}
+    for model, of_model in refs.items() if len(refs) > 1 else ():
+        for key, ref in of_model.items():
+            other_model, other = first.setdefault(key, (model, ref))
+            if _type_and_dims(ref) != _type_and_dims(other):
+                report.broken(
+                    "DATA-8",
+                    f"{ref} of {model}: expected data type and dims of {other} of {other_model}, "
+                    f"{other.tensor.data_type} and {shown(other.tensor.dims)}, found "
+                    f"{ref.tensor.data_type} and {shown(ref.tensor.dims)}",
+                    entry=key,
+                )
+
+
+def _type_and_dims(ref: TensorRef) -> tuple[int, list[int]]:
+    return ref.tensor.data_type, list(ref.tensor.dims)
 
 
 def _check_reference(

@@ -16,7 +16,7 @@ meaning of the fields of a TensorProto.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -179,33 +179,37 @@ def occurrences(data: Buffer, field: str) -> int:
     return sum(tag == wanted for tag, *_ in fields_in(wire, 0, len(wire), 0))
 
 
-def has_more_messages(data: Buffer, limit: int) -> bool:
-    """Whether a model has more messages than that, its own not counted.
+def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
+    """Whether models have more messages than that together, the ModelProtos not counted.
 
     A message takes at least two bytes here, and a hundred or more as an object: this bounds what
     parsing costs, before it is done. Only as much is scanned as may decide it.
 
     Args:
-        data: A serialized ModelProto.
+        models: Serialized ModelProtos.
         limit: The number of messages.
 
     Raises:
-        ArchiveFormatError: The model is malformed.
+        ArchiveFormatError: A model is malformed.
     """
-    wire = as_bytes(data)
     count = 0
-    stack = [(_MESSAGES[_MODEL], fields_in(wire, 0, len(wire), 0))]
-    while stack:
-        below, fields = stack[-1]
-        for tag, _, _, start, stop in fields:
-            if tag in below:
-                count += 1
-                if count > limit or count + (len(wire) - start) // _SMALLEST_MESSAGE_FIELD <= limit:
-                    return count > limit
-                stack.append((_MESSAGES[below[tag]], fields_in(wire, start, stop, len(stack))))
-                break
-        else:
-            stack.pop()
+    unseen = sum(map(len, models))  # bytes
+    for data in models:
+        wire = as_bytes(data)
+        unseen -= len(wire)
+        stack = [(_MESSAGES[_MODEL], fields_in(wire, 0, len(wire), 0))]
+        while stack:
+            below, fields = stack[-1]
+            for tag, _, _, start, stop in fields:
+                if tag in below:
+                    count += 1
+                    rest = unseen + len(wire) - start
+                    if count > limit or count + rest // _SMALLEST_MESSAGE_FIELD <= limit:
+                        return count > limit
+                    stack.append((_MESSAGES[below[tag]], fields_in(wire, start, stop, len(stack))))
+                    break
+            else:
+                stack.pop()
     return False
 
 

@@ -62,7 +62,7 @@ def parse(file: DataFile) -> Serialized:
         )
     view = file.view
     hollow = wire.hollow(view)
-    if wire.has_more_messages(hollow.skeleton, proto.MAX_MESSAGES):
+    if wire.have_more_messages([hollow.skeleton], proto.MAX_MESSAGES):
         raise ArchiveFormatError(
             f"expected a model of at most {proto.MAX_MESSAGES} messages, found more", rule="MODEL-3"
         )

@@ -1102,20 +1102,20 @@ def test_messages_are_counted_at_every_depth() -> None:
     data = model.SerializeToString()
     count = _count(model)
     assert count > 50
-    assert not wire.has_more_messages(data, count)
-    assert wire.has_more_messages(data, count - 1)
-    assert wire.has_more_messages(data, 0)
+    assert not wire.have_more_messages([data], count)
+    assert wire.have_more_messages([data], count - 1)
+    assert wire.have_more_messages([data], 0)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 5])
 def test_messages_of_unknown_fields_and_other_wire_types_are_none(limit: int) -> None:
     unknown = b"\xc2\x3e\x02\x0a\x00"  # field 1000 with something like a message
     data = unknown + b"\x3a\x04" + b"\x0a\x00" * 2 + b"\x38\x01"  # a graph of two nodes; a number
-    assert wire.has_more_messages(data, limit) == (limit < 3)
+    assert wire.have_more_messages([data], limit) == (limit < 3)
 
 
 def test_counting_stops_where_the_rest_has_no_room_for_more() -> None:
     broken = b"\x3a\x02\x0a\x00" + b"\x0f" + bytes(10)  # no field begins so
-    assert not wire.has_more_messages(broken, 10)
+    assert not wire.have_more_messages([broken], 10)
     with pytest.raises(ArchiveFormatError, match="wire type"):
-        wire.has_more_messages(broken, 3)
+        wire.have_more_messages([broken], 3)
