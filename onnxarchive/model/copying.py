@@ -12,7 +12,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from onnxarchive.model import schema
 from onnxarchive.model.tensors import DATA_FIELDS, set_location
 from onnxarchive.model.walking import Path
-from onnxarchive.model.wire_fields import varint
+from onnxarchive.model.wire import varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

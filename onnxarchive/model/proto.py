@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.buffers import columns
 from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError, shown
-from onnxarchive.model import dtypes, references, tensors, wire
+from onnxarchive.model import dtypes, references, tensors, weights, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -86,7 +86,7 @@ def serialize_filled(
     if not held:
         return (memoryview(data),)
     try:
-        pieces = wire.fill(data, held.get)
+        pieces = weights.fill(data, held.get)
     except UnsupportedFeatureError as error:
         raise ArchiveFormatError(
             f"{error.message}; store more tensors outside (size_threshold, convert_attribute)",
@@ -189,16 +189,17 @@ def refs_at_once(
     found = references.read(data)
     if found is None or not len(found.indexes) == len(keys) == len({*keys}):
         return None
-    located: Sequence[str] = keys
-    numbers = np.arange(len(keys))  # of the key that each tensor names
+    located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)
     if found.locations != "\n".join(keys):  # they are in another order, or others
         number_of = dict(zip(keys, range(len(keys)), strict=True))
         located = found.locations.split("\n")
         named = [number_of.pop(key, None) for key in located]
         if number_of or None in named:
             return None
-        numbers = np.array(named, np.int64)
-    if (found.nbytes != np.array(sizes, np.int64)[numbers]).any():
+        numbers = np.array(named, np.int64)  # of the key that each tensor names
+        expected = expected[numbers]
+        shapes = shapes.reordered(np.argsort(numbers))
+    if (found.nbytes != expected).any():
         return None
     for ref in tensors.walk_others(model):
         if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
@@ -207,7 +208,7 @@ def refs_at_once(
     if len(initializers) != found.count:
         return None
     refs = TensorRefs(initializers, located, columns.integers(found.indexes))
-    return refs, found.shapes(np.argsort(numbers))  # of each key the tensor that names it
+    return refs, shapes
 
 
 def check_references(
