@@ -43,9 +43,9 @@ from onnx import TensorProto
 import onnxarchive
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
-from onnxarchive.model import wire
+from onnxarchive.model import weights, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
-from onnxarchive.model.wire_data import decode
+from onnxarchive.model.spans import decode
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
 from onnxarchive.zipformat.entries import Entry
@@ -170,8 +170,8 @@ def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
 def run_wire(data: bytes) -> bool:
     """Whether protobuf parses a model, with which the wire's reader must agree.
 
-    What protobuf parses can be hollowed and filled again to the same model, and what makes a
-    skeleton that protobuf parses is a model to it.
+    What protobuf parses can be stripped of its weights and filled again to the same model, and is
+    a model if protobuf parses what is left.
     """
     model = _parsed(data)
     try:
@@ -184,9 +184,9 @@ def run_wire(data: bytes) -> bool:
         is_model = model.HasField("graph") and model.HasField("ir_version")
         require(wire.is_model(data) == is_model, f"is_model is not {is_model}")
     for size_threshold in (0, 24):
-        _run_hollow(data, model, size_threshold)
+        _run_strip_weights(data, model, size_threshold)
     try:
-        filled = b"".join(wire.fill(data, lambda location: b"filled" if location else None))
+        filled = b"".join(weights.fill(data, lambda location: b"filled" if location else None))
     except ArchiveError:
         pass
     else:
@@ -206,39 +206,41 @@ def _may_refuse(error: ArchiveError) -> bool:
     return "reserved location" in error.message
 
 
-def _run_hollow(data: bytes, model: onnx.ModelProto | None, size_threshold: int) -> None:
+def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshold: int) -> None:
     try:
-        hollow = wire.hollow(data, size_threshold=size_threshold)
-        held = [b"".join(decode(data, span)) for span in hollow.spans]
+        found = weights.strip_weights(data, size_threshold=size_threshold)
+        held = [b"".join(decode(data, span)) for span in found.spans]
     except ArchiveError as error:
         require(model is None or _may_refuse(error), f"protobuf parses this: {error}")
         return
-    skeleton = _parsed(hollow.skeleton)
-    require((skeleton is None) == (model is None), "hollowing makes or spoils a model")
-    if model is None or skeleton is None:
+    stripped = _parsed(found.model)
+    require((stripped is None) == (model is None), "stripping makes or spoils a model")
+    if model is None or stripped is None:
         return
-    locations = {f"{wire.SPAN_LOCATION}{index}": index for index in range(len(held))}
+    locations = {f"{weights.SPAN_LOCATION}{index}": index for index in range(len(held))}
 
     def of_location(name: str) -> bytes | None:
         return held[locations[name]] if name in locations else None
 
     try:
-        filled = _parsed(b"".join(wire.fill(hollow.skeleton, of_location)))
+        filled = _parsed(b"".join(weights.fill(found.model, of_location)))
     except ArchiveError as error:
         # Such a location would be refused in any case.
-        require("a location in UTF-8" in error.message, f"a skeleton cannot be filled: {error}")
+        require(
+            "a location in UTF-8" in error.message, f"a stripped model cannot be filled: {error}"
+        )
         return
     require(filled is not None, "a filled model cannot be parsed")
     assert filled is not None
-    for tensor, hollowed, again in zip(*map(tensors_of, (model, skeleton, filled)), strict=True):
-        index = locations.get(_location(hollowed))
+    for tensor, left, again in zip(*map(tensors_of, (model, stripped, filled)), strict=True):
+        index = locations.get(_location(left))
         if index is None:
             continue
         _require_raw(tensor, held[index])
         require(again.raw_data == held[index], f"filled {again.raw_data!r}, held {held[index]!r}")
-        hollowed.CopyFrom(tensor)
+        left.CopyFrom(tensor)
         again.CopyFrom(tensor)
-    require(skeleton == model, "the skeleton is of another model")
+    require(stripped == model, "the stripped model is another model")
     require(filled == model, "the filled model is another one")
 
 

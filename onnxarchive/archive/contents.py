@@ -15,7 +15,7 @@ import onnx
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
-from onnxarchive.errors import RenamedEntry, Report, shown
+from onnxarchive.errors import Report, shown
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
@@ -155,7 +155,7 @@ def _models(
         return {}
     models: dict[str, onnx.ModelProto] = {}
     for name, serialized in data.items():
-        model = proto.parse(serialized, _of_model(report, name))
+        model = proto.parse(serialized, report, name)
         if model is not None:
             models[name] = model
     # Assets are after the tensors.
@@ -166,22 +166,14 @@ def _models(
         if found is not None:
             return {"": ModelContents(models[MODEL_PROTO], *found)}
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
-    size_of_key = {key: size_of[key] for key in named}
-    refs: dict[str, TensorRefs] = {}
-    locations: set[str] = set()
-    for name, model in models.items():
-        refs[name], found_locations = proto.check_references(
-            model, size_of_key, _of_model(report, name), are_all=listed.is_whole
-        )
-        locations |= found_locations
-    is_complete = len(models) == len(data) > 0
-    proto.check_references_together(refs, size_of_key if is_complete else (), locations, report)
+    refs = proto.check_all_references(
+        models,
+        {key: size_of[key] for key in named},
+        report,
+        are_all=listed.is_whole,
+        are_all_models=len(models) == len(data) > 0,
+    )
     return {keys.model_id(name): ModelContents(model, refs[name]) for name, model in models.items()}
-
-
-def _of_model(report: Report, name: str) -> Report:
-    """A report of the broken rules of one model."""
-    return report if name == MODEL_PROTO else RenamedEntry(report, MODEL_PROTO, name)
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:

@@ -18,7 +18,7 @@ from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import keys, proto, tensors, walking, wire
+from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplicate import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
@@ -249,7 +249,7 @@ def plan_model(
     proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
     small, large = _staying(staying, resolve)
     held = _views(large, temporary)
-    placeholders = {path: f"{wire.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
+    placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
     copy = with_locations(model, {**locations, **placeholders})
     for path, raw_data in small.items():
         tensors.set_raw_data(walking.at(copy, path), raw_data)

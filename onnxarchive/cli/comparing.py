@@ -1,9 +1,10 @@
-"""The command that tells in what two archives differ."""
+"""The command that compares two archives."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, Final
 
 from onnxarchive.cli.frame import DONE, FOUND, say
@@ -13,88 +14,57 @@ from onnxarchive.conversion.differences import Change, Difference, diff
 
 _MAX_LINES: Final = 50  # of a section
 _MAX_PARTS: Final = 8  # of a line
-_MAX_LENGTH: Final = 100  # letters of a name or a value
-_SIGNS: Final = {"added": "+", "removed": "-", "changed": "~"}
+_MAX_LENGTH: Final = 100  # characters of a name or a value
+_SIGNS: Final = {"added": "+ ", "removed": "- ", "changed": "~ "}
 
 
 def diff_command(arguments: argparse.Namespace) -> int:
     """Runs `diff`."""
     with progress_bar("diff") as progress:
-        found = diff(arguments.archive, arguments.other, full=arguments.full, progress=progress)
-    say(arguments, _described(found), "\n".join(_lines(found, arguments.full)))
+        found = diff(
+            arguments.archive,
+            arguments.other,
+            full=arguments.full,
+            stack_traces=arguments.stack_traces,
+            progress=progress,
+        )
+    result = {"path": found.path, "other": found.other, "is_same": found.is_same}
+    sections = {name: [*map(_as_json, changes)] for name, changes in found.sections.items()}
+    say(arguments, result | sections, "\n".join(_lines(found, arguments.full)))
     return DONE if found.is_same else FOUND
 
 
-def _described(found: Difference) -> dict[str, Any]:
-    changes = {name: [_as_json(it) for it in section] for name, section in found.sections.items()}
-    return {
-        "path": found.path,
-        "other": found.other,
-        "is_same": found.is_same,
-        "is_same_layout": found.is_same_layout,
-        **changes,
-        "layout": list(found.layout),
-    }
-
-
 def _as_json(change: Change) -> dict[str, Any]:
-    return {
-        "name": change.name,
-        "kind": change.kind,
-        "before": change.before,
-        "after": change.after,
-        "parts": [_as_json(part) for part in change.parts],
-    }
+    return {**asdict(change), "kind": change.kind, "parts": [*map(_as_json, change.parts)]}
 
 
-def _lines(found: Difference, is_full: bool) -> Iterator[str]:
-    paths = [printable(path) for path in (found.path, found.other)]
+def _lines(found: Difference, full: bool) -> Iterator[str]:
+    path, other = printable(found.path), printable(found.other)
     if found.is_same:
-        told = "compared byte by byte" if is_full else "weights compared by CRC-32"
-        yield f"{paths[0]} and {paths[1]}: the same model, tensors and assets; {told}"
-    else:
-        yield f"--- {paths[0]}"
-        yield f"+++ {paths[1]}"
-    for name, changes in found.sections.items():
+        how = "byte by byte" if full else "by CRC-32"
+        yield f"{path} and {other}: the same model, tensors and assets (weights compared {how})"
+        return
+    yield f"--- {path}"
+    yield f"+++ {other}"
+    for section, changes in found.sections.items():
         if changes:
             kinds = [change.kind for change in changes]
             counts = [f"{kinds.count(kind):,} {kind}" for kind in _SIGNS if kind in kinds]
-            yield f"{name}: {', '.join(counts)}"
+            yield f"{section}: {', '.join(counts)}"
             yield from (f"  {_line(change)}" for change in changes[:_MAX_LINES])
             if len(changes) > _MAX_LINES:
                 yield f"  and {len(changes) - _MAX_LINES:,} more"
-    if found.layout:
-        yield f"held differently, which is no difference: {', '.join(found.layout)}"
 
 
 def _line(change: Change) -> str:
-    told = _told(change)
-    if change.parts:
-        leaves = [*_leaves(change.parts)]
-        more = [f"and {len(leaves) - _MAX_PARTS:,} more"] * (len(leaves) > _MAX_PARTS)
-        told = "; ".join(leaves[:_MAX_PARTS] + more)
-    return f"{_SIGNS[change.kind]} {_shown(change.name)}: {told}"
+    parts = [_line(part).removeprefix(_SIGNS["changed"]) for part in change.parts[:_MAX_PARTS]]
+    if len(change.parts) > _MAX_PARTS:
+        parts.append(f"and {len(change.parts) - _MAX_PARTS:,} more")
+    texts = (_cut(text) for text in (change.before, change.after) if text is not None)
+    return f"{_SIGNS[change.kind]}{_cut(change.name)}: {'; '.join(parts) or ' => '.join(texts)}"
 
 
-def _leaves(changes: Sequence[Change], above: str = "") -> Iterator[str]:
-    """What has no parts itself, after the names of what it is a part of."""
-    for change in changes:
-        name = f"{above}{_shown(change.name)}"
-        if change.parts:
-            yield from _leaves(change.parts, f"{name}: ")
-        elif change.kind == "changed":
-            yield f"{name} {_told(change)}"
-        else:
-            yield f"{_SIGNS[change.kind]} {name} {_told(change)}"
-
-
-def _told(change: Change) -> str:
-    return " => ".join(
-        _shown(value) for value in (change.before, change.after) if value is not None
-    )
-
-
-def _shown(value: str) -> str:
-    if len(value) > _MAX_LENGTH:  # paths of tensors have what matters at their ends
-        value = f"{value[: _MAX_LENGTH // 2]}...{value[-_MAX_LENGTH // 2 :]}"
-    return printable(value) if value else "''"
+def _cut(text: str) -> str:
+    if len(text) > _MAX_LENGTH:  # the ends of paths matter most
+        text = f"{text[: _MAX_LENGTH // 2]}...{text[-_MAX_LENGTH // 2 :]}"
+    return printable(text) if text else "''"

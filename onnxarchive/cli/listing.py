@@ -92,7 +92,7 @@ def _counts(archive: Archive) -> dict[str, int]:
 
 def info_command(arguments: argparse.Namespace) -> int:
     """Runs `info`."""
-    from onnxarchive.model.wording import told
+    from onnxarchive.model.wording import describe
 
     with onnxarchive.open(arguments.archive) as archive:
         model = archive.model
@@ -107,8 +107,8 @@ def info_command(arguments: argparse.Namespace) -> int:
             },
             "graph": text(model.graph.name),
             "nodes": len(model.graph.node),
-            "inputs": {text(value.name): told(value.type) for value in model.graph.input},
-            "outputs": {text(value.name): told(value.type) for value in model.graph.output},
+            "inputs": {text(value.name): describe(value) for value in model.graph.input},
+            "outputs": {text(value.name): describe(value) for value in model.graph.output},
             "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
             "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
             "metadata": proto.metadata(model),

@@ -262,12 +262,17 @@ def _add_diff(commands: Any) -> None:
         commands,
         "diff",
         "comparing.diff_command",
-        "Tell in what two archives differ: graphs, tensors, assets. No weight is read.",
+        "Compare graphs, tensors and assets of two archives, weights by their CRC-32.",
     )
     command.add_argument("archive")
     command.add_argument("other")
     command.add_argument(
-        "--full", action="store_true", help="compare every byte, also where CRC-32s are the same"
+        "--full", action="store_true", help="compare the bytes of equal CRC-32s, too"
+    )
+    command.add_argument(
+        "--stack-traces",
+        action="store_true",
+        help="compare stack traces in the metadata of nodes, too",
     )
 
 

@@ -23,7 +23,7 @@ from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, with_path
-from onnxarchive.model import proto, tensors, wire
+from onnxarchive.model import proto, tensors, weights
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
@@ -262,7 +262,7 @@ def _export_single(
         filled.add(key)
         return archive.read(key)
 
-    parts = wire.fill(model_proto, fill_in)
+    parts = weights.fill(model_proto, fill_in)
     if filled != set(archive._refs):
         # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
         parts = [proto.serialize(complete_model(archive))]

@@ -12,7 +12,7 @@ import onnx
 
 from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
-from onnxarchive.model import proto, tensors, walking, wire
+from onnxarchive.model import proto, tensors, walking, weights
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 
@@ -102,7 +102,7 @@ def linked_model(
     if not in_place:
         model = onnx.ModelProto()
         model.CopyFrom(archive.model)
-    encoded_external_data = wire.external_data_encoder(location)
+    encoded_external_data = weights.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[MODEL_PROTO].nbytes
     for entry in archive.entries.values():

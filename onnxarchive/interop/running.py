@@ -19,7 +19,8 @@ import numpy as np
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.interop import inputs as inputs_
 from onnxarchive.interop.inputs import Given, Port
-from onnxarchive.interop.onnxruntime import require_onnxruntime, session
+from onnxarchive.interop.onnxruntime import session
+from onnxarchive.interop.ort_options import require_onnxruntime
 from onnxarchive.model import dtypes
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import LocalHeader

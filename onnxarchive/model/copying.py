@@ -12,7 +12,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from onnxarchive.model import schema
 from onnxarchive.model.tensors import DATA_FIELDS, set_location
 from onnxarchive.model.walking import Path
-from onnxarchive.model.wire_fields import varint
+from onnxarchive.model.wire import varint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -87,7 +87,7 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
                 _merge_text(target, field.number, value)
             else:
                 setattr(target, field.name, value)
-    unknown = _serialize(UnknownFieldSet(source))
+    unknown = serialize_unknown(UnknownFieldSet(source))
     if unknown:
         target.MergeFromString(unknown)
 
@@ -106,8 +106,8 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 
 
-def _serialize(unknown: Any) -> bytes:
-    """Unknown fields as they stand on the wire (protobuf encoding guide)."""
+def serialize_unknown(unknown: Any) -> bytes:
+    """Unknown fields (an UnknownFieldSet) in the wire format (protobuf encoding guide)."""
     parts: list[bytes] = []
     for field in unknown:
         parts.append(varint(field.field_number << 3 | field.wire_type))
@@ -118,7 +118,7 @@ def _serialize(unknown: Any) -> bytes:
         elif field.wire_type == 2:
             parts.append(varint(len(field.data)) + field.data)
         elif field.wire_type == 3:
-            parts.append(_serialize(field.data) + varint(field.field_number << 3 | 4))
+            parts.append(serialize_unknown(field.data) + varint(field.field_number << 3 | 4))
         else:
             parts.append(field.data.to_bytes(4, "little"))
     return b"".join(parts)

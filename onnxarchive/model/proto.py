@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,8 +11,14 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.buffers import columns
-from onnxarchive.errors import ArchiveFormatError, Report, UnsupportedFeatureError, shown
-from onnxarchive.model import dtypes, references, tensors, wire
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    RenamedEntry,
+    Report,
+    UnsupportedFeatureError,
+    shown,
+)
+from onnxarchive.model import dtypes, references, tensors, weights, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -86,7 +92,7 @@ def serialize_filled(
     if not held:
         return (memoryview(data),)
     try:
-        pieces = wire.fill(data, held.get)
+        pieces = weights.fill(data, held.get)
     except UnsupportedFeatureError as error:
         raise ArchiveFormatError(
             f"{error.message}; store more tensors outside (size_threshold, convert_attribute)",
@@ -95,8 +101,14 @@ def serialize_filled(
     return tuple(memoryview(piece) for piece in pieces)
 
 
-def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
-    """Parses the bytes of a model (rule MODEL-3); None where they are not one."""
+def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelProto | None:
+    """Parses the bytes of a model (rule MODEL-3); None if they are not one.
+
+    Args:
+        data: The bytes.
+        report: Takes the broken rule.
+        entry: Name of the model's entry.
+    """
     model = None
     try:
         if not wire.have_more_messages([data], MAX_MESSAGES):
@@ -107,22 +119,22 @@ def parse(data: bytes, report: Report) -> onnx.ModelProto | None:
             "MODEL-3",
             "expected a serialized ModelProto whose messages are nested at most 100 deep, found: "
             f"{error.args[0]}",
-            entry=MODEL_PROTO,
+            entry=entry,
         )
         return None
     if model is None:
         report.broken(
-            "MODEL-3", f"expected at most {MAX_MESSAGES} messages, found more", entry=MODEL_PROTO
+            "MODEL-3", f"expected at most {MAX_MESSAGES} messages, found more", entry=entry
         )
         return None
     if graphs > 1:
         report.broken(
             "MODEL-3",
             f"expected one graph, found {graphs}, which protobuf would merge",
-            entry=MODEL_PROTO,
+            entry=entry,
         )
         return None
-    return model if _check_required(model, report) else None
+    return model if _check_required(model, report, entry) else None
 
 
 def check_messages_together(models: Iterable[bytes], report: Report) -> bool:
@@ -140,13 +152,13 @@ def check_messages_together(models: Iterable[bytes], report: Report) -> bool:
     return not are_too_many
 
 
-def _check_required(model: onnx.ModelProto, report: Report) -> bool:
+def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_PROTO) -> bool:
     missing = [field for field in ("ir_version", "graph") if not model.HasField(field)]
     if missing:
         report.broken(
             "MODEL-3",
             f"expected a model with ir_version and graph, found no {' and no '.join(missing)}",
-            entry=MODEL_PROTO,
+            entry=entry,
         )
     return not missing
 
@@ -204,16 +216,17 @@ def refs_at_once(
     found = references.read(data)
     if found is None or not len(found.indexes) == len(keys) == len({*keys}):
         return None
-    located: Sequence[str] = keys
-    numbers = np.arange(len(keys))  # of the key that each tensor names
+    located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)
     if found.locations != "\n".join(keys):  # they are in another order, or others
         number_of = dict(zip(keys, range(len(keys)), strict=True))
         located = found.locations.split("\n")
         named = [number_of.pop(key, None) for key in located]
         if number_of or None in named:
             return None
-        numbers = np.array(named, np.int64)
-    if (found.nbytes != np.array(sizes, np.int64)[numbers]).any():
+        numbers = np.array(named, np.int64)  # of the key that each tensor names
+        expected = expected[numbers]
+        shapes = shapes.reordered(np.argsort(numbers))
+    if (found.nbytes != expected).any():
         return None
     for ref in tensors.walk_others(model):
         if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
@@ -222,7 +235,7 @@ def refs_at_once(
     if len(initializers) != found.count:
         return None
     refs = TensorRefs(initializers, located, columns.integers(found.indexes))
-    return refs, found.shapes(np.argsort(numbers))  # of each key the tensor that names it
+    return refs, shapes
 
 
 def check_references(
@@ -231,20 +244,53 @@ def check_references(
     report: Report,
     *,
     are_all: bool = True,
-) -> tuple[TensorRefs, set[str]]:
-    """Holds the external tensors of a model against the entries of its archive.
+) -> TensorRefs:
+    """Checks the external tensors of the only model of an archive; see `check_all_references`."""
+    return check_all_references({MODEL_PROTO: model}, sizes, report, are_all=are_all)[MODEL_PROTO]
+
+
+def check_all_references(
+    models: Mapping[str, onnx.ModelProto],
+    sizes: Mapping[str, int | None],
+    report: Report,
+    *,
+    are_all: bool = True,
+    are_all_models: bool = True,
+) -> dict[str, TensorRefs]:
+    """Checks the external tensors of models against the entries of their archive.
 
     Args:
-        model: The model.
-        sizes: The size in bytes of the entry of each key; None where it cannot be told.
-        report: Takes each broken rule (DATA-1, DATA-3 to DATA-5, DATA-7, TENSOR-1 to TENSOR-3).
-        are_all: Whether there are no keys but those of `sizes`.
+        models: The models by the names of their entries.
+        sizes: Size in bytes of the entry of each key; None if it is unknown.
+        report: Takes each broken rule (DATA-1 to DATA-5, DATA-7, DATA-8, TENSOR-1 to TENSOR-3).
+        are_all: True if the archive has no other keys.
+        are_all_models: True if the archive has no other models.
 
     Returns:
-        The tensor of each key that has one in this model, and every location in it.
+        For each model the tensor of each key that it names.
     """
-    refs: dict[str, TensorRef] = {}
+    refs: dict[str, TensorRefs] = {}
     named: set[str] = set()
+    for name, model in models.items():
+        of_model = report if name == MODEL_PROTO else RenamedEntry(report, MODEL_PROTO, name)
+        refs[name] = _check_model(model, sizes, of_model, are_all, named)
+    for key in sizes if are_all_models else ():
+        if key not in named:
+            report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
+    if len(models) > 1:
+        _check_shared(refs, report)
+    return refs
+
+
+def _check_model(
+    model: onnx.ModelProto,
+    sizes: Mapping[str, int | None],
+    report: Report,
+    are_all: bool,
+    named: set[str],
+) -> TensorRefs:
+    """Checks one model; adds every location in it to `named`."""
+    refs: dict[str, TensorRef] = {}
     for ref in tensors.walk(model):
         tensor = ref.tensor
         if tensor.data_location == tensors.EXTERNAL:
@@ -257,25 +303,14 @@ def check_references(
                 f"{ref}: expected data_location EXTERNAL beside external_data, found another",
                 entry=MODEL_PROTO,
             )
-    return TensorRefs.of(model, refs), named.union(refs)
+    named.update(refs)
+    return TensorRefs.of(model, refs)
 
 
-def check_references_together(
-    refs: Mapping[str, TensorRefs], keys: Iterable[str], named: Container[str], report: Report
-) -> None:
-    """Holds the models of an archive against its keys, and against each other.
-
-    Args:
-        refs: The tensors of each model by key, by the name of the model's entry.
-        keys: The keys of the archive.
-        named: Every location in any of the models.
-        report: Takes each broken rule (DATA-2, DATA-8).
-    """
-    for key in keys:
-        if key not in named:
-            report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
+def _check_shared(refs: Mapping[str, TensorRefs], report: Report) -> None:
+    """Compares data type and dims of the tensors that models share (DATA-8)."""
     first: dict[str, tuple[str, TensorRef]] = {}
-    for model, of_model in refs.items() if len(refs) > 1 else ():
+    for model, of_model in refs.items():
         for key, ref in of_model.items():
             other_model, other = first.setdefault(key, (model, ref))
             if _type_and_dims(ref) != _type_and_dims(other):

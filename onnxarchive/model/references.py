@@ -1,32 +1,42 @@
-"""What the initializers of a serialized model are and refer to, read from the wire all at once.
+"""For speed only: the external initializers of a serialized model, all looked at together.
 
 A protobuf object takes microseconds for each tensor and each of its fields. Here numpy looks at one
-field of all initializers of the main graph at a time, so that a model of many tensors opens about
-as fast as protobuf parses it. Only what almost all models have is understood: for others `read`
-gives None, and they are looked at tensor by tensor.
+field of thousands of tensors at a time. It understands what almost all models have; for any other
+`read` gives None: ask `proto.check_references`, which looks at the tensors one by one.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
 
 from onnxarchive.buffers import columns
+from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import dtypes
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
-from onnxarchive.model.wire import tag_of
-from onnxarchive.model.wire_fields import LEN, VARINT, VARINT_BITS, VARINT_CONTINUES, WIRE_TYPE_MASK
+from onnxarchive.model.wire import (
+    LEN,
+    VARINT,
+    VARINT_BITS,
+    VARINT_CONTINUES,
+    VARINT_MASK,
+    WIRE_TYPE_MASK,
+    fields_in,
+    tag_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[np.int64]
+
+ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +45,17 @@ class References:
 
     Attributes:
         count: How many initializers there are, external or not.
-        indexes: Which of the initializers they are.
-        locations: The location of each, one to a line. What is not ASCII is not what it says.
-        nbytes: How many bytes shape and data type of each need.
-        data_types: The number of the data type of each.
-        ranks: The rank of each.
-        begins: Where in `dims` the dims of each begin.
-        dims: The dims of one behind those of another, of tensors that are not external, too.
+        indexes: The index of each external one among the initializers.
+        locations: The location of each, one to a line; as Latin-1, so only ASCII is right.
+        nbytes: The size in bytes that shape and data type of each need.
+        shapes: The data type and shape of each.
     """
 
     count: int
     indexes: Numbers
     locations: str
     nbytes: Numbers
-    data_types: Numbers
-    ranks: Numbers
-    begins: Numbers
-    dims: Numbers
-
-    def shapes(self, numbers: Numbers) -> Shapes:
-        """Data types and shapes of some of them, in this order."""
-        return Shapes(
-            self.data_types[numbers], self.ranks[numbers], self.begins[numbers], self.dims
-        )
+    shapes: Shapes
 
 
 def read(model: bytes) -> References | None:
@@ -67,111 +65,113 @@ def read(model: bytes) -> References | None:
         model: A serialized ModelProto, which protobuf has parsed.
 
     Returns:
-        What they are and refer to; None where that breaks a rule, or where there is something
-        unusual: many fields, fields twice, more than a location in `external_data`.
+        The initializers; None if one of them breaks a rule or has something unusual: many fields,
+        a field twice, more than a location in `external_data`.
     """
-    raw = np.frombuffer(model, np.uint8)
+    wire = memoryview(model)
     try:
-        graphs = _occurrences(model, 0, len(model), _GRAPH)
+        graphs = [field for field in fields_in(wire, 0, len(wire), 0) if field[0] == _GRAPH]
         if len(graphs) != 1:
             return None
-        start, stop = (int(it[0]) for it in _contents(raw, graphs))
-        begins, ends = _contents(raw, _occurrences(model, start, stop, _INITIALIZER))
-        parts = [
-            _references(model, raw, begins[first : first + ROWS], ends[first : first + ROWS])
-            for first in range(0, len(begins), ROWS)
-        ]
-    except _UnusualError:
+        _, _, _, start, stop = graphs[0]
+        bounds = array("q")
+        for tag, _, _, value, end in fields_in(wire, start, stop, 1):
+            if tag == _INITIALIZER:
+                bounds.append(value)
+                bounds.append(end)
+        begins, ends = np.frombuffer(bounds, np.int64).reshape(-1, 2).T.copy()
+        raw = np.frombuffer(model, np.uint8)
+        tensors = _Columns(len(begins))
+        for first in range(0, len(begins), ROWS):
+            rows = slice(first, first + ROWS)
+            for field in _fields(raw, begins[rows], ends[rows], first):
+                tensors.take(raw, field)
+        return tensors.references(model)
+    except (ArchiveFormatError, _UnusualError):
         return None
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[References]) -> References:
-    """What is found in parts of a graph's initializers, as of all of them."""
-    count = dim_count = 0
-    found: list[tuple[Numbers, ...]] = [(_NONE,) * 6]
-    for part in parts:
-        indexes, begins = part.indexes + count, part.begins + dim_count
-        found.append((indexes, part.nbytes, part.data_types, part.ranks, begins, part.dims))
-        count += part.count
-        dim_count += len(part.dims)
-    indexes, *others = map(np.concatenate, zip(*found, strict=True))
-    locations = "\n".join([part.locations for part in parts if part.indexes.size])
-    return References(count, indexes, locations, *others)
 
 
 class _UnusualError(Exception):
-    """There is something that those have to look at who take one tensor after the other."""
+    """A tensor breaks a rule, or has what is not understood here."""
 
 
-# Fields on the wire (encoding guide, "Message Structure")
+# Fields of many messages (encoding guide, "Message Structure")
 
 _MAX_WIDTH: Final = 8  # bytes of a varint, whose number then has 56 bits
 _MAX_FIELDS: Final = 32  # of a tensor
 _MAX_TAG: Final = 1 << 10
-_MAX_INT32: Final = (1 << 31) - 1
 
 
-_GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
-_INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, "initializer", LEN)
+class _Fields(NamedTuple):
+    """A field of some messages.
+
+    Attributes:
+        tag: Its tag.
+        rows: The messages.
+        numbers: The number after the tag in each: a value, or the size in bytes of what follows.
+        ends: Where that number ends.
+    """
+
+    tag: int
+    rows: Numbers | slice
+    numbers: Numbers
+    ends: Numbers
 
 
-def _occurrences(data: bytes, position: int, stop: int, wanted: int) -> Numbers:
-    """Where one field of a message begins each time; `wanted` is its tag, of one byte."""
-    found = array("q")
-    while position < stop:
-        tag = data[position]
-        if tag == wanted:
-            found.append(position)
-        if tag >= VARINT_CONTINUES:
-            tag, position = _number(data, position)
-            if tag < VARINT_CONTINUES:  # in more bytes than it needs
-                raise _UnusualError
-        else:
-            position += 1
-        wire_type = tag & WIRE_TYPE_MASK
-        if wire_type == LEN:
-            if (size := data[position]) >= VARINT_CONTINUES:
-                size, position = _number(data, position)
-            else:
-                position += 1
-            position += size
-        elif wire_type == VARINT:
-            _, position = _number(data, position)
-        else:
+def _fields(
+    raw: NDArray[np.uint8], begins: Numbers, ends: Numbers, first: int
+) -> Iterator[_Fields]:
+    """The fields of many messages: one of each, then the next of each, grouped by tag.
+
+    Args:
+        raw: Bytes that hold the messages.
+        begins: Where each message begins in them.
+        ends: Where it ends.
+        first: The row of the first message.
+    """
+    rows = np.flatnonzero(begins < ends)
+    positions, ends = begins[rows], ends[rows]
+    rows += first
+    for _ in range(_MAX_FIELDS):
+        if not rows.size:
+            return
+        tags, positions = _varints(raw, positions)
+        if tags.max() > _MAX_TAG:
             raise _UnusualError
-    return np.frombuffer(found, np.int64)
+        present = np.flatnonzero(np.bincount(tags)).tolist()
+        if any(tag & WIRE_TYPE_MASK not in (VARINT, LEN) for tag in present):
+            raise _UnusualError
+        numbers, positions = _varints(raw, positions)
+        if len(present) == 1:
+            # A slice is several times faster than its indices.
+            is_whole = len(rows) == len(begins)
+            every = slice(first, first + len(begins)) if is_whole else rows
+            yield _Fields(present[0], every, numbers, positions)
+        else:
+            for tag in present:
+                having = np.flatnonzero(tags == tag)
+                yield _Fields(tag, rows[having], numbers[having], positions[having])
+        positions = positions + np.where(tags & WIRE_TYPE_MASK == LEN, numbers, 0)
+        going = positions < ends
+        if not going.all():
+            rows, positions, ends = rows[going], positions[going], ends[going]
+    if rows.size:
+        raise _UnusualError
 
 
-def _number(data: bytes, position: int) -> tuple[int, int]:
-    """A varint, and where it ends."""
-    number = shift = 0
-    while (byte := data[position]) >= VARINT_CONTINUES:
-        number |= (byte - VARINT_CONTINUES) << shift
-        shift += VARINT_BITS
-        position += 1
-    return number | byte << shift, position + 1
-
-
-def _contents(raw: NDArray[np.uint8], fields: Numbers) -> tuple[Numbers, Numbers]:
-    """Where the messages begin and end that stand in fields with a tag of one byte."""
-    sizes, begins = _numbers(raw, fields + 1)
-    return begins, begins + sizes
-
-
-def _numbers(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
-    """Many varints, and where each ends."""
+def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
+    """The varints at many positions, and where each ends."""
     byte = raw.take(positions)
     ends = positions + 1
     if byte.max(initial=0) < VARINT_CONTINUES:  # as almost always
         return byte.astype(np.int64), ends
-    numbers = (byte & ~np.uint8(VARINT_CONTINUES)).astype(np.int64)
+    numbers = (byte & VARINT_MASK).astype(np.int64)
     going = np.flatnonzero(byte >= VARINT_CONTINUES)
     for width in range(1, _MAX_WIDTH):
         if not going.size:
             return numbers, ends
         byte = raw[ends[going]]
-        bits = (byte & ~np.uint8(VARINT_CONTINUES)).astype(np.int64)
+        bits = (byte & VARINT_MASK).astype(np.int64)
         numbers[going] |= bits << VARINT_BITS * width
         ends[going] += 1
         going = going[byte >= VARINT_CONTINUES]
@@ -180,45 +180,10 @@ def _numbers(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbe
     return numbers, ends
 
 
-def _fields(
-    raw: NDArray[np.uint8], begins: Numbers, ends: Numbers
-) -> Iterator[tuple[int, Numbers | slice, Numbers, Numbers]]:
-    """Yields the fields of many messages: one of each, then the next of each, by their tags.
-
-    Yields:
-        A tag, the rows of the messages that have it, and of each the number that follows, which
-        for what is not a number itself is its size in bytes, and where that number ends.
-    """
-    rows = np.flatnonzero(begins < ends)
-    positions = begins[rows]
-    for _ in range(_MAX_FIELDS):
-        if not rows.size:
-            return
-        tags, positions = _numbers(raw, positions)
-        if tags.max() > _MAX_TAG:
-            raise _UnusualError
-        present = np.flatnonzero(np.bincount(tags)).tolist()
-        if any(tag & WIRE_TYPE_MASK not in (VARINT, LEN) for tag in present):
-            raise _UnusualError
-        numbers, positions = _numbers(raw, positions)
-        for tag in present:
-            if len(present) == 1:
-                having: Numbers | slice = slice(None)
-                found = having if len(rows) == len(begins) else rows
-            else:
-                having = np.flatnonzero(tags == tag)
-                found = rows[having]
-            yield tag, found, numbers[having], positions[having]
-        positions = positions + np.where(tags & WIRE_TYPE_MASK == LEN, numbers, 0)
-        going = positions < ends[rows]
-        if not going.all():
-            rows, positions = rows[going], positions[going]
-    if rows.size:
-        raise _UnusualError
-
-
 # The fields of a tensor
 
+_GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
+_INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, "initializer", LEN)
 _DIMS: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "dims", VARINT)
 _DATA_TYPE: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "data_type", VARINT)
 _DATA_LOCATION: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "data_location", VARINT)
@@ -228,95 +193,123 @@ _TEXT: Final = frozenset(
     tag_of(onnx.TensorProto.DESCRIPTOR, field, LEN)
     for field in ("name", "doc_string", "metadata_props")
 )
-# What stands in a pair of `external_data` before the size of its value, if it is the location.
+# The bytes of a pair in `external_data` before the size of its value, if it is the location.
 _BEFORE_LOCATION: Final = np.frombuffer(
     onnx.StringStringEntryProto(key=LOCATION).SerializeToString()
     + bytes([tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)]),
     np.uint8,
 )
-# Bits of an element by the number of the data type, 0 where it has no fixed width.
+# Bits of an element by the number of the data type; 0 if it has no fixed width.
 _BIT_WIDTHS: Final = np.array(
     [
         dtypes.BY_NUMBER[number].bit_width if number in dtypes.BY_NUMBER else 0
         for number in range(max(dtypes.BY_NUMBER) + 2)
     ]
 )
+_MAX_INT32: Final = (1 << 31) - 1
 _MAX_ELEMENTS: Final = 1 << 48  # of a tensor: their bits are then a number of 64 bits
 _UNSET: Final = -1
-_NONE: Final = np.empty(0, np.int64)
-ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
 
 
-def _references(model: bytes, raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> References:
-    """What some tensors are and refer to."""
-    count = len(begins)
-    fields = {tag: np.full(count, _UNSET) for tag in (_DATA_TYPE, _DATA_LOCATION, _EXTERNAL_DATA)}
-    location_ends = np.zeros(count, np.int64)
-    elements = np.ones(count)  # their product is exact where it is not too large
-    is_empty = np.zeros(count, np.bool_)
-    is_held = np.zeros(count, np.bool_)
-    ranks = np.zeros(count, np.int64)
-    dims: list[tuple[Numbers | slice, Numbers, Numbers]] = []
-    for tag, rows, numbers, positions in _fields(raw, begins, ends):
-        if tag in fields:
-            # protobuf takes the lower half of a number that is too large.
-            if (fields[tag][rows] != _UNSET).any() or (numbers > _MAX_INT32).any():
-                raise _UnusualError
-            fields[tag][rows] = numbers
-        if tag == _EXTERNAL_DATA:
-            location_ends[rows] = positions + numbers
-            fields[tag][rows] = _locations(raw, positions, positions + numbers)
-        elif tag == _DIMS:
-            is_empty[rows] |= numbers == 0
-            with np.errstate(over="ignore"):  # what is infinite is too large
-                elements[rows] *= np.maximum(numbers, 1)
-            dims.append((rows, ranks[rows].copy(), numbers))  # a slice is a view
-            ranks[rows] += 1
-        elif tag in _DATA:
-            is_held[rows] = True
-        elif tag not in fields and tag not in _TEXT:
+class _Columns:
+    """The fields of some tensors, a row for each tensor."""
+
+    def __init__(self, count: int) -> None:
+        self._data_types = np.full(count, _UNSET)
+        self._data_locations = np.full(count, _UNSET)
+        self._location_begins = np.full(count, _UNSET)  # in the model's bytes
+        self._location_ends = np.full(count, _UNSET)
+        self._is_held = np.zeros(count, np.bool_)
+        self._is_empty = np.zeros(count, np.bool_)
+        self._elements = np.ones(count)  # but for zeros; exact unless it is too large
+        self._ranks = np.zeros(count, np.int64)
+        self._dims: list[_Dims] = []
+
+    def take(self, raw: NDArray[np.uint8], field: _Fields) -> None:
+        """Takes a field of some of the tensors."""
+        if field.tag == _DIMS:
+            self._take_dims(field)
+        elif field.tag == _DATA_TYPE:
+            _set(self._data_types, field.rows, _int32(field.numbers))
+        elif field.tag == _DATA_LOCATION:
+            _set(self._data_locations, field.rows, _int32(field.numbers))
+        elif field.tag == _EXTERNAL_DATA:
+            ends = field.ends + field.numbers
+            _set(self._location_begins, field.rows, _locations(raw, field.ends, ends))
+            self._location_ends[field.rows] = ends
+        elif field.tag in _DATA:
+            self._is_held[field.rows] = True
+        elif field.tag not in _TEXT:
             raise _UnusualError
-    location_begins = fields[_EXTERNAL_DATA]
-    is_external = fields[_DATA_LOCATION] == EXTERNAL
-    if (is_external != (location_begins != _UNSET)).any():
+
+    def _take_dims(self, field: _Fields) -> None:
+        rows, sizes = field.rows, field.numbers
+        self._is_empty[rows] |= sizes == 0
+        with np.errstate(over="ignore"):  # infinity is too large
+            self._elements[rows] *= np.maximum(sizes, 1)
+        self._dims.append(_Dims(rows, self._ranks[rows].copy(), sizes))  # a slice is a view
+        self._ranks[rows] += 1
+
+    def references(self, model: bytes) -> References:
+        """The external ones of the tensors, once all fields are taken."""
+        is_external = self._data_locations == EXTERNAL
+        if (is_external != (self._location_begins != _UNSET)).any():
+            raise _UnusualError
+        indexes = np.flatnonzero(is_external)
+        if self._is_held[indexes].any():
+            raise _UnusualError
+        nbytes = self._nbytes(indexes)
+        located = self._location_begins[indexes], self._location_ends[indexes]
+        locations = columns.lines(model, *located).decode("latin-1")
+        return References(len(is_external), indexes, locations, nbytes, self._shapes(indexes))
+
+    def _nbytes(self, indexes: Numbers) -> Numbers:
+        # The last width is that of all other types, and that of _UNSET.
+        data_types = np.minimum(self._data_types[indexes], len(_BIT_WIDTHS) - 1)
+        bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[indexes]
+        if (bit_widths == 0).any() or elements.max(initial=0) > _MAX_ELEMENTS:
+            raise _UnusualError
+        elements[self._is_empty[indexes]] = 0
+        nbytes: Numbers = -(-elements.astype(np.int64) * bit_widths // dtypes.BITS_PER_BYTE)
+        return nbytes
+
+    def _shapes(self, indexes: Numbers) -> Shapes:
+        begins = np.cumsum(self._ranks) - self._ranks
+        dims = np.empty(self._ranks.sum(), np.int64)
+        for rows, axis, sizes in self._dims:
+            dims[begins[rows] + axis] = sizes
+        return Shapes(self._data_types[indexes], self._ranks[indexes], begins[indexes], dims)
+
+
+class _Dims(NamedTuple):
+    """A dimension of some tensors: the tensors, which of its dimensions, and its size in each."""
+
+    rows: Numbers | slice
+    axis: Numbers
+    sizes: Numbers
+
+
+def _set(column: Numbers, rows: Numbers | slice, values: Numbers) -> None:
+    """Sets some rows of a column, none of which may be set yet."""
+    if (column[rows] != _UNSET).any():
         raise _UnusualError
-    indexes = np.flatnonzero(is_external)
-    data_types = fields[_DATA_TYPE][indexes]
-    # The last width is that of all other types, and that of _UNSET.
-    bit_widths = _BIT_WIDTHS[np.minimum(data_types, len(_BIT_WIDTHS) - 1)]
-    if (
-        is_held[indexes].any()
-        or (bit_widths == 0).any()
-        or elements[indexes].max(initial=0) > _MAX_ELEMENTS
-    ):
+    column[rows] = values
+
+
+def _int32(numbers: Numbers) -> Numbers:
+    if (numbers > _MAX_INT32).any():  # of which protobuf takes the lower half
         raise _UnusualError
-    elements[is_empty] = 0
-    nbytes = -(-elements[indexes].astype(np.int64) * bit_widths // dtypes.BITS_PER_BYTE)
-    locations = columns.lines(model, location_begins[indexes], location_ends[indexes])
-    dims_begins = np.cumsum(ranks) - ranks
-    joined = np.empty(ranks.sum(), np.int64)
-    for rows, nth, numbers in dims:
-        joined[dims_begins[rows] + nth] = numbers
-    return References(
-        count,
-        indexes,
-        locations.decode("latin-1"),
-        nbytes,
-        data_types,
-        ranks[indexes],
-        dims_begins[indexes],
-        joined,
-    )
+    return numbers
 
 
 def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:
-    """Where locations begin, each of which fills one pair of external data to its end."""
+    """Where the locations begin that pairs of external data hold, each up to the pair's end."""
     size = len(_BEFORE_LOCATION)
     if (ends - begins <= size).any():
         raise _UnusualError
     if (np.lib.stride_tricks.sliding_window_view(raw, size)[begins] != _BEFORE_LOCATION).any():
         raise _UnusualError
-    sizes, located = _numbers(raw, begins + size)
+    sizes, located = _varints(raw, begins + size)
     if (located + sizes != ends).any():
         raise _UnusualError
     return located

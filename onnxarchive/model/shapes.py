@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,8 +30,8 @@ class Shapes:
 
     def __init__(
         self,
-        data_types: NDArray[np.int64],
-        ranks: NDArray[np.int64],
+        data_types: NDArray[Any],
+        ranks: NDArray[Any],
         begins: NDArray[np.int64],
         dims: NDArray[np.int64],
     ) -> None:
@@ -47,6 +47,17 @@ class Shapes:
         self._ranks = ranks.astype(np.uint8).tobytes()
         self._begins = columns.integers(begins * dims.itemsize)
         self._dims = dims.tobytes()
+
+    def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
+        """The data types and shapes of these numbers, in this order."""
+        dims = np.frombuffer(self._dims, np.int64)
+        begins = np.array(self._begins, np.int64) // dims.itemsize
+        return Shapes(
+            np.frombuffer(self._data_types, np.uint8)[numbers],
+            np.frombuffer(self._ranks, np.uint8)[numbers],
+            begins[numbers],
+            dims,
+        )
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:

@@ -10,7 +10,7 @@ import onnx
 
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
-from onnxarchive.model import tensors, wire
+from onnxarchive.model import tensors, weights
 from onnxarchive.model.tensors import ExternalData, TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
@@ -86,7 +86,7 @@ class Finder:
         if is_external:
             reference = tensors.external_data(ref, Report(), also_allowed=_BASEPATH)
             assert reference is not None  # the report would have raised
-            if reference.location.startswith(wire.SPAN_LOCATION):
+            if reference.location.startswith(weights.SPAN_LOCATION):
                 return serialized.data(ref, reference.location)
             return self._in_file(ref, reference)
         if _is_torch_placeholder(ref, self._place):

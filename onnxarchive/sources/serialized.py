@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError
 
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.model import proto, tensors, wire
+from onnxarchive.model import proto, tensors, weights, wire
+from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.wire_data import Span, decode
 from onnxarchive.sources.places import DataFile
 
 
@@ -38,7 +38,7 @@ class Serialized:
         None if no shape tells how many they are: then the tensor holds them itself afterwards, and
         others judge it.
         """
-        span = self.spans[int(location.removeprefix(wire.SPAN_LOCATION))]
+        span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
         data_type = tensors.stored_type(ref.tensor)
         if data_type is None:
             tensors.set_raw_data(ref.tensor, b"".join(decode(self.view, span)))
@@ -61,18 +61,18 @@ def parse(file: DataFile) -> Serialized:
             rule="MODEL-2",
         )
     view = file.view
-    hollow = wire.hollow(view)
-    if wire.have_more_messages([hollow.skeleton], proto.MAX_MESSAGES):
+    stripped = weights.strip_weights(view)
+    if wire.have_more_messages([stripped.model], proto.MAX_MESSAGES):
         raise ArchiveFormatError(
             f"expected a model of at most {proto.MAX_MESSAGES} messages, found more", rule="MODEL-3"
         )
-    if wire.occurrences(hollow.skeleton, "graph") > 1:
+    if wire.occurrences(stripped.model, "graph") > 1:
         raise ArchiveFormatError(
             "expected one graph, found several, which protobuf would merge; the file is two models "
             "in one"
         )
     try:
-        model = onnx.ModelProto.FromString(hollow.skeleton)
+        model = onnx.ModelProto.FromString(stripped.model)
     except DecodeError as error:
         raise ArchiveFormatError(
             f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
@@ -84,7 +84,7 @@ def parse(file: DataFile) -> Serialized:
             ".onnx"
         )
     proto.take_link_fingerprint(model)  # a link, of which the archive's model is wanted
-    return Serialized(model, file, view, hollow.spans)
+    return Serialized(model, file, view, stripped.spans)
 
 
 class _Decoded:

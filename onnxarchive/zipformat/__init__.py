@@ -1,6 +1,7 @@
-"""The zip encoding: bytes in, values out, and no file is opened here.
+"""The zip encoding: bytes in, values out, without opening files.
 
-`records` packs and unpacks what APPNOTE describes, `layout` says where an archive's entries lie,
-`directory` reads a directory strictly, and `writer` writes one. `foreign` reads the zips of other
-tools, and `inflate` their data. This room imports buffers.
+`records` packs and unpacks the records of APPNOTE, `layout` computes offsets and headers, `writer`
+writes an archive, `end_records`, `directory` and `local_header` check one strictly, and two modules
+`..._at_once` do so faster. `foreign` and `foreign_end` read zips by other tools, `inflate` their
+data. This room imports buffers and errors.
 """

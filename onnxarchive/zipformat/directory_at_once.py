@@ -1,6 +1,6 @@
-"""For speed only: the records of a usual directory read together, with numpy.
+"""For speed only: the records of a usual directory, read together with numpy.
 
-`read_at_once` gives what the plain way (`directory.read`) would, or None, which asks that way.
+The result is that of `directory.read_one_by_one`, or None, which means: ask that function.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_PIECE_SIZE = 1 << 16  # bytes that are searched at a time
-# A directory record (4.3.12), its attributes as the lower and upper half of the external ones.
+_PIECE_SIZE: Final = 1 << 16  # bytes searched together
+ROWS: Final = 1 << 12  # records checked together: their columns stay in a core's cache
+# A directory record (4.3.12), with the external attributes split into halves of MS-DOS and Unix.
 _PACKED: Final = np.dtype(
     [
         ("signature", "S4"),
@@ -39,15 +40,19 @@ _PACKED: Final = np.dtype(
         ("header_offset", "<u4"),
     ]
 )
-# The Zip64 field where the header's offset alone does not fit (4.5.3).
+# The Zip64 field of a record whose header offset alone does not fit 32 bits (4.5.3).
 _PACKED_ZIP64: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("header_offset", "<i8")])
 
 
 def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
-    """A directory of ASCII names and of entries below 4 GiB each, if it breaks no rule.
+    """Reads a directory of ASCII names and entries below 4 GiB that breaks no rule.
 
-    It makes the checks of `_read_one_by_one` on all records together. None says that one of them
-    fails, or that there is more to be looked at, and not which.
+    Args:
+        data: The bytes of the directory.
+        bounds: Its position.
+
+    Returns:
+        The directory; None if it may break a rule or has other names or entries.
     """
     raw = np.frombuffer(data, np.uint8)
     begins = _record_offsets(raw)
@@ -81,11 +86,8 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
     return Directory(entries, listed, entries.names, entries.sizes)
 
 
-ROWS: Final = 1 << 12  # records that are checked together: their columns stay in a core's cache
-
-
 class _SoundRecords(NamedTuple):
-    """What some records say that break no rule by themselves: their names, and columns."""
+    """Columns of some records that break no rule by themselves; the names, one per line."""
 
     names: bytes
     header_offset: NDArray[np.int64]
@@ -97,7 +99,7 @@ class _SoundRecords(NamedTuple):
 def _sound_records(
     data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> _SoundRecords | None:
-    """What stands in records from `begins` to `ends`; None where one of them may break a rule."""
+    """Decodes the records from `begins` to `ends`; None if one of them may break a rule."""
     raw = np.frombuffer(data, np.uint8)
     packed = _gathered(raw, begins, _PACKED)
     size, name_size, header_offset = (
@@ -139,7 +141,7 @@ def _sound_records(
 
 
 def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Where the signature of a directory record stands, be it in a name."""
+    """Offsets of the signature of directory records, also of those inside a name."""
     first, *others = DirectoryRecord.SIGNATURE
     searched = raw[: 1 - DirectoryRecord.SIZE]
     parts = []
@@ -152,10 +154,10 @@ def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """What begins at each of these bytes, as one array; where it would end behind all, nothing."""
+    """One item of the type from each offset, as a copy; any item if it would exceed the end."""
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)
-    # Whole items are copied, each in one go.
+    # Overlapping windows, of which numpy copies whole items.
     windows: NDArray[Any] = np.ndarray(
         raw.size - dtype.itemsize + 1, f"V{dtype.itemsize}", raw, strides=1
     )

@@ -1,4 +1,4 @@
-"""Finds the central directory by the end records; nothing is searched for."""
+"""Locates the central directory from the end records at fixed offsets, without a search."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, Zip64EndRecord, Zip64Locator
 
 MAX_NAME_SIZE = 1024  # bytes
-# A record with the longest name and a Zip64 field of three values; comments are not allowed.
+# A record with the longest name and a Zip64 field of three values, without comment.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
-LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # from a Zip64 locator to the end, in bytes
-# What `locate` needs to see of the end of a file, in bytes; less where the file is smaller.
+LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 locator to the end
+# Bytes of the end of a file that `locate` reads.
 TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where the central directory lies.
+    """Position of the central directory.
 
     Attributes:
-        offset: Where it begins, in bytes from the start of the file.
+        offset: Its offset in the file, in bytes.
         size: Its size in bytes.
-        count: How many records it holds.
+        count: The number of its records.
     """
 
     offset: int
@@ -32,15 +32,15 @@ class Bounds:
 
 
 def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
-    """Finds the central directory; nothing is searched for.
+    """Locates the central directory.
 
     Args:
-        tail: The last `TAIL_SIZE` bytes of the file, or all of a smaller one.
+        tail: The last `TAIL_SIZE` bytes of the file, or all bytes of a smaller file.
         file_size: Size of the file in bytes.
         report: Takes each broken rule (ZIP-2 to ZIP-5, ZIP64-1 to ZIP64-3).
 
     Returns:
-        Where the directory is, inside the file; None where that cannot be told.
+        The position of the directory, inside the file; None if unknown.
     """
     end = EndRecord.unpack(tail, len(tail) - EndRecord.SIZE)
     if end is None or end.comment_size:
@@ -93,8 +93,8 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP64-3",
             f"expected the Zip64 end record at offset {record_offset}, directly before its "
-            f"locator, found {'none' if record is None else 'one'} there and a locator that "
-            f"says {locator.record_offset}",
+            f"locator, found {'none' if record is None else 'one'} there and offset "
+            f"{locator.record_offset} in the locator",
         )
         return None
     if (record.stated_size, record.version_needed) != (
@@ -128,7 +128,8 @@ def _require_equal_counts(disk_count: int, count: int, report: Report) -> None:
     if disk_count != count:
         report.broken(
             "ZIP-4",
-            f"expected as many entries on the disk as in all, found {disk_count} and {count}",
+            f"expected equal counts of entries on the disk and in all, found {disk_count} and "
+            f"{count}",
         )
 
 
@@ -136,7 +137,7 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
     if bounds.offset + bounds.size != end_offset:
         report.broken(
             "ZIP-5",
-            f"expected the directory to end at offset {end_offset}, where the end records "
+            f"expected the end of the directory at offset {end_offset}, where the end records "
             f"begin, found {bounds.size} bytes at offset {bounds.offset}",
         )
         return None

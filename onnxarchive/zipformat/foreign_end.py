@@ -152,16 +152,16 @@ def _zip64_record(
 ) -> tuple[int, Zip64EndRecord]:
     if (locator.record_disk, locator.disks) != (0, 1):
         raise unsupported(
-            f"expected one file, found one of several: the Zip64 locator says disk "
-            f"{locator.record_disk} of {locator.disks}"
+            f"expected one file, found one of several: disk {locator.record_disk} of "
+            f"{locator.disks} in the Zip64 locator"
         )
     offset = locator_offset - Zip64EndRecord.SIZE
     record = Zip64EndRecord.unpack(view, offset)
     if record is None or locator.record_offset != offset:
         raise format_error(
             f"expected the Zip64 end record at offset {offset}, directly before its locator, found "
-            f"{'none' if record is None else 'one'} there and a locator that says "
-            f"{locator.record_offset}"
+            f"{'none' if record is None else 'one'} there and offset "
+            f"{locator.record_offset} in the locator"
         )
     if record.stated_size != Zip64EndRecord.STATED_SIZE:
         raise format_error(

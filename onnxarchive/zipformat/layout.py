@@ -1,7 +1,7 @@
-"""Where things lie: alignment, padding and Zip64, decided from sizes alone.
+"""The layout of an archive: alignment, padding and Zip64, computed from sizes alone.
 
-The writer packs what these functions give and the reader compares with it, so there is one
-decision of each kind and one encoding of an archive.
+The writer packs the results of these functions and the reader compares with them, so an archive has
+one encoding.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.S
 
 
 def is_alignment(value: int) -> bool:
-    """Whether `value` is a power of two from 64 to 32768."""
+    """True for a power of two from 64 to 32768."""
     return MIN_ALIGNMENT <= value <= MAX_ALIGNMENT and value & (value - 1) == 0
 
 
 def require_alignment(value: object) -> None:
-    """Refuses what is not an alignment.
+    """Refuses an invalid alignment.
 
     Raises:
         ValueError: `value` is not a power of two from 64 to 32768.
@@ -42,38 +42,38 @@ def require_alignment(value: object) -> None:
 
 
 def saturate_16(value: int) -> int:
-    """`value` as a field of 16 bits states it (APPNOTE 4.4.1.4)."""
+    """The number for `value` in a field of 16 bits (APPNOTE 4.4.1.4)."""
     return min(value, records.SATURATED_16)
 
 
 def saturate_32(value: int) -> int:
-    """`value` as a field of 32 bits states it (APPNOTE 4.4.1.4)."""
+    """The number for `value` in a field of 32 bits (APPNOTE 4.4.1.4)."""
     return min(value, records.SATURATED_32)
 
 
 def fits_16(value: int) -> bool:
-    """Whether a field of 16 bits can state `value`; its largest number means "see Zip64"."""
+    """True if `value` fits a field of 16 bits, whose largest number means "see Zip64"."""
     return value < records.SATURATED_16
 
 
 def fits_32(value: int) -> bool:
-    """Whether a field of 32 bits can state `value`; its largest number means "see Zip64"."""
+    """True if `value` fits a field of 32 bits, whose largest number means "see Zip64"."""
     return value < records.SATURATED_32
 
 
 def local_zip64_values(nbytes: int) -> tuple[int, ...]:
-    """What the Zip64 field of a local header holds: both sizes or nothing (APPNOTE 4.5.3)."""
+    """The values in the Zip64 field of a local header: both sizes or none (APPNOTE 4.5.3)."""
     return () if fits_32(nbytes) else (nbytes, nbytes)
 
 
 def directory_zip64_values(nbytes: int, header_offset: int) -> tuple[int, ...]:
-    """What the Zip64 field of a directory record holds: the values that do not fit."""
+    """The values in the Zip64 field of a directory record: those that do not fit 32 bits."""
     offset = () if fits_32(header_offset) else (header_offset,)
     return local_zip64_values(nbytes) + offset
 
 
 def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> bool:
-    """Whether the end record cannot state one of its values."""
+    """True if a value does not fit its field of the end record."""
     return not (fits_16(count) and fits_32(directory_size) and fits_32(directory_offset))
 
 
@@ -85,14 +85,14 @@ def holds_signature(offset: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An entry in its place, and the two headers that say so.
+    """An entry, its offset in the file, and its two headers.
 
     Attributes:
-        name: The entry's name as it is stored.
+        name: The entry's name in UTF-8.
         nbytes: Size of the data in bytes.
         crc32: CRC-32 of the data.
-        header_offset: Where the local header begins, in bytes from the start of the file.
-        alignment: A power of two, in bytes, that `data_offset` is a multiple of.
+        header_offset: Offset of the local header in the file, in bytes.
+        alignment: Alignment of `data_offset` in bytes, a power of two.
     """
 
     name: bytes
@@ -103,22 +103,22 @@ class Placement:
 
     @property
     def padding(self) -> int:
-        """How many zero bytes stand before the data."""
+        """Number of zero bytes before the data."""
         return -self.unpadded_offset % self.alignment
 
     @property
     def data_offset(self) -> int:
-        """Where the data begins, in bytes from the start of the file."""
+        """Offset of the data in the file, in bytes."""
         return self.unpadded_offset + self.padding
 
     @property
     def end(self) -> int:
-        """Where the data ends, in bytes from the start of the file."""
+        """Offset of the end of the data in the file, in bytes."""
         return self.data_offset + self.nbytes
 
     @property
     def unpadded_offset(self) -> int:
-        """Where the data would begin with no padding, in bytes from the start of the file."""
+        """Offset that the data would have without padding, in bytes."""
         zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
         header_size = LocalHeader.SIZE + len(self.name) + len(zip64_extra)
         return self.header_offset + header_size + records.ALIGNMENT_EXTRA_SIZE
@@ -133,7 +133,7 @@ class Placement:
         return 0 if self.name.isascii() else records.FLAG_UTF8
 
     def local_header(self) -> LocalHeader:
-        """The header that stands before the data."""
+        """The header before the data."""
         zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
         return LocalHeader(
             version_needed=self._version_needed,
@@ -149,7 +149,7 @@ class Placement:
         )
 
     def directory_record(self) -> DirectoryRecord:
-        """The record that describes the entry in the central directory."""
+        """The record in the central directory."""
         zip64_values = directory_zip64_values(self.nbytes, self.header_offset)
         return DirectoryRecord(
             version_made_by=records.MADE_BY_UNIX | records.VERSION_ZIP64,
@@ -189,11 +189,11 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
 
 
 def placement(local: LocalHeader, header_offset: int) -> Placement | None:
-    """The entry of an archive that has a local header; None for a header that no archive has.
+    """The placement of an entry, from its local header alone; None if no archive has such a header.
 
     Args:
         local: The local header.
-        header_offset: Where it begins, in bytes from the start of the file.
+        header_offset: Its offset in the file, in bytes.
     """
     try:
         *others, (identifier, content) = records.unpack_extra(local.extra)
@@ -207,19 +207,18 @@ def placement(local: LocalHeader, header_offset: int) -> Placement | None:
         values = records.unpack_zip64_values(others[0][1])
         nbytes, *_ = values or (nbytes,)
     placed = Placement(local.name, nbytes, local.crc32, header_offset, stated[0])
-    size = LocalHeader.SIZE + len(local.name) + len(local.extra)
-    return placed if placed.data_offset - header_offset == size else None
+    return placed if placed.data_offset - header_offset == local.packed_size else None
 
 
 def end_of_archive(count: int, directory_size: int, directory_offset: int) -> bytes:
-    """All that follows the directory: the end record, after Zip64 record and locator if needed.
+    """The bytes after the directory: Zip64 record and locator if needed, then the end record.
 
-    With Zip64 every value of the end record is saturated, so that none is stated twice.
+    With Zip64, all values of the end record are saturated, so no value is stated twice.
 
     Args:
         count: Number of entries.
         directory_size: Size of the central directory in bytes.
-        directory_offset: Where it begins, in bytes from the start of the file.
+        directory_offset: Its offset in the file, in bytes.
     """
     zip64 = b""
     if needs_zip64_end(count, directory_size, directory_offset):

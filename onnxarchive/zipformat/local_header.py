@@ -24,14 +24,14 @@ def check_local_header(
         report: Takes each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
 
     Returns:
-        The alignment that it states, in bytes; None where it states none that there is.
+        The alignment in the header, in bytes; None if it is missing or invalid.
     """
     broken = partial(report.broken, entry=entry.name)
     local = LocalHeader.unpack(header)
-    if local is None or LocalHeader.SIZE + len(local.name) + len(local.extra) != len(header):
+    if local is None or local.packed_size != len(header):
         broken(
             "ZIP-7",
-            f"expected a local header of {len(header)} bytes, found {_what_is(header, local)}",
+            f"expected a local header of {len(header)} bytes, found {_describe(header, local)}",
         )
         return None
     for field in (
@@ -56,7 +56,7 @@ def check_local_header(
     try:
         fields = list(records.unpack_extra(local.extra))
     except ValueError as error:
-        broken("ZIP-14", f"expected whole extra fields, found {error}")
+        broken("ZIP-14", f"expected complete extra fields, found {error}")
         return None
     zip64_values = layout.local_zip64_values(entry.nbytes)
     expected_identifiers = [records.ZIP64_EXTRA] * bool(zip64_values) + [records.ALIGNMENT_EXTRA]
@@ -80,9 +80,9 @@ def check_local_header(
     return _check_alignment(fields[-1][1], entry, record, report)
 
 
-def _what_is(header: bytes, local: LocalHeader | None) -> str:
+def _describe(header: bytes, local: LocalHeader | None) -> str:
     if local is not None:
-        return f"one of {LocalHeader.SIZE + len(local.name) + len(local.extra)} bytes"
+        return f"one of {local.packed_size} bytes"
     signature = header[: len(LocalHeader.SIGNATURE)]
     if signature != LocalHeader.SIGNATURE:
         return f"bytes that begin with {signature!r}"
@@ -102,7 +102,7 @@ def _check_alignment(
         broken(
             "ALIGN-2",
             f"expected an alignment from {layout.MIN_ALIGNMENT} to {layout.MAX_ALIGNMENT} that "
-            f"offset {entry.data_offset} is a multiple of, found {alignment}",
+            f"divides offset {entry.data_offset}, found {alignment}",
         )
         return None
     expected = Placement(
@@ -112,6 +112,6 @@ def _check_alignment(
         broken(
             "ALIGN-3",
             f"expected {expected} zero bytes of padding, found {len(padding)} bytes"
-            f"{' that are not all zero' if any(padding) else ''}",
+            f"{', not all of them zero' if any(padding) else ''}",
         )
     return alignment

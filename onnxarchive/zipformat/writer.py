@@ -1,7 +1,7 @@
 """Streams aligned, stored entries to anything with `write`, then the directory and the end records.
 
-Nothing is ever patched: size and CRC-32 of an entry are known before its local header is written,
-so the target needs no `seek` and may be a pipe.
+Size and CRC-32 of an entry are known before its local header is written. So no byte is changed
+later, and the target needs no `seek` and may be a pipe.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from onnxarchive.zipformat.layout import Placement
 
 
 def require_entries(count: int) -> None:
-    """Refuses more entries than an archive may have (rule ZIP-4).
+    """Refuses too many entries (rule ZIP-4).
 
     Raises:
-        UnsupportedFeatureError: `count` is more than that.
+        UnsupportedFeatureError: `count` exceeds the limit.
     """
     if count > layout.MAX_ENTRIES:
         raise UnsupportedFeatureError(
-            f"expected at most {layout.MAX_ENTRIES} entries, found {count}; let more tensors stay "
-            "in the model (size_threshold)",
+            f"expected at most {layout.MAX_ENTRIES} entries, found {count}; keep more tensors in "
+            "the model (size_threshold)",
             rule="ZIP-4",
         )
 
 
 class ZipWriter:
-    """Writes one archive to `file`, entry by entry; what is written is never touched again.
+    """Writes one archive to `file`, entry by entry, without changing written bytes.
 
     Args:
-        file: Where the bytes go; it is not closed.
-        alignment: What every entry's data is aligned to, in bytes: a power of two from 64 to 32768.
-        kept: Number of entries that are in the file already, and their packed directory records.
-        offset: Where these end and the next bytes go, in bytes from the start of the archive.
+        file: The target; it is not closed.
+        alignment: Alignment of all data in bytes, a power of two from 64 to 32768.
+        kept: Number and packed directory records of the entries that are already in the file.
+        offset: Offset of the end of these entries in the archive, in bytes.
         before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if there are less.
 
     Attributes:
-        placements: The entries written so far, in order.
+        placements: The written entries, in order.
     """
 
     def __init__(
@@ -60,13 +60,11 @@ class ZipWriter:
         self._kept_count, self._kept_records = kept
         self._offset = offset
         self.placements: list[Placement] = []
-        self._end: list[bytes | bytearray] = [
-            before
-        ]  # the last bytes of the archive so far, or some more
+        self._end = [before]  # the last bytes of the archive so far, or some more
         self._end_nbytes = len(before)
 
     def add(self, name: str, data: Buffer) -> Placement:
-        """Writes an entry whose bytes are at hand or mapped; they are read twice."""
+        """Writes an entry from bytes in memory or mapped; they are read twice."""
         view = as_bytes(data)
         return self.add_stream(name, view.nbytes, crc32(view), pieces(view))
 
@@ -79,20 +77,20 @@ class ZipWriter:
         *,
         is_constant: bool = False,
     ) -> Placement:
-        """Writes an entry of known size and CRC-32 from successive pieces of its bytes.
+        """Writes an entry of known size and CRC-32 from pieces of its bytes.
 
         Args:
             name: Its name.
             nbytes: Its size in bytes.
             crc: Its CRC-32.
             stream: Its bytes.
-            is_constant: Whether `crc` was computed from these very bytes, which cannot have changed
-                since; it is then not computed again.
+            is_constant: True if `crc` was computed from these bytes and they cannot have changed
+                since; it is not verified then.
 
         Raises:
-            UnsupportedFeatureError: The archive has as many entries as it may have.
-            ChecksumError: The pieces are not `nbytes` long in all, or have another CRC-32. The
-                file is then of no use.
+            UnsupportedFeatureError: The archive has too many entries.
+            ChecksumError: The pieces do not have `nbytes` bytes in all, or have another CRC-32. The
+                file is unusable then.
         """
         require_entries(self._kept_count + len(self.placements) + 1)
         placement = layout.place(name, nbytes, crc, self._offset, self._alignment)
@@ -155,7 +153,7 @@ class ZipWriter:
         self._offset += view.nbytes
         self._keep_end(view)
         while view.nbytes:
-            # An unbuffered file may take fewer bytes than it is given.
+            # An unbuffered file may write fewer bytes.
             written = self._file.write(view)
             if written is None:
                 if isinstance(self._file, io.RawIOBase):

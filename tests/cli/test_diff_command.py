@@ -76,45 +76,43 @@ def test_what_differs_is_told_line_by_line(
         "--- a.onnxa",
         "+++ b.onnxa",
         "nodes: 1 added, 2 changed",
-        "  ~ node[1]: op_type Add => Sub; + attribute alpha 0.5",
-        "  ~ node[2]: attribute then_branch: node[0]: op_type Neg => Abs",
+        "  ~ y: op_type: Add => Sub; + attribute alpha: 0.5",
+        "  ~ z: attribute then_branch: g: node z: op_type: Neg => Abs",
         "  + new: u = Relu(y)",
         "inputs: 1 changed",
-        "  ~ x: type FLOAT 2x64 => FLOAT 2x32",
-        "fields: 1 changed",
-        "  ~ producer_name: test => ''",
+        "  ~ x: FLOAT 2x64 => FLOAT 2x32",
         "tensors: 1 added, 1 changed",
-        f"  ~ layer.0/weight: shape 64x16 => 32x16; data {data[0]} => {data[1]}",
+        f"  ~ layer.0/weight: FLOAT 64x16, {data[0]} => FLOAT 32x16, {data[1]}",
         f"  + added: FLOAT 4, 16 bytes, CRC-32 {crc32(added):#010x}",
+        "fields: 1 removed",
+        "  - producer_name: test",
         "assets: 1 removed",
         f"  - labels.txt: 3 bytes, CRC-32 {crc32(b'cat'):#010x}",
-        "held differently, which is no difference: alignment 64 and 128",
     ]
 
 
 @pytest.mark.parametrize(
     ("options", "how"),
-    [((), "weights compared by CRC-32"), (("--full",), "compared byte by byte")],
+    [((), "by CRC-32"), (("--full",), "byte by byte")],
 )
 def test_what_is_the_same_is_told_in_a_line(
     compare: Compare, options: tuple[str, ...], how: str
 ) -> None:
     status, lines = compare(runnable_model(), runnable_model(), *options)
     assert status == 0
-    assert lines == [f"a.onnxa and b.onnxa: the same model, tensors and assets; {how}"]
+    assert lines == [
+        f"a.onnxa and b.onnxa: the same model, tensors and assets (weights compared {how})"
+    ]
 
 
-def test_another_layout_is_told_and_no_difference(
+def test_another_layout_is_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     onnxarchive.save(runnable_model(), "a.onnxa")
     onnxarchive.save(runnable_model(), "b.onnxa", alignment=4096, size_threshold=0)
     assert run("diff", "a.onnxa", "b.onnxa") == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "held differently, which is no difference: alignment 64 and 4096, "
-        "1 tensor inside one of the models only"
-    ]
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_json_has_all(compare: Compare) -> None:
@@ -128,18 +126,16 @@ def test_json_has_all(compare: Compare) -> None:
         "path": "a.onnxa",
         "other": "b.onnxa",
         "is_same": False,
-        "is_same_layout": True,
         **{section: [] for section in SECTIONS},
         "nodes": [
             {
-                "name": "node[1]",
+                "name": "y",
                 "kind": "changed",
                 "before": "y = Add(product, layer.0/bias)",
                 "after": "y = Sub(product, layer.0/bias)",
                 "parts": [part],
             }
         ],
-        "layout": [],
     }
 
 
@@ -167,8 +163,8 @@ def test_of_many_parts_eight_are_shown(compare: Compare) -> None:
     for index in range(10):
         other.graph.node[0].attribute.append(helper.make_attribute(f"a{index}", index))
     _, lines = compare(model, other)
-    assert lines[3].startswith("  ~ node[0]: + attribute a0 0; + attribute a1 1; ")
-    assert lines[3].endswith("; + attribute a7 7; and 2 more")
+    assert lines[3].startswith("  ~ product: + attribute a0: 0; + attribute a1: 1; ")
+    assert lines[3].endswith("; + attribute a7: 7; and 2 more")
     _, lines = compare(model, other, "--json")
     assert len(json.loads("\n".join(lines))["nodes"][0]["parts"]) == 10
 
@@ -194,7 +190,7 @@ def test_names_cannot_play_tricks_on_a_terminal(compare: Compare) -> None:
         status, lines = compare(*models)
         assert status == 1
         assert all(line.isprintable() for line in lines)
-    assert r"  ~ \x1b[2J\nw: attribute \x1b[2J\nw \x1b[2J\nw => \x1b" in lines
+    assert r"  ~ \x1b[2J\nw: attribute \x1b[2J\nw: s: \x1b[2J\nw => \x1b" in lines
 
 
 def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:

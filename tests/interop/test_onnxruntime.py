@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxarchive
 from onnxarchive.archive.reading import Archive
 from onnxarchive.interop.linked_models import linked_model
-from onnxarchive.interop.onnxruntime import _copy
+from onnxarchive.interop.ort_options import copy_options
 from onnxarchive.model import proto
 from onnxarchive.storage.files import MemoryFile
 
@@ -487,7 +487,9 @@ def test_options_that_cannot_be_copied_are_lent(
         options.add_provider("CPUExecutionProvider", {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that other providers are passed over
-        with pytest.raises(onnxarchive.UnsupportedFeatureError, match=r"call options\(path\) with"):
+        with pytest.raises(
+            onnxarchive.UnsupportedFeatureError, match=r"call session_options\(path\) with"
+        ):
             onnxarchive.session_options(archive, options)
     kwargs: dict[str, Any] = {} if why == "providers" else {"providers": CPU}
     made = onnxarchive.session(archive, options, **kwargs)
@@ -719,4 +721,4 @@ def test_options_are_lent_where_an_operator_may_be_of_a_library(
     domain: str, op_type: str, is_custom: bool, in_function: bool
 ) -> None:
     model = _with_nodes(domain, op_type, in_function=in_function)
-    assert (_copy(ort.SessionOptions(), model) is None) == is_custom
+    assert (copy_options(ort.SessionOptions(), model) is None) == is_custom

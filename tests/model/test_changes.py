@@ -2,27 +2,12 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from models import model_of, raw_tensor, run_python
+from models import run_python
 from onnx import TensorProto, helper
 
-from onnxarchive.model import tensors, wording
-from onnxarchive.model.changes import (
-    Change,
-    Places,
-    field_changes,
-    list_changes,
-    message_changes,
-    order_changes,
-)
-
-
-def graph_of(*nodes: onnx.NodeProto, inputs: str = "", outputs: str = "") -> onnx.GraphProto:
-    """A graph of these nodes, its inputs and outputs given as words."""
-    given, taken = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in names.split()]
-        for names in (inputs, outputs)
-    )
-    return helper.make_graph(nodes, "graph", given, taken)
+from onnxarchive.model import tensors
+from onnxarchive.model.changes import Change, field_changes, list_changes, value_changes
+from onnxarchive.model.wording import describe
 
 
 def located(name: str, location: str, *dims: int) -> onnx.TensorProto:
@@ -32,7 +17,7 @@ def located(name: str, location: str, *dims: int) -> onnx.TensorProto:
     return tensor
 
 
-def test_messages_are_compared_and_told_without_what_reads_archives() -> None:
+def test_messages_are_compared_without_the_modules_that_read_archives() -> None:
     code = """
 import sys
 import onnxarchive.model.changes
@@ -47,88 +32,70 @@ def test_a_change_is_added_removed_or_changed() -> None:
     assert kinds == ["added", "removed", "changed"]
 
 
-def test_elements_are_paired_by_name_and_those_left_over_are_told() -> None:
-    ones = [helper.make_opsetid("a", 1), helper.make_opsetid("b", 1)]
-    others = [helper.make_opsetid("c", 3), helper.make_opsetid("b", 2)]
-    assert list_changes("opset_import", ones, others) == (
+def test_elements_are_matched_by_name_and_the_others_are_removed_or_added() -> None:
+    one = onnx.ModelProto(opset_import=[helper.make_opsetid("a", 1), helper.make_opsetid("b", 1)])
+    other = onnx.ModelProto(opset_import=[helper.make_opsetid("c", 3), helper.make_opsetid("b", 2)])
+    assert [*list_changes("opset_import", one, other)] == [
         Change("a", "1", None),
         Change("b", "1", "2"),
         Change("c", None, "3"),
-    )
+    ]
 
 
 def test_the_two_names_of_the_default_domain_are_one() -> None:
-    ones, others = [helper.make_opsetid("", 1)], [helper.make_opsetid("ai.onnx", 2)]
-    (change,) = list_changes("opset_import", ones, others)
+    one = onnx.ModelProto(opset_import=[helper.make_opsetid("", 1)])
+    other = onnx.ModelProto(opset_import=[helper.make_opsetid("ai.onnx", 2)])
+    (change,) = list_changes("opset_import", one, other)
     assert (change.name, change.kind) == ("ai.onnx", "changed")
 
 
-def test_pairs_that_are_given_are_not_looked_for() -> None:
-    ones = [helper.make_node("Abs", ["x"], ["y"], name="n")]
-    assert list_changes("node", ones, ones) == ()
-    assert [it.kind for it in list_changes("node", ones, ones, pairs={})] == ["removed", "added"]
-
-
-def test_what_shares_its_name_goes_by_its_place() -> None:
-    pairs = [onnx.StringStringEntryProto(key="k", value=value) for value in "ab"]
-    assert list_changes("metadata_props", pairs, pairs[:1], prefix="metadata ") == (
-        Change("metadata_props[1]", "b", None),
-    )
-    assert list_changes("metadata_props", pairs[:1], [], prefix="metadata ") == (
-        Change("metadata k", "a", None),
-    )
+def test_elements_that_share_a_name_are_numbered() -> None:
+    one, other = onnx.ModelProto(), onnx.ModelProto()
+    for model, values in ((one, "ab"), (other, "a")):
+        for value in values:
+            model.metadata_props.add(key="k", value=value)
+    assert [*list_changes("metadata_props", one, other)] == [Change("k[1]", "b", None)]
+    assert [*list_changes("metadata_props", other, onnx.ModelProto())] == [Change("k", "a", None)]
 
 
 def test_tensors_are_compared_by_type_shape_and_location() -> None:
-    (change,) = message_changes("w", located("w", "here", 2, 3), located("w", "there", 3, 2))
-    assert change == Change(
-        "w",
-        "FLOAT 2x3, here",
-        "FLOAT 3x2, there",
-        (Change("shape", "2x3", "3x2"), Change("data", "here", "there")),
-    )
-    assert not [*message_changes("w", located("w", "here", 2), located("w", "here", 2))]
+    one = onnx.GraphProto(initializer=[located("w", "here", 2, 3)])
+    other = onnx.GraphProto(initializer=[located("w", "there", 3, 2)])
+    assert [*list_changes("initializer", one, other)] == [
+        Change("w", "FLOAT 2x3, here", "FLOAT 3x2, there")
+    ]
+    assert not [*list_changes("initializer", one, one)]
 
 
-def test_a_message_is_not_changed_by_the_order_of_what_has_names() -> None:
+def test_a_message_is_not_changed_by_the_order_of_named_elements() -> None:
     one = helper.make_node("Gemm", ["a", "b"], ["c"], alpha=1.0, beta=2.0)
     other = onnx.NodeProto()
     other.CopyFrom(one)
     other.ClearField("attribute")
     other.attribute.extend(reversed(one.attribute))
     assert one != other
-    assert not [*message_changes("node", one, other)]
+    assert not [*field_changes(one, other)]
 
 
-def test_fields_that_are_left_out_are_not_compared() -> None:
-    one = onnx.ModelProto(producer_name="a", model_version=1)
-    other = onnx.ModelProto(producer_name="b", model_version=2)
-    assert [*field_changes(one, other, without=frozenset({"producer_name"}))] == [
-        Change("model_version", "1", "2")
-    ]
+def test_a_default_value_is_no_change_but_an_empty_message_is_one() -> None:
+    assert not [*field_changes(onnx.ModelProto(), onnx.ModelProto(producer_name=""))]
+    scalar = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    unshaped = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    (change,) = field_changes(scalar, unshaped)
+    assert (change.name, change.kind) == ("tensor_type: shape", "removed")
 
 
-def test_the_order_is_that_of_what_both_graphs_have() -> None:
-    one = graph_of(inputs="a b c", outputs="y z")
-    other = graph_of(inputs="b new a", outputs="y z")
-    assert [*order_changes(one, other)] == [Change("order of inputs", "a, b", "b, a")]
-    assert not [*order_changes(one, graph_of(inputs="new a c", outputs="z"))]
+def test_of_long_lists_the_first_difference_is_described() -> None:
+    def texts(ones: int, others: int) -> tuple[str | None, str | None]:
+        (change,) = value_changes("a", range(ones), range(others))
+        return change.before, change.after
 
-
-def test_a_place_is_found_where_its_node_has_moved_to() -> None:
-    one, other = model_of(), model_of()
-    for model, index in ((one, 0), (other, 1)):
-        model.graph.node.extend(helper.make_node("Abs", ["x"], [name]) for name in "pq"[:index])
-        model.graph.node.append(
-            helper.make_node("Constant", [], ["c"], value=raw_tensor("t"), name="constant")
-        )
-    places = Places(one, other)
-    at = len(other.graph.node) - 1
-    below = (("attribute", 0), ("t", None))
-    there = (("graph", None), ("node", at), *below)
-    assert places.counterpart(there) == (("graph", None), ("node", at - 1), *below)
-    assert places.counterpart((("graph", None), ("node", at - 1), *below)) is None
-    assert places.indices((("graph", None),), "node")[at] == at - 1
+    assert texts(5, 30) == ("length 5", "length 30, [5] 5")
+    assert texts(30, 5) == ("length 30, [5] 5", "length 5")
+    assert texts(0, 17) == (None, "length 17, [0] 0")
+    assert texts(1, 3) == ("0", "0, 1, 2")
+    assert texts(15, 16) == (", ".join(map(str, range(15))), ", ".join(map(str, range(16))))
+    assert not [*value_changes("a", range(30), range(30))]
 
 
 def map_type(key: int, value: onnx.TypeProto) -> onnx.TypeProto:
@@ -151,18 +118,29 @@ TYPES = {
 
 
 @pytest.mark.parametrize("text", TYPES)
-def test_a_type_is_told(text: str) -> None:
-    assert wording.told(TYPES[text]) == text
+def test_a_type_is_described(text: str) -> None:
+    assert describe(TYPES[text]) == text
 
 
-def test_a_node_is_told_as_what_it_makes_of_what() -> None:
+def test_a_node_is_described_by_outputs_operator_and_inputs() -> None:
     node = helper.make_node("Add", ["a", "", "b"], ["c", "d"], domain="test", overload="o")
-    assert wording.told(node) == "c, d = test.Add:o(a, , b)"
+    assert describe(node) == "c, d = test.Add:o(a, , b)"
 
 
-def test_of_a_long_list_one_element_is_told() -> None:
-    values = [0.1] * 1234
-    assert wording.told_elements(values, 3) == "1,234 elements, [3] 0.1"
-    assert wording.told_elements(values, len(values)) == "1,234 elements"
-    assert wording.told_elements(values[:2], None) == "0.1, 0.1"
-    assert wording.told_elements([], None) is None
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1, "0.1"),
+        ([1, 2], "1, 2"),
+        ("s", "s"),
+        (onnx.GraphProto(name="g"), "nodes: 0"),
+        (TensorProto(data_type=1, dims=[2]), "FLOAT 2"),
+        ([UNSHAPED, UNSHAPED], "INT64, INT64"),
+    ],
+)
+def test_an_attribute_is_described_by_its_value(value: object, text: str) -> None:
+    assert describe(helper.make_attribute("a", value)) == text
+
+
+def test_an_attribute_that_refers_to_one_of_a_function_is_described() -> None:
+    assert describe(onnx.AttributeProto(name="a", ref_attr_name="b")) == "AttributeProto"

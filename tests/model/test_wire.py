@@ -1,4 +1,4 @@
-"""A model on the wire: hollowed, decoded and filled, always against what protobuf itself reads."""
+"""A model on the wire: stripped, decoded and filled, always against what protobuf itself reads."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from onnx import (
 )
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.model import schema, wire, wire_data
+from onnxarchive.model import schema, spans, weights, wire
+from onnxarchive.model.spans import PIECE_BYTES, Span, decode
 from onnxarchive.model.tensors import set_location
-from onnxarchive.model.wire import SPAN_LOCATION, Hollow, fill, hollow
-from onnxarchive.model.wire_data import PIECE_BYTES, Span, decode
+from onnxarchive.model.weights import SPAN_LOCATION, Stripped, fill, strip_weights
 
 MAX_INT32 = 2**31 - 1
 REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -119,9 +119,9 @@ def names_a_span(pair: StringStringEntryProto) -> bool:
     return SPAN_LOCATION.encode() in pair.SerializeToString()  # pair.value may be no UTF-8
 
 
-def restored(data: bytes, result: Hollow) -> ModelProto | None:
-    """Puts the spans back into the parsed skeleton, in the fields that they came from."""
-    model = parsed(result.skeleton)
+def restored(data: bytes, result: Stripped) -> ModelProto | None:
+    """Puts the spans back into the parsed model, in the fields that they came from."""
+    model = parsed(result.model)
     if model is None:
         return None
     used = []
@@ -154,9 +154,9 @@ def comparable(model: ModelProto | None) -> bytes | None:
 
 
 def seen_through_wire(data: bytes, size_threshold: int) -> ModelProto | None:
-    """What a reader of skeleton and spans sees, or None where it refuses."""
+    """What a reader of stripped model and spans sees, or None where it refuses."""
     try:
-        result = hollow(data, size_threshold=size_threshold)
+        result = strip_weights(data, size_threshold=size_threshold)
         for span in result.spans:
             for _ in decode(data, span):
                 pass
@@ -167,14 +167,14 @@ def seen_through_wire(data: bytes, size_threshold: int) -> ModelProto | None:
     return restored(data, result)
 
 
-def refilled(data: bytes, result: Hollow) -> bytes:
+def refilled(data: bytes, result: Stripped) -> bytes:
     def contents(location: str) -> bytes | None:
         if not location.startswith(SPAN_LOCATION):
             return None
         span = result.spans[int(location.removeprefix(SPAN_LOCATION))]
         return b"".join(decode(data, span))
 
-    return b"".join(fill(result.skeleton, contents))
+    return b"".join(fill(result.model, contents))
 
 
 # Models of all kinds
@@ -340,7 +340,7 @@ def seed_models() -> list[bytes]:
 SEEDS = seed_models()
 
 
-# Hollowing
+# Stripping
 
 
 def test_every_model_of_the_onnx_backend_tests_is_seen_as_protobuf_sees_it() -> None:
@@ -354,7 +354,9 @@ def test_every_model_of_the_onnx_backend_tests_is_seen_as_protobuf_sees_it() -> 
 
 
 @given(models, thresholds)
-def test_skeleton_and_spans_are_the_model_that_protobuf_reads(data: bytes, threshold: int) -> None:
+def test_the_stripped_model_and_spans_are_the_model_that_protobuf_reads(
+    data: bytes, threshold: int
+) -> None:
     expected = parsed(data)
     assert expected is not None
     assert comparable(seen_through_wire(data, threshold)) == comparable(expected)
@@ -413,12 +415,12 @@ PLACES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_tensor_is_hollowed_wherever_it_stands(place: str) -> None:
+def test_a_tensor_is_stripped_wherever_it_stands(place: str) -> None:
     data = PLACES[place](raw_tensor())
-    result = hollow(data)
+    result = strip_weights(data)
     (span,) = result.spans
     assert payload_of(data, span) == b"w" * 2000
-    (tensor,) = tensors_of(ModelProto.FromString(result.skeleton))
+    (tensor,) = tensors_of(ModelProto.FromString(result.model))
     assert tensor.data_location == TensorProto.EXTERNAL
     assert [(pair.key, pair.value) for pair in tensor.external_data] == [
         ("location", SPAN_LOCATION + "0")
@@ -446,11 +448,14 @@ def test_every_way_from_a_model_to_a_tensor_is_known() -> None:
         declaration = DescriptorProto()
         message.CopyToProto(declaration)
         leading = {
-            field.number << 3 | LEN: (field.message_type.full_name, declared.label == REPEATED)
+            field.name: (field.message_type.full_name, declared.label == REPEATED)
             for field, declared in zip(message.fields, declaration.field, strict=True)
             if field.message_type and leads_to_a_tensor(field.message_type, frozenset())
         }
-        assert wire.ROUTES[message.full_name] == leading
+        assert leading == {
+            field.name: (field.message_type.full_name, schema.is_repeated(field))
+            for field in schema.fields_to(schema.TENSOR)[message.full_name]
+        }
         pending += [field.message_type for field in message.fields if field.message_type]
         pending = [child for child in pending if leads_to_a_tensor(child, frozenset())]
 
@@ -458,16 +463,16 @@ def test_every_way_from_a_model_to_a_tensor_is_known() -> None:
 def test_spans_are_numbered_in_the_order_of_the_file() -> None:
     tensor = put(GraphProto, "initializer", raw_tensor())
     data = put(ModelProto, "graph", tensor * 3)
-    spans = hollow(data).spans
+    spans = strip_weights(data).spans
     assert [span.offset for span in spans] == sorted(span.offset for span in spans)
-    skeleton = ModelProto.FromString(hollow(data).skeleton)
-    locations = [tensor.external_data[0].value for tensor in tensors_of(skeleton)]
+    stripped = ModelProto.FromString(strip_weights(data).model)
+    locations = [tensor.external_data[0].value for tensor in tensors_of(stripped)]
     assert locations == [f"{SPAN_LOCATION}{index}" for index in range(3)]
 
 
-@pytest.mark.parametrize(("nbytes", "hollowed"), [(1023, 0), (1024, 1), (1025, 1)])
-def test_the_threshold_counts_the_bytes_of_the_data(nbytes: int, hollowed: int) -> None:
-    assert len(hollow(model_of(raw_tensor(b"w" * nbytes))).spans) == hollowed
+@pytest.mark.parametrize(("nbytes", "stripped"), [(1023, 0), (1024, 1), (1025, 1)])
+def test_the_threshold_counts_the_bytes_of_the_data(nbytes: int, stripped: int) -> None:
+    assert len(strip_weights(model_of(raw_tensor(b"w" * nbytes))).spans) == stripped
 
 
 UNTOUCHED = {
@@ -511,16 +516,16 @@ UNTOUCHED = {
 
 
 @pytest.mark.parametrize("case", UNTOUCHED)
-def test_a_tensor_that_cannot_be_hollowed_stays_byte_for_byte(case: str) -> None:
+def test_a_tensor_that_cannot_be_stripped_stays_byte_for_byte(case: str) -> None:
     data = model_of(UNTOUCHED[case])
     assert parsed(data) is not None
-    assert hollow(data) == Hollow(data, ())
+    assert strip_weights(data) == Stripped(data, ())
 
 
 def test_the_last_data_type_counts_in_32_bits() -> None:
     types = put(TensorProto, "data_type", TensorProto.FLOAT)
     types += put(TensorProto, "data_type", 2**32 + TensorProto.INT64)
-    (span,) = hollow(model_of(types + put(TensorProto, "int64_data", b"\1" * 2000))).spans
+    (span,) = strip_weights(model_of(types + put(TensorProto, "int64_data", b"\1" * 2000))).spans
     assert span.data_type == TensorProto.INT64
 
 
@@ -550,15 +555,15 @@ DOUBLED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("case", DOUBLED)
 def test_singular_fields_that_protobuf_merges_stay_byte_for_byte(case: str) -> None:
-    assert hollow(DOUBLED[case]) == Hollow(DOUBLED[case], ())
+    assert strip_weights(DOUBLED[case]) == Stripped(DOUBLED[case], ())
 
 
-def test_the_siblings_of_a_doubled_field_are_hollowed() -> None:
+def test_the_siblings_of_a_doubled_field_are_stripped() -> None:
     doubled = put(AttributeProto, "t", raw_tensor()) * 2
     sibling = put(AttributeProto, "tensors", raw_tensor(b"s" * 3000))
-    result = hollow(attribute_model(doubled + sibling))
+    result = strip_weights(attribute_model(doubled + sibling))
     assert [span.nbytes for span in result.spans] == [3000]
-    assert doubled in result.skeleton
+    assert doubled in result.model
 
 
 def test_a_known_field_of_another_wire_type_is_an_unknown_field() -> None:
@@ -567,7 +572,7 @@ def test_a_known_field_of_another_wire_type_is_an_unknown_field() -> None:
     tensor = raw_tensor(more=tag(TensorProto, "raw_data", VARINT) + b"\1")
     graph = put(GraphProto, "initializer", tensor)
     data = put(ModelProto, "graph", stray + graph) + tag(ModelProto, "graph", VARINT) + b"\1"
-    result = hollow(data)
+    result = strip_weights(data)
     assert len(result.spans) == 1
     assert refilled(data, result) == data
 
@@ -578,8 +583,8 @@ def test_unknown_fields_groups_and_padded_varints_survive_byte_for_byte() -> Non
     odd += varint(78 << 3 | LEN, 4) + varint(2, 5) + b"ab"
     tensor = odd + raw_tensor(more=odd) + odd
     data = odd + put(ModelProto, "graph", odd + put(GraphProto, "initializer", tensor) + odd) + odd
-    result = hollow(data)
-    assert result.skeleton.count(odd) == 7
+    result = strip_weights(data)
+    assert result.model.count(odd) == 7
     assert refilled(data, result) == data
 
 
@@ -594,21 +599,21 @@ def test_a_model_that_names_a_span_itself_is_refused() -> None:
     tensor = put(GraphProto, "initializer", raw_tensor())
     data = put(ModelProto, "graph", tensor + put(GraphProto, "initializer", intruder))
     with pytest.raises(ArchiveFormatError, match="reserved location"):
-        hollow(data)
+        strip_weights(data)
 
 
 def test_a_memoryview_of_wider_elements_is_read_as_bytes() -> None:
     data = model_of(raw_tensor(b"w" * 2001))
     data += unknown(100, b" " * (-(len(data) + 3) % 8))
-    assert hollow(memoryview(data).cast("Q")) == hollow(data)
+    assert strip_weights(memoryview(data).cast("Q")) == strip_weights(data)
 
 
-def test_a_map_can_be_closed_when_its_model_is_hollowed(tmp_path: Path) -> None:
+def test_a_map_can_be_closed_when_its_model_is_stripped(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model_of(raw_tensor()))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         # Leaving the block closes the map.
-        assert len(hollow(mapped).spans) == 1  # type: ignore[arg-type]
+        assert len(strip_weights(mapped).spans) == 1  # type: ignore[arg-type]
 
 
 # Malformed models
@@ -660,7 +665,7 @@ MALFORMED: dict[str, tuple[bytes, int, str]] = {
 def test_a_malformed_model_is_refused_with_its_offset(case: str) -> None:
     data, offset, expected = MALFORMED[case]
     with pytest.raises(ArchiveFormatError, match=expected) as caught:
-        hollow(data, size_threshold=0)
+        strip_weights(data, size_threshold=0)
     assert f"byte {offset}:" in str(caught.value)
     assert caught.value.rule == "MODEL-3"
     assert parsed(data) is None
@@ -676,9 +681,9 @@ def test_every_truncation_of_a_model_is_refused_or_seen_as_protobuf_sees_it() ->
 @pytest.mark.parametrize("width", [1, 9, 10])
 def test_a_varint_may_be_padded_to_ten_bytes_and_pass_64_bits(width: int) -> None:
     data = tag(ModelProto, "ir_version", VARINT) + varint(1, width)
-    assert hollow(data).skeleton == data
+    assert strip_weights(data).model == data
     data = tag(ModelProto, "ir_version", VARINT) + b"\xff" * 9 + b"\x7f"
-    assert hollow(data).skeleton == data
+    assert strip_weights(data).model == data
     assert parsed(data) is not None
 
 
@@ -690,23 +695,23 @@ def nested(depth: int, leaf: bytes) -> bytes:
     return put(ModelProto, "graph", leaf)
 
 
-def test_a_tensor_below_99_messages_is_hollowed() -> None:
+def test_a_tensor_below_99_messages_is_stripped() -> None:
     data = nested(97, put(GraphProto, "initializer", raw_tensor()))
-    assert len(hollow(data).spans) == 1
+    assert len(strip_weights(data).spans) == 1
     assert comparable(seen_through_wire(data, 0)) == comparable(parsed(data))
 
 
 def test_a_tensor_at_the_last_level_stays_as_external_data_would_be_too_deep() -> None:
     data = nested(99, put(AttributeProto, "t", raw_tensor()))
     assert parsed(data) is not None
-    assert hollow(data) == Hollow(data, ())
+    assert strip_weights(data) == Stripped(data, ())
 
 
 def test_a_tensor_beyond_the_last_level_is_refused() -> None:
     data = nested(100, put(GraphProto, "initializer", raw_tensor()))
     assert parsed(data) is None
     with pytest.raises(ArchiveFormatError, match="at most 100 nested"):
-        hollow(data)
+        strip_weights(data)
 
 
 @pytest.mark.parametrize(("depth", "groups"), [(1, 99), (1, 100), (99, 1), (99, 2)])
@@ -744,7 +749,7 @@ def typed_tensor(field: str, name: str, payload: bytes) -> bytes:
 
 def decoded(tensor: bytes) -> bytes:
     data = model_of(tensor)
-    (span,) = hollow(data, size_threshold=0).spans
+    (span,) = strip_weights(data, size_threshold=0).spans
     return b"".join(decode(data, span))
 
 
@@ -762,7 +767,7 @@ def test_typed_data_decodes_to_what_numpy_helper_reads(
 ) -> None:
     tensor = typed_tensor(*payload)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire_data, "PIECE_BYTES", piece)
+        patch.setattr(spans, "PIECE_BYTES", piece)
         assert decoded(tensor) == raw_bytes(TensorProto.FromString(tensor), payload[1])
 
 
@@ -787,7 +792,7 @@ def test_each_data_type_decodes_across_many_pieces(field: str, name: str) -> Non
 def test_varints_are_whole_wherever_a_piece_is_cut(
     border: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_data, "PIECE_BYTES", max(border, 10))
+    monkeypatch.setattr(spans, "PIECE_BYTES", max(border, 10))
     numbers = [1, -1, 2**63 - 1, 127, 128, -(2**63), 300, 0] * 4
     payload = b"\1" * (border % 10) + b"".join(varint(number % 2**64) for number in numbers)
     tensor = typed_tensor("int64_data", "INT64", payload)
@@ -797,12 +802,12 @@ def test_varints_are_whole_wherever_a_piece_is_cut(
 
 def test_pieces_are_bounded_and_raw_ones_are_views() -> None:
     data = model_of(raw_tensor(bytes(2**21)))
-    (span,) = hollow(data).spans
+    (span,) = strip_weights(data).spans
     pieces = list(decode(data, span))
     assert max(map(len, pieces)) <= 2**21
     assert all(piece.obj is data for piece in pieces)
     data = model_of(typed_tensor("int64_data", "INT64", b"\1" * 2**21))
-    (span,) = hollow(data).spans
+    (span,) = strip_weights(data).spans
     assert {len(piece) for piece in decode(data, span)} == {2**21}
 
 
@@ -821,7 +826,7 @@ def test_malformed_typed_data_is_refused_with_its_offset(payload: bytes, offset:
     tensor = put(TensorProto, "data_type", TensorProto.INT64)
     data = model_of(tensor + put(TensorProto, "int64_data", payload))
     assert parsed(data) is None
-    (span,) = hollow(data, size_threshold=0).spans
+    (span,) = strip_weights(data, size_threshold=0).spans
     with pytest.raises(ArchiveFormatError, match=f"byte {span.offset + offset}:") as caught:
         list(decode(data, span))
     assert caught.value.rule == "MODEL-3"
@@ -829,7 +834,7 @@ def test_malformed_typed_data_is_refused_with_its_offset(payload: bytes, offset:
 
 def test_a_span_past_the_end_of_the_data_is_refused() -> None:
     data = model_of(raw_tensor())
-    (span,) = hollow(data).spans
+    (span,) = strip_weights(data).spans
     with pytest.raises(ArchiveFormatError, match="2000 bytes of data"):
         list(decode(data[:1500], span))
 
@@ -849,8 +854,8 @@ def external_tensor(location: bytes, more: bytes = b"") -> bytes:
 
 
 @given(models, thresholds)
-def test_filling_gives_back_the_bytes_that_were_hollowed(data: bytes, threshold: int) -> None:
-    result = hollow(data, size_threshold=threshold)
+def test_filling_gives_back_the_bytes_that_were_stripped(data: bytes, threshold: int) -> None:
+    result = strip_weights(data, size_threshold=threshold)
     if all(span.field == "raw_data" for span in result.spans):
         assert refilled(data, result) == data
 
@@ -859,7 +864,7 @@ def test_filling_gives_typed_data_back_as_raw_data() -> None:
     for field, name in TYPED:
         tensor = typed_tensor(field, name, b"\1\2\3\4\5\6\7\0" * 6)
         data = model_of(tensor)
-        model = ModelProto.FromString(refilled(data, hollow(data, size_threshold=0)))
+        model = ModelProto.FromString(refilled(data, strip_weights(data, size_threshold=0)))
         (filled,) = model.graph.initializer
         assert not getattr(filled, field)
         assert raw_bytes(filled, name) == raw_bytes(TensorProto.FromString(tensor), name)
@@ -893,9 +898,9 @@ def test_a_location_of_data_that_the_model_spells_out_comes_back(spelled: int) -
     spelled_out = put(TensorProto, "data_location", spelled)
     for tensor in (raw_tensor(more=spelled_out), raw_tensor() + spelled_out):
         data = model_of(tensor)
-        result = hollow(data)
-        (skeleton,) = tensors_of(ModelProto.FromString(result.skeleton))
-        assert skeleton.data_location == TensorProto.EXTERNAL
+        result = strip_weights(data)
+        (stripped,) = tensors_of(ModelProto.FromString(result.model))
+        assert stripped.data_location == TensorProto.EXTERNAL
         assert refilled(data, result) == data
 
 
@@ -972,7 +977,7 @@ def test_a_location_that_is_not_utf_8_is_refused() -> None:
 @pytest.mark.parametrize("length", [1, 2**32, 10**18])
 def test_external_data_is_that_of_protobuf(location: str, offset: int, length: int) -> None:
     tensor = TensorProto()
-    tensor.MergeFromString(wire.external_data_encoder(location)(offset, length))
+    tensor.MergeFromString(weights.external_data_encoder(location)(offset, length))
     expected = TensorProto()
     set_location(expected, location, offset=offset, length=length)
     expected.ClearField("data_location")
@@ -1033,7 +1038,7 @@ def test_a_plain_model_beyond_two_gibibytes_is_refused() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize("field", ["raw_data", "float_data", "int64_data"])
-def test_hollowing_does_not_touch_the_weights(tmp_path: Path, field: str) -> None:
+def test_stripping_does_not_touch_the_weights(tmp_path: Path, field: str) -> None:
     size = 3 << 29
     data_type = TensorProto.INT64 if field == "int64_data" else TensorProto.FLOAT
     before = put(TensorProto, "data_type", data_type)
@@ -1050,17 +1055,17 @@ def test_hollowing_does_not_touch_the_weights(tmp_path: Path, field: str) -> Non
         file.write(after)
     script = f"""
         import mmap, re, sys
-        from onnxarchive.model.wire import hollow
+        from onnxarchive.model.weights import strip_weights
         def resident():
             with open("/proc/self/status") as status:
                 return int(re.search(r"VmRSS:\\s+(\\d+) kB", status.read())[1]) * 1024
         with open(sys.argv[1], "rb") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 before = resident()
-                result = hollow(mapped)
+                result = strip_weights(mapped)
                 grown = resident() - before
         assert [span.nbytes for span in result.spans] == [{size}], result
-        assert b"weight" in result.skeleton
+        assert b"weight" in result.model
         print(grown)
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
@@ -1072,16 +1077,16 @@ def test_hollowing_does_not_touch_the_weights(tmp_path: Path, field: str) -> Non
 def test_a_model_of_more_than_two_gibibytes_is_refused_before_it_is_read() -> None:
     untouched = mmap.mmap(-1, MAX_INT32 + 1)
     with untouched, pytest.raises(ArchiveFormatError, match="at most 2147483647 bytes"):
-        hollow(untouched)  # type: ignore[arg-type]
+        strip_weights(untouched)  # type: ignore[arg-type]
 
 
 def test_small_messages_are_stepped_over() -> None:
-    """What cannot hold a large tensor costs nothing; protobuf reads it in the skeleton."""
+    """What cannot hold a large tensor costs nothing; protobuf reads it in the stripped model."""
     malformed_node = put(GraphProto, "node", b"\x0a\xff")
     data = put(ModelProto, "graph", malformed_node + put(GraphProto, "initializer", raw_tensor()))
-    result = hollow(data)
-    assert malformed_node in result.skeleton
-    assert parsed(result.skeleton) is None
+    result = strip_weights(data)
+    assert malformed_node in result.model
+    assert parsed(result.model) is None
 
 
 # Counting messages

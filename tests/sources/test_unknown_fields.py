@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive.model import schema
-from onnxarchive.model.wire_fields import varint
+from onnxarchive.model.wire import varint
 from onnxarchive.zipformat.writer import ZipWriter
 
 # Each is read beyond its end where it is taken for another one.

@@ -7,7 +7,6 @@ import errno
 import itertools
 import mmap
 import os
-import struct
 import subprocess
 import sys
 import textwrap
@@ -16,12 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 import pytest
+from byte_locks import LOCKED_BYTE, lock_bytes_alone
 from models import documented_model, run_python
 from processes import started
 
@@ -813,35 +812,10 @@ def test_archives_on_cifs_are_opened_and_edited(
 # Windows, whose locks of bytes are those of Linux here
 
 
-LOCKED_BYTE = 1 << 40  # all file systems of Linux can seek to it, as Windows' can to any
-
-
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Locks as `msvcrt` has them; the bytes that are locked and unlocked are listed."""
-    if not hasattr(fcntl, "F_OFD_SETLK"):
-        pytest.skip("this system has no locks of bytes that belong to an open file")
-    locked = []
-
-    def lock(descriptor: int, mode: int, nbytes: int) -> None:
-        position = os.lseek(descriptor, 0, os.SEEK_CUR)
-        locked.append(position)
-        kind = fcntl.F_UNLCK
-        if mode != 0:  # Linux locks what is open for reading against writers alone
-            access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
-            kind = fcntl.F_RDLCK if access == os.O_RDONLY else fcntl.F_WRLCK
-        request = struct.pack("hhqqi4x", kind, os.SEEK_SET, position, nbytes, 0)
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
-        except OSError:
-            # What Windows says of a byte that is locked, or was not.
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
-
-    monkeypatch.setattr(locking, "fcntl", None)
-    monkeypatch.setattr(locking, "LOCKED_BYTE", LOCKED_BYTE)
-    module = SimpleNamespace(locking=lock, LK_UNLCK=0, LK_NBLCK=2)
-    monkeypatch.setattr(locking, "msvcrt", module, raising=False)
-    return locked
+    """The bytes that are locked and unlocked."""
+    return lock_bytes_alone(monkeypatch)
 
 
 @flock

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.model import dtypes
-from onnxarchive.model.wire_fields import (
+from onnxarchive.model.wire import (
     MAX_VARINT_WIDTH,
     VARINT_BITS,
     VARINT_CONTINUES,
@@ -65,7 +65,7 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     cuts it. How many elements there are is not compared with the tensor's dims.
 
     Args:
-        data: The model that was hollowed.
+        data: The model that it is a span of.
         span: A span of it.
 
     Yields:

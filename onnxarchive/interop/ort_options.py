@@ -1,0 +1,171 @@
+"""Session options of a caller, for sessions of archives: a copy, or lent to one session.
+
+A session needs one more entry in its options, the directory of external data. The caller's options
+shall not keep it. ONNX Runtime can copy most options; others are lent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import onnx
+
+from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.interop.optional import needing
+from onnxarchive.model import proto
+from onnxarchive.model.tensors import text
+from onnxarchive.model.walking import graphs
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
+_OLDEST: Final = (1, 21)  # the first version with this entry
+
+# Domains of ONNX Runtime's own operators, which need no library of custom ones.
+_OWN_DOMAINS: Final = frozenset(
+    {
+        "",
+        "ai.onnx",
+        "ai.onnx.ml",
+        "ai.onnx.preview",
+        "ai.onnx.preview.training",
+        "ai.onnx.training",
+        "com.microsoft",
+        "com.microsoft.experimental",
+        "com.microsoft.nchwc",
+        "com.ms.internal.nhwc",
+        "org.pytorch.aten",
+    }
+)
+
+
+def require_onnxruntime() -> Any:
+    """Imports ONNX Runtime, of a version that can run archives.
+
+    Raises:
+        UnsupportedFeatureError: It is older than 1.21.
+        ImportError: It is not installed.
+    """
+    with needing("onnxruntime", "run a model with"):
+        import onnxruntime
+    version = onnxruntime.__version__
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        raise UnsupportedFeatureError(
+            f"expected ONNX Runtime 1.21 or newer, which can be given the directory of external "
+            f"data, found {version}: pip install --upgrade onnxruntime"
+        )
+    return onnxruntime
+
+
+def set_directory(options: ort.SessionOptions, directory: str) -> None:
+    """Sets the directory of external data."""
+    if _entry(options, _DIRECTORY) != directory:  # ONNX Runtime logs each change of an entry
+        options.add_session_config_entry(_DIRECTORY, directory)
+
+
+def _entry(options: ort.SessionOptions, key: str) -> str:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:  # there is none
+        return ""
+
+
+# Copied
+
+
+def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
+    """Copies options for a session of a model; None if the copy might make another session.
+
+    ONNX Runtime copies options into a session and back out of it, here of a session that runs
+    nothing. The copy lacks libraries of custom operators and execution providers. Options that make
+    a session write files are not copied either.
+    """
+    if (
+        options.enable_profiling
+        or options.optimized_model_filepath
+        or _entry(options, "ep.context_enable")
+        or (hasattr(options, "has_providers") and options.has_providers())
+        or _may_need_custom_operators(model)
+    ):
+        return None
+    try:
+        session = require_onnxruntime().InferenceSession(
+            _identity_model(), options, ["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception:  # an entry for another kind of model, say; the real session will report it
+        return None
+    return session.get_session_options()
+
+
+def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
+    """True if a domain or an operator is neither ONNX Runtime's nor a function of the model.
+
+    Nodes may use domains that the model does not import: ONNX Runtime adds those of registered
+    libraries.
+    """
+    functions = {(text(it.domain), text(it.name)) for it in model.functions}
+    own = _OWN_DOMAINS | {domain for domain, _ in functions}
+    if not {text(it.domain) for it in model.opset_import} <= own:
+        return True
+    lists = chain(
+        (ref.graph.node for ref in graphs(model) if ref.root != "training_info"),
+        (function.node for function in model.functions),
+    )
+    return any(
+        node.domain not in _OWN_DOMAINS and (text(node.domain), text(node.op_type)) not in functions
+        for node in chain.from_iterable(lists)
+    )
+
+
+@cache
+def _identity_model() -> bytes:
+    """A model without a node, whose output is its input."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([], "identity", [x], [x])
+    opset = onnx.helper.make_opsetid("", 13)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=7)
+    return proto.serialize(model)
+
+
+# Lent
+
+
+_lending = threading.RLock()
+
+
+@contextlib.contextmanager
+def _lent(options: ort.SessionOptions, directory: str) -> Iterator[None]:
+    """Sets the directory in the caller's own options, and restores it at the end."""
+    with _lending:
+        before = _entry(options, _DIRECTORY)
+        set_directory(options, directory)
+        try:
+            yield
+        finally:
+            set_directory(options, before)
+
+
+@cache
+def lent_session_class() -> Any:
+    """A class of sessions that borrow the caller's options each time ONNX Runtime reads them."""
+    base: Any = require_onnxruntime().InferenceSession
+
+    class LentSession(base):  # type: ignore[misc]
+        def __init__(self, directory: str, model: bytes, options: Any, *rest: Any, **kwargs: Any):
+            self._lent_directory = directory
+            self._lent_options = options
+            with _lent(options, directory):
+                super().__init__(model, options, *rest, **kwargs)
+
+        def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
+            """Makes the session anew, as that of the base class does, with the same options."""
+            with _lent(self._lent_options, self._lent_directory):
+                super().set_providers(*arguments, **kwargs)
+
+    return LentSession

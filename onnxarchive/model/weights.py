@@ -1,0 +1,409 @@
+"""The weights of a serialized ModelProto: taken out and put back without reading them.
+
+`strip_weights` gives a ModelProto without weights, and the spans of the file where they lie;
+`fill` is the way back: it puts raw data in the place of external data.
+
+Both enter only the messages through which a TensorProto can be reached (`schema`), and step over
+everything else by its length, so no page of the weights is touched. All else is kept byte for byte
+and left to protobuf, which parses the model without weights: a malformed model is refused by one of
+the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeAlias
+
+import onnx
+
+from onnxarchive.buffers.data import Buffer, as_bytes
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
+from onnxarchive.model import schema
+from onnxarchive.model.spans import ELEMENT_WIDTHS, Span
+from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.model.wire import (
+    I32,
+    I64,
+    LEN,
+    MAX_DEPTH,
+    MAX_MESSAGE_BYTES,
+    VARINT,
+    Field,
+    fields_in,
+    malformed,
+    read_int32,
+    tag_of,
+    varint,
+)
+
+SPAN_LOCATION: Final = "\0onnxarchive/span/"
+"""Beginning of the location of a stripped tensor; no file path holds a NUL character."""
+
+_COALESCED_BYTES: Final = 1 << 12  # shorter pieces are joined, longer ones are views
+
+_Piece: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Stripped:
+    """A model without its weights.
+
+    Attributes:
+        model: A serialized ModelProto; the location of a stripped tensor is `SPAN_LOCATION`
+            followed by the index of its span.
+        spans: The weights, in the order of the file.
+    """
+
+    model: bytes
+    spans: tuple[Span, ...]
+
+
+def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD) -> Stripped:
+    """Takes the data of large tensors out of a serialized model.
+
+    A tensor is stripped if all its data is in one field: `raw_data`, or a packed typed field that
+    suits its `data_type`. Strings, external tensors, tensors whose data is unpacked or in several
+    fields, and tensors below a singular field that occurs twice (protobuf merges the two) stay as
+    they are.
+
+    Args:
+        data: A serialized ModelProto; bytes, or a map of a file. It is not kept.
+        size_threshold: Tensors whose data takes this many bytes of the model or more are stripped.
+
+    Returns:
+        A copy of the rest of the model, and the spans, which copy nothing.
+
+    Raises:
+        ArchiveFormatError: The model is malformed, or holds `SPAN_LOCATION` itself.
+    """
+    spans: list[Span] = []
+    with memoryview(data) as view, view.cast("B") as wire:
+        edits = _Edits(wire)
+        for tensor in _tensors(wire, size_threshold):
+            if tensor.depth == MAX_DEPTH:
+                continue  # no level is left for external_data
+            found = _sole_data_field(wire, tensor)
+            span = _span(*found) if found else None
+            if found is None or span is None or span.nbytes < size_threshold:
+                continue
+            (_, begin, _, _, end), _ = found
+            location = f"{SPAN_LOCATION}{len(spans)}"
+            edits.replace(tensor, begin, end, _external_data(_LOCATION_KEY, location))
+            # Last in the tensor, where it overrules a DEFAULT that the model spells out.
+            edits.replace(tensor, tensor.stop, tensor.stop, _EXTERNAL_LOCATION)
+            spans.append(span)
+        stripped = b"".join(edits.pieces())
+    if stripped.count(SPAN_LOCATION.encode()) != len(spans):
+        raise ArchiveFormatError(
+            f"the model holds the reserved location {SPAN_LOCATION!r}", rule="MODEL-3"
+        )
+    return Stripped(stripped, tuple(spans))
+
+
+def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | memoryview]:
+    """Puts raw data in the place of external data.
+
+    What lies below a singular field that occurs twice (protobuf merges the two) stays as it is.
+
+    Args:
+        model: A serialized ModelProto.
+        data: Gives the raw data of a location, or None for a tensor that shall stay external.
+
+    Returns:
+        Pieces which make up the plain model one after another; `len` of each is its size in bytes.
+        A piece of 4 KiB or more is a view of `model` or of a buffer that `data` gave; shorter ones
+        are copied and joined to their neighbours.
+
+    Raises:
+        ArchiveFormatError: The model is malformed.
+        UnsupportedFeatureError: The plain model would pass protobuf's limit of 2 GiB.
+    """
+    wire = as_bytes(model)
+    edits = _Edits(wire)
+    for tensor in _tensors(wire, _SMALLEST_EXTERNAL_TENSOR):
+        location, outdated = _external_fields(wire, tensor)
+        contents = None if location is None else data(location)
+        if contents is None:
+            continue
+        raw = as_bytes(contents)
+        header = varint(_RAW_DATA) + varint(len(raw))
+        place = next(begin for tag, begin, *_ in outdated if tag == _EXTERNAL_DATA)
+        edits.replace(tensor, place, place, header, raw)
+        for _, begin, _, _, end in outdated:
+            edits.replace(tensor, begin, end)
+    return list(_coalesced(edits.pieces()))
+
+
+def external_data_encoder(location: str) -> Callable[[int, int], bytes]:
+    """Gives what serializes the `external_data` of tensors whose data lies in one file.
+
+    A tensor takes it with `MergeFromString`, in a third of the time that its strings take one by
+    one.
+
+    Args:
+        location: The file as external data names it.
+
+    Returns:
+        A function of a tensor's offset and length in bytes, which gives a serialized TensorProto
+        with the pairs `location`, `offset` and `length` and nothing else.
+    """
+    named = _external_data(_LOCATION_KEY, location)
+
+    def serialized(offset: int, length: int) -> bytes:
+        return named + _external_number("offset", offset) + _external_number("length", length)
+
+    return serialized
+
+
+# The messages that lead to a tensor
+
+_MODEL: Final[str] = onnx.ModelProto.DESCRIPTOR.full_name
+# For each message that can hold a tensor: tag -> (message below it, whether repeated).
+_FIELDS_TO_TENSORS: Final = {
+    name: {
+        tag_of(field.containing_type, field.name, LEN): (
+            str(field.message_type.full_name),
+            schema.is_repeated(field),
+        )
+        for field in fields
+    }
+    for name, fields in schema.fields_to(schema.TENSOR).items()
+}
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A message on the way to a tensor, or the tensor itself."""
+
+    message: str
+    parent: _Frame | None
+    prefix: int  # offset of its length
+    start: int
+    stop: int
+    depth: int
+    growth: int = 0
+
+
+def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
+    """Yields every TensorProto of `smallest` bytes or more, in the order of the file."""
+    if len(wire) > MAX_MESSAGE_BYTES:
+        raise malformed(0, f"at most {MAX_MESSAGE_BYTES} bytes", f"{len(wire)}")
+    stack = [_Frame(_MODEL, None, 0, 0, len(wire), 0)]
+    while stack:
+        frame = stack.pop()
+        if frame.message == schema.TENSOR:
+            yield frame
+        else:
+            stack += reversed(_children(wire, frame, smallest))
+
+
+def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
+    """Gives the messages one step nearer to a tensor that may hold one of `smallest` bytes."""
+    leading = _FIELDS_TO_TENSORS[frame.message]
+    children: list[tuple[int, _Frame]] = []
+    singular: set[int] = set()
+    merged: set[int] = set()
+    for tag, _, prefix, start, stop in fields_in(wire, frame.start, frame.stop, frame.depth):
+        if tag not in leading:
+            continue
+        message, is_repeated = leading[tag]
+        if not is_repeated:
+            (merged if tag in singular else singular).add(tag)
+        if stop - start >= smallest:
+            children.append((tag, _Frame(message, frame, prefix, start, stop, frame.depth + 1)))
+    return [child for tag, child in children if tag not in merged]
+
+
+# The fields of a tensor
+
+
+def _tensor_tag(field: str, wire_type: int) -> int:
+    return tag_of(onnx.TensorProto.DESCRIPTOR, field, wire_type)
+
+
+_DATA_TYPE: Final = _tensor_tag("data_type", VARINT)
+_DATA_LOCATION: Final = _tensor_tag("data_location", VARINT)
+_DATA_LOCATIONS: Final = frozenset(onnx.TensorProto.DataLocation.values())
+_EXTERNAL_DATA: Final = _tensor_tag("external_data", LEN)
+_RAW_DATA: Final = _tensor_tag("raw_data", LEN)
+_KEY: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "key", LEN)
+_VALUE: Final = tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)
+_LOCATION_KEY: Final = "location"
+
+_PACKED_FIELDS: Final[dict[int, str]] = {
+    _tensor_tag(field, LEN): field
+    for field in {"raw_data", *(field for field, _ in ELEMENT_WIDTHS)}
+}
+_DATA_TAGS: Final = frozenset(
+    {
+        *_PACKED_FIELDS,
+        _tensor_tag("string_data", LEN),
+        _tensor_tag("float_data", I32),
+        _tensor_tag("double_data", I64),
+        _tensor_tag("int32_data", VARINT),
+        _tensor_tag("int64_data", VARINT),
+        _tensor_tag("uint64_data", VARINT),
+    }
+)
+
+
+def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | None:
+    """Finds the one field that holds all data of a tensor that is not external, and its type."""
+    found: Field | None = None
+    data_type = 0
+    for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
+        tag, _, _, value, end = field
+        if tag in _DATA_TAGS:
+            if found is not None:
+                return None
+            found = field
+        elif tag == _DATA_TYPE:
+            data_type = read_int32(wire, value, end)
+        elif tag == _EXTERNAL_DATA or (tag == _DATA_LOCATION and _is_external(wire, value, end)):
+            return None
+    return None if found is None else (found, data_type)
+
+
+def _span(field: Field, data_type: int) -> Span | None:
+    """Gives the span of a data field, if it can be read without the tensor around it."""
+    tag, _, _, value, end = field
+    name = _PACKED_FIELDS.get(tag)
+    if name is None or data_type == onnx.TensorProto.STRING:
+        return None
+    span = Span(value, end - value, name, data_type)
+    if tag == _RAW_DATA:
+        return span
+    width = ELEMENT_WIDTHS.get((name, data_type))
+    if width is None:
+        return None
+    if span.is_raw and span.nbytes % width:
+        raise malformed(value, f"elements of {width} bytes", f"{span.nbytes} bytes")
+    return span
+
+
+def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[Field]]:
+    """Finds a tensor's external location, and the fields that raw data makes outdated."""
+    location: bytes | None = None
+    data_location: int = onnx.TensorProto.DEFAULT
+    outdated: list[Field] = []
+    for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
+        tag, _, _, value, end = field
+        if tag == _DATA_LOCATION:
+            number = read_int32(wire, value, end)
+            if number in _DATA_LOCATIONS:  # protobuf takes any other for an unknown field
+                data_location = number
+            if number != onnx.TensorProto.EXTERNAL:
+                continue
+        elif tag == _EXTERNAL_DATA:
+            named = _location(wire, value, end, tensor.depth + 1)
+            location = location if named is None else named
+        elif tag != _RAW_DATA:
+            continue
+        outdated.append(field)
+    if location is None or data_location != onnx.TensorProto.EXTERNAL:
+        return None, outdated
+    try:
+        return location.decode(), outdated
+    except UnicodeDecodeError:
+        raise malformed(tensor.start, "a location in UTF-8", repr(location)) from None
+
+
+def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | None:
+    """Gives the location that a pair of external_data names, if it names one."""
+    key = value = b""
+    for tag, _, _, begin, end in fields_in(wire, start, stop, depth):
+        if tag == _KEY:
+            key = bytes(wire[begin:end])
+        elif tag == _VALUE:
+            value = bytes(wire[begin:end])
+    return value if key == _LOCATION_KEY.encode() else None
+
+
+def _is_external(wire: memoryview, start: int, stop: int) -> bool:
+    return read_int32(wire, start, stop) == onnx.TensorProto.EXTERNAL
+
+
+def _external_data(key: str, value: str) -> bytes:
+    pair = onnx.StringStringEntryProto(key=key, value=value)
+    field: bytes = onnx.TensorProto(external_data=[pair]).SerializeToString()
+    return field
+
+
+def _external_number(key: str, number: int) -> bytes:
+    digits = b"%d" % number
+    return _external_data_head(key, len(digits)) + digits
+
+
+@cache
+def _external_data_head(key: str, width: int) -> bytes:
+    """What stands before a value of `width` bytes."""
+    return _external_data(key, " " * width)[:-width]
+
+
+_EXTERNAL_LOCATION: Final = onnx.TensorProto(
+    data_location=onnx.TensorProto.EXTERNAL
+).SerializeToString()
+_SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(_LOCATION_KEY, ""))
+
+
+# Writing the wire
+
+
+class _Edits:
+    """Replacements in a model; the lengths of the messages around them follow."""
+
+    def __init__(self, wire: memoryview) -> None:
+        self._wire = wire
+        self._edits: list[tuple[int, int, tuple[_Piece, ...]]] = []
+        self._frames: dict[int, _Frame] = {}  # the edited messages, by the offset of their start
+
+    def replace(self, frame: _Frame, begin: int, end: int, *contents: _Piece) -> None:
+        """Puts `contents` in the place of the bytes from `begin` to `end`, fields of `frame`."""
+        self._edits.append((begin, end, contents))
+        frame.growth += sum(map(len, contents)) - (end - begin)
+        edited: _Frame | None = frame
+        while edited is not None and edited.start not in self._frames:
+            self._frames[edited.start] = edited
+            edited = edited.parent
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Yields the edited model: views of it between the contents that were put in."""
+        self._mend_lengths()
+        position = 0
+        for begin, end, contents in sorted(self._edits, key=lambda edit: edit[0]):
+            if position < begin:
+                yield self._wire[position:begin]
+            yield from contents
+            position = end
+        if position < len(self._wire):
+            yield self._wire[position:]
+
+    def _mend_lengths(self) -> None:
+        inner_first = sorted(self._frames.values(), key=lambda frame: frame.start, reverse=True)
+        for frame in inner_first:
+            length = frame.stop - frame.start + frame.growth
+            if length > MAX_MESSAGE_BYTES:
+                raise UnsupportedFeatureError(
+                    f"the model would take {length} bytes in one message; "
+                    f"protobuf allows {MAX_MESSAGE_BYTES}: keep its data external"
+                )
+            if frame.parent is not None:
+                frame.parent.growth += frame.growth
+                self.replace(frame.parent, frame.prefix, frame.start, varint(length))
+
+
+def _coalesced(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """Joins neighbours that are shorter than `_COALESCED_BYTES`."""
+    short: list[_Piece] = []
+    for piece in pieces:
+        if len(piece) < _COALESCED_BYTES:
+            short.append(piece)
+            continue
+        if short:
+            yield b"".join(short)
+            short = []
+        yield piece
+    if short:
+        yield b"".join(short)
