@@ -76,7 +76,6 @@ NAMES: Final = (
     "dot.",
     "line\u2028separator",
     "right to left \u202e",
-    "no character \uffff \U0010ffff",
     "private \ue000",
     "x" * 255,
     "/".join(["y" * 200] * 5),
