@@ -45,31 +45,20 @@ __all__ = ["TorchTensors", "from_numpy", "tensor", "tensors"]
 
 _FLOAT4 = "FLOAT4E2M1"
 # PyTorch's names of types by ONNX's.
+_SAME = (
+    "UINT8 INT8 UINT16 INT16 INT32 INT64 BOOL FLOAT16 UINT32 UINT64 COMPLEX64 COMPLEX128 BFLOAT16"
+)
 _TYPES = {
+    **{name: name.lower() for name in _SAME.split()},
     "FLOAT": "float32",
-    "UINT8": "uint8",
-    "INT8": "int8",
-    "UINT16": "uint16",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-    "FLOAT16": "float16",
     "DOUBLE": "float64",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "COMPLEX64": "complex64",
-    "COMPLEX128": "complex128",
-    "BFLOAT16": "bfloat16",
     "FLOAT8E4M3FN": "float8_e4m3fn",
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
     "FLOAT8E5M2": "float8_e5m2",
     "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
     "FLOAT8E8M0": "float8_e8m0fnu",
-    "INT4": "int8",
-    "UINT4": "uint8",
-    "INT2": "int8",
-    "UINT2": "uint8",
+    **dict.fromkeys(("INT4", "INT2"), "int8"),
+    **dict.fromkeys(("UINT4", "UINT2"), "uint8"),
     _FLOAT4: "float4_e2m1fn_x2",
 }
 # Types of numpy and PyTorch, by size, in which the bytes of other types are passed.
