@@ -1,7 +1,7 @@
-"""Reads an archive but for the data of tensors and assets, and holds that data against rules.
+"""Reads end records, directory and model of an archive, and checks the data of entries.
 
-End records, directory and model are read by position and not through a map: a file that becomes
-shorter meanwhile gives an error and not a fault.
+They are read by position and not through a map: if another program truncates the file meanwhile,
+that is an error and does not end the process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What end records, central directory and model say.
+    """End records, central directory and model of an archive.
 
     Attributes:
         directory: The directory.
-        model: The model, or None where it cannot be read.
+        model: The model; None if it cannot be read.
         refs: The tensor of each key.
-        shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
-            tensors; None where they were looked at one by one.
+        shapes: Data type and shape of the tensor of each entry, as far as entries are tensors; None
+            if the tensors were checked one by one.
     """
 
     directory: Directory
@@ -49,12 +49,12 @@ class Contents:
 def read_contents(
     file: MappedFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
 ) -> Contents:
-    """Reads all of an archive but the tensors and assets, data and local headers.
+    """Reads end records, directory and model of an archive.
 
     Args:
         file: The archive.
-        report: Takes each broken rule that can be seen so.
-        max_model_nbytes: Size in bytes above which a model is reported and not read.
+        report: Receives each broken rule that they show.
+        max_model_nbytes: Largest size in bytes of a model; a larger one is reported and not read.
     """
     tail_offset = max(file.size - TAIL_SIZE, 0)
     bounds = locate(file.read(tail_offset, TAIL_SIZE), file.size, report)
@@ -84,15 +84,15 @@ def _read_model(
 
 
 def check_model_nbytes(nbytes: int, max_model_nbytes: int, report: Report) -> bool:
-    """Compares the size of a model with the format's limit and the caller's (MODEL-2).
+    """Compares the size of a model with the limits of the format and the caller (rule MODEL-2).
 
     Args:
         nbytes: Size of the model in bytes.
-        max_model_nbytes: The caller's limit in bytes.
-        report: Takes the broken rule.
+        max_model_nbytes: Limit of the caller in bytes.
+        report: Receives the broken rule.
 
     Returns:
-        Whether it is within both.
+        True if the size is within both limits.
     """
     if nbytes <= min(max_model_nbytes, MAX_MODEL_NBYTES):
         return True
@@ -106,8 +106,8 @@ def check_model_nbytes(nbytes: int, max_model_nbytes: int, report: Report) -> bo
 def _refs(
     model: onnx.ModelProto, data: bytes, listed: Directory, named: Sequence[str], report: Report
 ) -> tuple[TensorRefs, Shapes | None]:
-    """Holds the model against the entries of tensors, whose names are `named`."""
-    # Assets are behind the tensors.
+    """Compares the model with the entries of its tensors, whose names are `named`."""
+    # Assets follow the tensors.
     if listed.is_whole and listed.entries.names[: len(named)] == named:
         sizes = listed.entries.sizes[: len(named)]
         found = proto.refs_at_once(model, data, named, sizes)
@@ -121,7 +121,7 @@ def _refs(
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
-    """Compares size and CRC-32 of the bytes of an entry with its directory record (ZIP-15)."""
+    """Compares size and CRC-32 of an entry's data with its directory record (rule ZIP-15)."""
     if (nbytes, crc32) != (entry.nbytes, entry.crc32):
         report.broken(
             "ZIP-15",
@@ -134,14 +134,14 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
 def check_data(
     file: MappedFile, entry: Entry, ref: TensorRef | None, report: Report, counter: ProgressCounter
 ) -> None:
-    """Reads an entry once, in pieces, for the rules that need its bytes.
+    """Checks the data of an entry, which is read once, in pieces.
 
     Args:
         file: The archive.
         entry: The entry.
-        ref: The tensor that has it as its location, or None.
-        report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-        counter: Tells of the bytes that are read.
+        ref: Its tensor, or None.
+        report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
+        counter: Counts the bytes that are read.
     """
     pieces = summed(file, entry, report)
     checksum = None
@@ -162,7 +162,7 @@ def check_data(
 
 
 def summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
-    """The bytes of an entry in pieces; its CRC-32 is compared behind the last (ZIP-15)."""
+    """The data of an entry in pieces; after the last its CRC-32 is compared (rule ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
         yield memoryview(piece)
