@@ -55,7 +55,7 @@ def _found(path: Path, *, full: bool = True) -> list[str]:
 # The archives to be damaged, and ways to do so
 
 
-def _model() -> onnx.ModelProto:
+def _two_tensors() -> onnx.ModelProto:
     weight = raw_tensor("w", dims=(300,), seed=1)
     return model_of(weight, raw_tensor("v", TensorProto.INT4, (2101,), seed=2))
 
@@ -63,7 +63,7 @@ def _model() -> onnx.ModelProto:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "model.onnxa"
-    onnxarchive.save(_model(), path, assets={"a/b": b"cat"})
+    onnxarchive.save(_two_tensors(), path, assets={"a/b": b"cat"})
     return path
 
 
@@ -531,7 +531,7 @@ def test_a_sound_archive_breaks_no_rule(path: Path) -> None:
         {"alignment": 4096},
     ]
     for options in choices:
-        for model in (full_model(), model_of(), _model(), model_of(typed(raw_tensor("w")))):
+        for model in (full_model(), model_of(), _two_tensors(), model_of(typed(raw_tensor("w")))):
             onnxarchive.save(model, path, assets={"a/b": b"", "ü": b"x"}, **options)
             assert onnxarchive.check(path) == []
             assert onnxarchive.check(path, full=True) == []
@@ -610,7 +610,7 @@ def test_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> Non
 
 
 def test_checking_says_how_far_it_is(path: Path) -> None:
-    onnxarchive.save(_model(), path, assets={"large": bytes(20 * MIB)})
+    onnxarchive.save(_two_tensors(), path, assets={"large": bytes(20 * MIB)})
     calls: list[tuple[int, int]] = []
     onnxarchive.check(path, full=True, progress=lambda *call: calls.append(call))
     with onnxarchive.open(path) as archive:
@@ -786,7 +786,7 @@ def test_a_record_that_cannot_be_read_breaks_no_rule_of_what_refers_to_it(path: 
         lambda it: it.put(it.records["__MODEL_PROTO"] + 20, "<2I", 0xFFFFFFFF, 0xFFFFFFFF),
         lambda it: it.put(it.records["w"] + 42, "<I", 0xFFFFFFFF),
     ):
-        onnxarchive.save(_model(), path, assets={"a/b": b"cat"})
+        onnxarchive.save(_two_tensors(), path, assets={"a/b": b"cat"})
         it = _Bytes(path.read_bytes())
         damage(it)
         path.write_bytes(it.data)
