@@ -107,7 +107,7 @@ def register(*, replace: bool = False) -> bool:
     Importing `onnxarchive` calls this, and does not replace a serializer of another package.
 
     Args:
-        replace: Replaces a serializer that another package has registered.
+        replace: Whether to replace a serializer that another package has registered.
 
     Returns:
         True if the serializer is now registered for both.
