@@ -292,6 +292,55 @@ def test_a_damaged_byte_breaks_a_rule(path: Path, rule: str, damage: Damage) -> 
     assert rule in _found(path)
 
 
+@pytest.mark.parametrize("prefix_nbytes", [0, 10])
+def test_an_archive_without_entries_is_found_to_have_no_model_and_no_prefix(
+    tmp_path: Path, prefix_nbytes: int
+) -> None:
+    path = tmp_path / "m.onnxa"
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0, 0, 0, prefix_nbytes, 0)
+    path.write_bytes(b"x" * prefix_nbytes + end)
+    prefix = "ZIP-6: expected entries up to the directory at 10, found none"
+    no_model = "MODEL-1: expected __MODEL_PROTO as the last entry, found no entry"
+    found = [str(finding) for finding in onnxarchive.check(path, full=True)]
+    assert found == ([prefix, no_model] if prefix_nbytes else [no_model])
+
+
+def test_each_entry_that_overlaps_the_same_earlier_one_is_found(path: Path) -> None:
+    it = _Bytes(path.read_bytes())
+    end = 2560
+    assert it.headers["assets/a/b"] < it.headers["__MODEL_PROTO"] < end < it.directory
+    it.put(it.records["w"] + 20, "<2I", end - 64, end - 64)
+    it.put(it.records["v"] + 42, "<I", end)
+    path.write_bytes(it.data)
+    overlaps = [
+        (finding.entry, finding.message)
+        for finding in onnxarchive.check(path)
+        if "after the entries before it" in finding.message
+    ]
+    assert overlaps == [
+        (
+            name,
+            f"expected its local header at offset {end} or later, after the entries before it, "
+            f"found {it.headers[name]}",
+        )
+        for name in ("assets/a/b", "__MODEL_PROTO")
+    ]
+
+
+@pytest.mark.parametrize(("missing", "number"), [("w", 1), ("v", 2), ("__MODEL_PROTO", 4)])
+def test_the_first_record_that_is_missing_is_found_by_number_and_offset(
+    path: Path, missing: str, number: int
+) -> None:
+    it = _Bytes(path.read_bytes())
+    it.put(it.records[missing], "<I", 0)
+    path.write_bytes(it.data)
+    found = [str(finding) for finding in onnxarchive.check(path) if finding.rule == "ZIP-4"]
+    assert found == [
+        f"ZIP-4: expected directory record {number} of 4 at offset {it.records[missing]}, "
+        "found none"
+    ]
+
+
 # Archives that no byte of a sound one leads to
 
 
