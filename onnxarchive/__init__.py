@@ -1,8 +1,8 @@
 """ONNX archives: a model of any size as one zip file that is mapped, not read.
 
-An archive (`.onnxa`) is a plain zip whose tensors lie uncompressed at 64-byte boundaries, with the
-model as its last entry. It opens in milliseconds, its weights are views of the file, and unzipped
-it is a directory of ONNX external data that every ONNX tool reads.
+An archive (`.onnxa`) is a plain zip whose tensors lie uncompressed at 64-byte boundaries; its last
+entry is the model. It opens in milliseconds, its weights are views of the file, and unzipped it is
+a directory of ONNX external data that every ONNX tool reads.
 
     import onnxarchive
 
@@ -10,19 +10,19 @@ it is a directory of ONNX external data that every ONNX tool reads.
     with onnxarchive.open("model.onnxa") as archive:
         weight = archive.tensors["layer.0/weight"]
 
-The names in `__all__` are imported when they are first used. What is in a submodule alone needs
-an import of that: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
+The names in `__all__` are imported when they are first used. Other names need an import of their
+module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
 
-The rooms of the package, lowest first, each of which imports only from those before it:
+The rooms of the package, lowest first; each imports only from those before it:
 
-    buffers      bytes that lie somewhere, their CRC-32, columns of numbers
-    zipformat    the records of a zip, and what an archive makes of them
-    model        ONNX messages: walking, keys, references, the wire format
-    storage      files of this machine: maps, locks, replacing, undoing
-    sources      models as other tools leave them: .onnx, directories, zips
-    archive      archives: reading, checking, writing, editing, recovering
-    conversion   between archives and other files, and comparing archives
-    interop      a module for each library: ONNX Runtime, onnx_ir, PyTorch, ...
+    buffers      data of entries, CRC-32, columns of numbers
+    zipformat    zip records, the layout of an archive, zips of other tools
+    model        ONNX messages: tensors, keys, references, the wire format
+    storage      files: maps, locks, replacement, undo log
+    sources      models of other tools: .onnx, directories, zips
+    archive      archives: reading, checking, writing, editing, recovery
+    conversion   from and to archives, and their comparison
+    interop      a module for each library: ONNX Runtime, PyTorch, Netron, ...
     cli          the command line
 """
 
@@ -83,7 +83,7 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The public names by their modules, which are imported when one of their names is first used.
+# The public names of each module, which is imported when one of them is first used.
 _NAMES = {
     "archive.editing": "EditableArchive change_model replace_model replace_tensor",
     "archive.opening": "load open",
@@ -125,7 +125,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *here})
 
 
-# Not before, for it may import submodules.
+# Last, since it may import submodules.
 from onnxarchive.interop.onnx_registry import register as _register_with_onnx  # noqa: E402
 
 _register_with_onnx()

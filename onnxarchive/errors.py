@@ -1,7 +1,7 @@
-"""What can go wrong with an archive: one base error and its leaves.
+"""Errors: one base class and its subclasses, and the report of broken rules.
 
-`OSError` is never wrapped: a missing file, a full disk and a refused permission reach the caller
-as Python raises them.
+`OSError` is never wrapped: a missing file, a full disk or a lack of permission reaches the caller
+as Python raises it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-# Rules about a CRC-32 and about a SHA-1.
+# Rules about checksums: CRC-32 and SHA-1.
 CHECKSUM_RULES = frozenset({"ZIP-15", "DATA-6"})
 
-# Rules that zips of other tools break, of which `convert` makes archives.
+# Rules that zips of other tools break; `convert` makes archives of them.
 MENDED_RULES = frozenset(
     {
         "ALIGN-1",
@@ -53,13 +53,12 @@ _MAX_SHOWN = 100  # characters of a value in a message
 
 
 class ArchiveError(Exception):
-    """Base of every error of this library.
+    """Base class of the errors of this library.
 
     Attributes:
-        rule: Id of the broken rule in `spec/rules.toml`, such as `"ZIP-6"`; None where the fault
-            is not one of an archive.
-        entry: Name of the entry concerned, or None.
-        path: The file concerned, or None where the data came from memory.
+        rule: Id of the broken rule in `spec/rules.toml`, such as `"ZIP-6"`; None for other errors.
+        entry: Name of the entry at fault, or None.
+        path: The file at fault; None for data in memory.
     """
 
     def __init__(self, message: str, *, rule: str | None = None, entry: str | None = None) -> None:
@@ -70,7 +69,7 @@ class ArchiveError(Exception):
 
     @property
     def message(self) -> str:
-        """The message alone, without file and rule."""
+        """The message without file and rule."""
         return str(self.args[0])
 
     def __str__(self) -> str:
@@ -87,15 +86,15 @@ class ArchiveError(Exception):
 
 
 class ArchiveFormatError(ArchiveError, ValueError):
-    """The bytes are not what the specification, or the format of a source, says they are."""
+    """The bytes break the specification, or the format of a source."""
 
 
 class ChecksumError(ArchiveFormatError):
-    """The bytes of an entry or a data file are not those that its checksum was made of."""
+    """The bytes of an entry or a data file do not match its checksum."""
 
 
 class UnsupportedFeatureError(ArchiveError):
-    """What was asked for is well formed, and this version does not do it."""
+    """The request or file is valid, but this version does not support it."""
 
 
 class ModelNotFoundError(ArchiveError, KeyError):
@@ -103,11 +102,11 @@ class ModelNotFoundError(ArchiveError, KeyError):
 
 
 class TensorNotFoundError(ArchiveError, KeyError):
-    """No tensor, entry or asset has the name, or more than one tensor has it."""
+    """No tensor, entry or asset has the name, or several tensors have it."""
 
 
 class LockedError(ArchiveError):
-    """Another process, or another thread, is at work on the file."""
+    """Another process or thread has locked the file."""
 
 
 class UnfinishedEditError(ArchiveError):
@@ -115,18 +114,18 @@ class UnfinishedEditError(ArchiveError):
 
 
 class AttributesWarning(UserWarning):
-    """A file was replaced, and its owner, permissions or extended attributes could not be kept."""
+    """A file was replaced, but its owner, permissions or extended attributes could not be kept."""
 
 
 def describe(error: OSError) -> str:
-    """An error of the system as people read it: the file, and what is the matter with it."""
+    """The message of an error of the system: the file and the fault, without the error number."""
     named = error.filename is not None and error.strerror is not None
     return f"{error.filename}: {error.strerror}" if named else str(error)
 
 
 @contextmanager
 def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Names `path` in every `ArchiveError` raised in the block that names no file yet."""
+    """Gives `path` to every `ArchiveError` raised in the block that has no path yet."""
     try:
         yield
     except ArchiveError as error:
@@ -136,19 +135,17 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
-    """`value` as messages show it: its `repr`, or about the first 100 characters of that.
-
-    What a file holds may be of any size. Of numbers at most as many are looked at as are shown.
+    """The `repr` of a value, cut to about 100 characters: values of a file may be of any size.
 
     Args:
-        value: A name, a location, some bytes, or the numbers of a list.
-        in_ascii: Whether letters that are not ASCII are shown by their number.
+        value: A name, a location, some bytes, or numbers, of which only those shown are read.
+        in_ascii: Whether to escape characters that are not ASCII.
     """
     if not isinstance(value, str | bytes):
         return _shown_numbers(value)
     form = ascii if in_ascii else repr
     count = min(len(value), _MAX_SHOWN)
-    while len(form(value[:count])) > 2 * _MAX_SHOWN:  # letters that no one can see take up to ten
+    while len(form(value[:count])) > 2 * _MAX_SHOWN:  # an escape takes up to ten characters
         count //= 2
     if count == len(value):
         return form(value)
@@ -167,15 +164,15 @@ def _shown_numbers(numbers: Iterable[int]) -> str:
 
 
 class Report:
-    """What becomes of a broken rule. This one raises it: a reader stops at the first."""
+    """Receives broken rules. This one raises the first as an error; subclasses may collect them."""
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Takes a broken rule.
+        """Reports a broken rule.
 
         Args:
             rule: Its id in `spec/rules.toml`.
-            message: What was expected and what was found.
-            entry: Name of the entry concerned, or None.
+            message: The expected and the found value.
+            entry: Name of the entry at fault, or None.
 
         Raises:
             ChecksumError: The rule is about a checksum.

@@ -59,7 +59,7 @@ Edit = Callable[[Path], object]
 # The edits
 
 
-def _model(generation: int, *, weights: int = WEIGHTS, padding: int = 0) -> onnx.ModelProto:
+def _generation(generation: int, *, weights: int = WEIGHTS, padding: int = 0) -> onnx.ModelProto:
     model = model_of(*(raw_tensor(f"w{i}", dims=(1500,), seed=i) for i in range(weights)))
     model.doc_string = f"{generation:04}" + "x" * padding
     return model
@@ -70,11 +70,11 @@ def _nothing(path: Path) -> None:
 
 
 def _old(path: Path) -> None:
-    onnxarchive.save(_model(1, padding=10_000), path, assets={"labels": bytes(3000)})
+    onnxarchive.save(_generation(1, padding=10_000), path, assets={"labels": bytes(3000)})
 
 
 def _without_assets(path: Path) -> None:
-    onnxarchive.save(_model(1, padding=10_000), path)
+    onnxarchive.save(_generation(1, padding=10_000), path)
 
 
 def _interrupted(phase: str) -> Edit:
@@ -102,34 +102,34 @@ def _cloned(edit: Edit) -> Edit:
 
 
 def _shorter(path: Path) -> None:
-    replace_model(path, _model(2))
+    replace_model(path, _generation(2))
 
 
 def _equal(path: Path) -> None:
-    replace_model(path, _model(2, padding=10_000))
+    replace_model(path, _generation(2, padding=10_000))
 
 
 def _longer(path: Path) -> None:
-    replace_model(path, _model(2, padding=40_000))
+    replace_model(path, _generation(2, padding=40_000))
 
 
 def _added(path: Path) -> None:
-    replace_model(path, _model(2, weights=WEIGHTS + 1))
+    replace_model(path, _generation(2, weights=WEIGHTS + 1))
 
 
 def _assigned(path: Path) -> None:
     with onnxarchive.open(path, mode="r+") as archive, archive.edit():
         archive.metadata["author"] = "Ada"
-        archive.model = _model(2, weights=WEIGHTS + 1, padding=10_000)
+        archive.model = _generation(2, weights=WEIGHTS + 1, padding=10_000)
         archive.doc_string = "several"
 
 
 def _compacted(path: Path) -> None:
-    replace_model(path, _model(2, weights=WEIGHTS - 1), compact=True)
+    replace_model(path, _generation(2, weights=WEIGHTS - 1), compact=True)
 
 
 def _copied(path: Path) -> None:
-    replace_model(path, _model(2), copy=True)
+    replace_model(path, _generation(2), copy=True)
 
 
 def _tensor(path: Path) -> None:
@@ -137,7 +137,7 @@ def _tensor(path: Path) -> None:
 
 
 def _saved(path: Path) -> None:
-    onnxarchive.save(_model(2), path)
+    onnxarchive.save(_generation(2), path)
 
 
 # What is there before, and what is done to it.

@@ -272,11 +272,11 @@ def save_archive(place: Place, *, is_synced: bool = False) -> Step:
 
 def _sync_nothing(is_synced: bool = False) -> None:
     """Leaves out what waits for the disk, since others do not wait for it."""
-    from onnxarchive.storage import files
+    from onnxarchive.storage import filesystem
 
     if not is_synced:
-        files.sync = lambda descriptor: None
-        files.sync_directory = lambda directory: None
+        filesystem.sync = lambda descriptor: None
+        filesystem.sync_directory = lambda directory: None
 
 
 def write_raw(place: Place, *, is_synced: bool = False) -> Step:

@@ -70,7 +70,7 @@ def read_contents(
 
     Args:
         file: The archive.
-        report: Takes each broken rule that can be seen so.
+        report: Receives each broken rule that can be seen so.
         max_model_nbytes: Size in bytes above which models, taken together, are reported and not
             read.
     """
@@ -124,7 +124,7 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
     Args:
         sizes: Size of each model in bytes, by its entry's name.
         max_model_nbytes: The caller's limit in bytes, for all models together.
-        report: Takes the broken rule.
+        report: Receives the broken rule.
 
     Returns:
         True if they are within both.
@@ -200,7 +200,7 @@ def check_data(
         file: The archive.
         entry: The entry.
         refs: The tensors that have it as their location, one at most of each model.
-        report: Takes each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
+        report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
         counter: Counts the bytes that are read.
     """
     pieces = summed(file, entry, report)

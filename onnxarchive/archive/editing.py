@@ -1,13 +1,13 @@
-"""Edits of archives that leave their weights where they are.
+"""Edits of archives, which neither read nor move weights.
 
 The model is the last entry, so a new model is a new end of the file: new tensors, model, directory
-and end records. Where the file system can share blocks, a clone gets the new end and then the
-archive's name; elsewhere the file itself gets it, with an undo log at its end until it is complete.
-After a crash the archive is the old one or the new one in any case. What would move entries writes
-a new file, and only on request.
+and end records. If the file system can share blocks, the new end is written to a clone, which then
+gets the archive's name; else to the file itself, with an undo log at its end until it is complete.
+After a crash the archive is the old one or the new one. An edit that moves entries writes a new
+file, and only on request.
 
-An editor holds the archive's lock from before it reads the state that it changes until it has read
-the new one, so no edit of another is overwritten.
+An edit locks the archive before it reads the state that it changes, and until it has read the new
+one. So no other edit is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from onnxarchive.storage.files import MappedFile, require_process
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_MAX_COMPARED_NBYTES = 64 << 20  # of a model, to find out whether it was changed
+_MAX_COMPARED_NBYTES = 64 << 20  # size of a model that `close` compares with the file
 
 __all__ = ["EditableArchive", "Metadata", "change_model", "replace_model", "replace_tensor"]
 
@@ -55,46 +55,46 @@ def replace_model(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Gives an archive another model; the weights are neither read nor moved.
+    """Replaces the model of an archive; weights are neither read nor moved.
 
-    Only the end of the file is written: new tensors, the model, directory and end records. The
-    cost follows these and the number of entries, not the size of the weights. Every entry stays
-    where it is and keeps its key, and new tensors follow them. A crash at any moment leaves the old
-    archive or the new one, in some cases after `recover`. Views that others have of tensors and
-    assets stay valid.
+    Only the end of the file is written: new tensors, model, directory and end records. The time
+    grows with these and the number of entries, not with the size of the weights. Entries stay where
+    they are and keep their keys; new tensors follow them. After a crash the archive is the old one
+    or the new one, in some cases after `recover`. Views of tensors and assets stay valid.
 
-    A tensor of the new model is one of the archive if its location is the key, if it points into
-    the archive as a link does, or if it has the key and the bytes that `save` would give it. The
-    others are new.
+    A tensor of the new model is one of the archive if its location is the key, if it refers to the
+    archive as a link does, or if `save` would give it the key and bytes of an entry. All others are
+    new.
 
     Args:
         path: The archive.
         model: The model, such as `Archive.model` with changes, whose external tensors name keys of
             the archive; or the path of a `.onnx`, such as a link, with its external data.
-        compact: Whether to write the archive as `save` does, in the order of the model, with keys
-            by the names of tensors, and without tensors that the model no longer has. All of it is
-            written unless entries happen to lie there already; with a thread for each core, and
-            memory as `onnxarchive.convert` takes it.
-        copy: Whether to write a new file under this name, which is needed where the file has
-            further names: a hard link keeps the old content, and so does the target of a symbolic
-            link at `path`. Where the file system can share blocks this costs no more.
+        compact: Whether to write the archive as `save` does: in the order of the model, with keys
+            derived from the names of tensors, and without tensors that the model no longer has. The
+            whole archive is written, unless its entries are already in this order; with a thread
+            for each core.
+        copy: Whether to write a new file. This is needed if the file has further names: a hard
+            link, or the target of a symbolic link at `path`, then keeps the old content. If the
+            file system can share blocks, it takes no longer.
         size_threshold: Tensors of this many bytes or more are stored outside the model; None for
-            the threshold that fits the archive's tensors: 1024 if that does.
-        convert_attribute: As in `save`; None for True if the archive has any such tensor outside.
-        timeout: Seconds to wait for others who open or edit the archive; None waits without limit,
-            0 fails at once.
-        progress: Called with the bytes done and the bytes in all that are written. The archive is
-            locked meanwhile.
+            1024, or another threshold that fits the tensors of the archive.
+        convert_attribute: Whether to store outside the model not only initializers, but all
+            tensors; None for True if the archive has any such tensor outside.
+        timeout: Seconds to wait until nobody else has the archive locked; None waits without
+            limit, 0 fails at once.
+        progress: Called with the bytes written and the bytes in all. The archive is locked
+            meanwhile.
 
     Raises:
         ValueError: The model lacks a tensor of the archive, and `compact` is False; or the file has
             further names, and `copy` is False. Nothing is changed.
-        LockedError: Others were at work on the archive until `timeout`.
+        LockedError: The archive stayed locked until `timeout`.
         ArchiveFormatError: The file is not an archive, a tensor refers to no entry of it, or the
             model would break a rule.
         ChecksumError: Bytes of the archive that have to be copied have changed.
-        ArchiveError: Writing failed, and so did rolling it back: `recover` does it.
-        OSError: The archive or its directory cannot be read or written; the archive is as it was.
+        ArchiveError: Writing failed, and so did rolling back; `recover` rolls back later.
+        OSError: The archive or its directory cannot be read or written; the archive is unchanged.
     """
     options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
     with _locked(path, timeout, copy=copy) as archive:
@@ -109,25 +109,20 @@ def change_model(
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Gives an archive the model that a function makes of its own, as `replace_model` does.
-
-    The archive is locked meanwhile: `change` cannot open it.
+    """Changes the model of an archive by a function; see `replace_model` for the errors.
 
     Args:
-        path: The archive.
-        change: Takes the model, which it may change, and gives the new one.
-        compact: As in `replace_model`.
-        copy: As in `replace_model`.
-        timeout: As in `replace_model`.
-
-    Raises:
-        ArchiveError: As in `replace_model`, and so for the other errors.
-        OSError: As in `replace_model`.
+        path: The archive. It is locked meanwhile, so `change` cannot open it.
+        change: Takes the model, which it may change, and returns the new one.
+        compact: Whether to write the archive anew, without tensors that the model no longer has.
+        copy: Whether to write a new file, so that further names of the file keep the old content.
+        timeout: Seconds to wait until nobody else has the archive locked; None waits without
+            limit, 0 fails at once.
     """
     with _locked(path, timeout, copy=copy) as archive:
         process = os.getpid()
         changed = change(_copy(archive.model))
-        require_process(process)  # the function may have been left by a fork, too
+        require_process(process)  # a fork may have returned from the function, too
         if changed != archive.model:
             _release(write_model(archive, changed, EditOptions(compact=compact, copy=copy)))
 
@@ -141,25 +136,24 @@ def replace_tensor(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Gives an initializer other elements, of the same shape and type.
+    """Replaces the elements of an initializer; see `replace_model` for the errors of an edit.
 
-    A new file is written, which then takes the archive's name: views and sessions of the old one
-    keep what they see. Where the file system can share blocks, only what changes is written. A
-    tensor that the model itself holds is replaced with the model, as `replace_model` does it.
+    A new file is written, which then gets the archive's name: views and sessions of the old one
+    still show the old elements. If the file system can share blocks, only the changed bytes are
+    written. A tensor that the model itself holds is replaced as `replace_model` replaces a model.
 
     Args:
         path: The archive.
         name: Name of the initializer.
-        array: Its elements. Shape and data type must be those that it has.
-        copy: As in `replace_model`.
-        timeout: As in `replace_model`.
-        progress: As in `replace_model`.
+        array: Its new elements, of the same shape and data type.
+        copy: Whether to write a new file, so that further names of the file keep the old content.
+        timeout: Seconds to wait until nobody else has the archive locked; None waits without
+            limit, 0 fails at once.
+        progress: Called with the bytes written and the bytes in all.
 
     Raises:
         TensorNotFoundError: There is no such initializer, or several have the name.
-        ValueError: Shape or type differ, or as in `replace_model`.
-        ArchiveError: As in `replace_model`, and so for the other errors.
-        OSError: As in `replace_model`.
+        ValueError: The array has another shape or data type.
     """
     with _locked(path, timeout, copy=copy) as archive:
         _release(write_tensor(archive, name, array, copy, progress))
@@ -169,7 +163,7 @@ def replace_tensor(
 def _locked(
     path: str | os.PathLike[str], timeout: float | None, *, copy: bool
 ) -> Iterator[Archive]:
-    """An archive that nobody else opens or edits while the block runs."""
+    """Opens an archive and locks it while the block runs."""
     with (
         with_path(path),
         files.opened(
@@ -204,7 +198,7 @@ def _require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
 
 
 def _release(file: MappedFile) -> None:
-    """Closes a file that an edit has written, and its lock, which a fork may share."""
+    """Closes a file that an edit has written, and unlocks it: a fork may share the lock."""
     with file:
         locking.unlock(file.fileno())
 
@@ -216,7 +210,7 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Text:
-    """A text of an archive's model, by the name of its field; assigning it changes the archive."""
+    """A text field of an archive's model; assigning it changes the archive."""
 
     def __set_name__(self, owner: type[EditableArchive], name: str) -> None:
         self._name = name
@@ -226,13 +220,13 @@ class _Text:
 
     def __set__(self, archive: EditableArchive, value: str) -> None:
         with archive.edit() as model:
-            model.ClearField(self._name)  # an empty text is none
+            model.ClearField(self._name)  # an empty text is stored as none
             if value:
                 setattr(model, self._name, value)
 
 
 class EditableArchive(Archive):
-    """An archive that is open for edits of its model, as `open` gives it with mode `"r+"`.
+    """An archive whose model can be edited, as `open` gives it with mode `"r+"`.
 
     ::
 
@@ -242,14 +236,14 @@ class EditableArchive(Archive):
                 model.graph.node.append(node)
                 archive.doc_string = "With a softmax"
 
-    Every assignment changes the file at once, as `replace_model` does, and those in a block of
-    `edit` together when it ends: afterwards, and after any crash, the change is made or not. The
-    archive then shows the new state; views that were taken before stay what they are. The file is
-    locked during a change and not in between. If others have changed it since the archive was
-    opened, a change is an error.
+    Every assignment changes the file at once, as `replace_model` does; those in a block of `edit`
+    change it together when the block ends. A change is made completely or not at all, also after a
+    crash. The archive then shows the new state; earlier views stay as they are. The file is locked
+    during a change, not in between. If others have changed it since the archive was opened, a
+    change raises an error.
 
-    Several threads may use it: one edits at a time, and the others read the state before. A fork
-    of the process may read and not edit.
+    Several threads may use it: one edits at a time, the others read the state before the edit. A
+    fork of the process may read, but not edit.
     """
 
     def __init__(
@@ -261,12 +255,12 @@ class EditableArchive(Archive):
     ) -> None:
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
         self._process = os.getpid()
-        self._editor = threading.RLock()  # of the thread that edits
-        self._writing = threading.RLock()  # while the file is another than the state shows
-        # Of this thread: `is_editing`; and in a block of `edit` its `model`, and the `task` that
-        # entered it.
+        self._editor = threading.RLock()  # held by the thread that edits
+        self._writing = threading.RLock()  # held while the file differs from the state
+        # Of this thread: `is_editing`; in a block of `edit` also its `model`, and the `task` that
+        # entered the block.
         self._draft = threading.local()
-        self._shown: onnx.ModelProto | None = None  # what `model` has given
+        self._shown: onnx.ModelProto | None = None  # the model that `model` has given
         with (
             with_path(path),
             files.opened(
@@ -280,8 +274,8 @@ class EditableArchive(Archive):
     def model(self) -> onnx.ModelProto:
         """The model, its large tensors external with their keys as location.
 
-        In a block of `edit` it is the model that will be written. Otherwise changing it changes
-        nothing in the archive, of which `close` warns; assigning a model does, as `replace_model`.
+        In a block of `edit` it is the model that will be written. Elsewhere a change of it does not
+        change the archive, and `close` warns of that; assign a model to replace it.
         """
         model = self._drafted
         if model is None:
@@ -294,7 +288,7 @@ class EditableArchive(Archive):
         if drafted is None:
             self.replace_model(model)
         else:
-            drafted.CopyFrom(model)  # and not another one: the block goes on with what it was given
+            drafted.CopyFrom(model)  # the block keeps using the object that it was given
 
     @property
     def metadata(self) -> Metadata:
@@ -311,25 +305,24 @@ class EditableArchive(Archive):
     def edit(
         self, *, compact: bool = False, copy: bool = False, timeout: float | None = None
     ) -> Iterator[onnx.ModelProto]:
-        """Makes several changes of the model one: written when the block ends, or not at all.
+        """Makes several changes of the model in one edit, which is written when the block ends.
 
         The archive is locked while the block runs, so nobody else can open it. In the block,
         `model`, `metadata` and the other attributes show and change the model that will be written.
-        An exception that leaves the block discards all changes, and a block that changes nothing
-        writes nothing. A block in another one belongs to that one, which alone writes or discards.
-        A block belongs to the thread and the asyncio task that entered it; others see the state
-        before, and their edits are refused or wait.
+        An exception that leaves the block discards all changes; a block without changes writes
+        nothing. An inner block is part of the outer one, which alone writes or discards. A block
+        belongs to the thread and the asyncio task that entered it; others see the state before it,
+        and their edits wait or are refused.
 
-        `compact`, `copy` and `timeout` are those of `onnxarchive.replace_model`.
+        `onnxarchive.replace_model` describes `compact`, `copy`, `timeout` and the errors of an
+        edit.
 
         Yields:
-            The model, a copy that may be changed in the block.
+            A copy of the model, to be changed in the block.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened; or as
-                `onnxarchive.replace_model` does.
-            ValueError: The block belongs to another one, and arguments are given; or as
-                `onnxarchive.replace_model` does.
+            ArchiveError: Others have changed the archive since it was opened.
+            ValueError: An inner block is given arguments.
         """
         if self._drafted is not None:
             if compact or copy or timeout is not None:
@@ -343,7 +336,7 @@ class EditableArchive(Archive):
                 yield changed
             finally:
                 del self._draft.model, self._draft.task
-            require_process(self._process)  # the block may have been left by a fork, too
+            require_process(self._process)  # a fork may have left the block, too
             if changed != current.model:
                 options = EditOptions(compact=compact, copy=copy)
                 self._write(partial(write_model, current, changed, options))
@@ -357,18 +350,13 @@ class EditableArchive(Archive):
         copy: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Renames inputs and outputs of the main graph, wherever they are used.
+        """Renames inputs and outputs of the main graph, and all their uses.
 
-        Args:
-            inputs: The new name of each input by its old one.
-            outputs: The new name of each output by its old one.
-            compact: As in `onnxarchive.replace_model`, and so for the others.
-            copy: As there.
-            timeout: As there.
+        `inputs` and `outputs` map old names to new ones. `onnxarchive.replace_model` describes
+        `compact`, `copy`, `timeout` and the errors of an edit.
 
         Raises:
-            ValueError: There is none of an old name, or a new one is taken.
-            ArchiveError: As in `replace_model`, and so for the other errors.
+            ValueError: An old name does not exist, or a new one is taken.
         """
         with self.edit(compact=compact, copy=copy, timeout=timeout) as model:
             self.model = renaming.renamed(model, inputs or {}, outputs or {})
@@ -384,11 +372,12 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """As `onnxarchive.replace_model`, with its arguments; not in a block of `edit`.
+        """Replaces the model, not in a block of `edit`.
+
+        `onnxarchive.replace_model` describes the arguments and the errors of an edit.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened; or as
-                `onnxarchive.replace_model` does.
+            ArchiveError: Others have changed the archive since it was opened.
         """
         options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
         with self._locked(timeout, copy=copy) as current:
@@ -403,20 +392,21 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """As `onnxarchive.replace_tensor`, with its arguments; not in a block of `edit`.
+        """Replaces the elements of an initializer, not in a block of `edit`.
+
+        `onnxarchive.replace_tensor` describes the arguments and errors.
 
         Raises:
-            ArchiveError: Others have changed the archive since it was opened; or as
-                `onnxarchive.replace_tensor` does.
+            ArchiveError: Others have changed the archive since it was opened.
         """
         with self._locked(timeout, copy=copy) as current:
             self._write(partial(write_tensor, current, name, array, copy, progress))
 
     def close(self) -> None:
-        """Closes the file, after the edit that another thread is making. Views live on.
+        """Closes the file, after an edit of another thread. Views stay valid.
 
         Raises:
-            LockedError: This thread is making an edit, such as in a block of `edit`.
+            LockedError: This thread is making an edit, such as a block of `edit`.
         """
         if os.getpid() == self._process:
             with with_path(self.path):
@@ -427,11 +417,11 @@ class EditableArchive(Archive):
             super().close()
 
     def _warn_of_lost_changes(self) -> None:
-        """Says so if `model` was changed and not assigned, where that is soon found out."""
+        """Warns if `model` was changed and not assigned; large models are not compared."""
         shown, self._shown = self._shown, None
         name = model_entry(self.model_id)
         is_large = self.entries[name].nbytes >= _MAX_COMPARED_NBYTES
-        if shown is None or shown is not self._found.model or is_large:
+        if shown is None or shown is not self._snapshot.model or is_large:
             return
         with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
             if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
@@ -443,9 +433,9 @@ class EditableArchive(Archive):
 
     @property
     def _drafted(self) -> onnx.ModelProto | None:
-        """The model that this thread's and task's block of `edit` will write; None outside of one.
+        """The model that the block of `edit` of this thread and task will write, or None.
 
-        What a block that stands outside of all tasks runs as tasks stands in that block.
+        If a block was entered outside of all tasks, tasks that it runs are part of it.
         """
         model: onnx.ModelProto | None = getattr(self._draft, "model", None)
         if model is None or not self._draft.is_editing:
@@ -453,13 +443,13 @@ class EditableArchive(Archive):
         return model if self._draft.task in (None, _running_task()) else None
 
     def _require_no_edit_by_this_thread(self) -> None:
-        """No lock keeps it out: all of them are this thread's or this open file's."""
+        """Refuses a second edit by this thread, which already holds all locks."""
         if getattr(self._draft, "is_editing", False):
             raise LockedError("expected no edit by this thread, found one; finish the edit first")
 
     @contextlib.contextmanager
     def _locked(self, timeout: float | None, *, copy: bool) -> Iterator[Archive]:
-        """The archive as it is in its file, which nobody else opens or edits meanwhile."""
+        """Locks the archive while the block runs, and opens its current state."""
         require_process(self._process)
         locking.require_timeout(timeout)
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
@@ -474,24 +464,24 @@ class EditableArchive(Archive):
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
-                file = self._file  # the one that the last edit has left
+                file = self._file  # of the last edit
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:
                         file.require_writable()
                         _require_one_name(path, file)
                     roll_back(file)
-                    os.stat(path)  # names an archive that is gone
-                    if not (file.is_at(path) and self._found.is_in(file)):
-                        raise self._edited()
+                    os.stat(path)  # an archive that is gone is named
+                    if not (file.is_at(path) and self._snapshot.is_in(file)):
+                        raise self._changed()
                     yield Archive(file, self.max_model_nbytes)
             finally:
                 self._draft.is_editing = False
-                with contextlib.suppress(RuntimeError):  # this thread did not get it
+                with contextlib.suppress(RuntimeError):  # this thread has not acquired it
                     self._editor.release()
 
     def _write(self, write: Callable[[], MappedFile]) -> None:
-        """Makes an edit, and shows the state that it has written."""
+        """Makes an edit, and reads the state that it has written."""
         with self._writing:
             file = write()
             try:
@@ -502,18 +492,18 @@ class EditableArchive(Archive):
     @contextlib.contextmanager
     def _settled(self) -> Iterator[Snapshot]:
         with self._unless_forked(self._writing):
-            yield self._found
+            yield self._snapshot
 
     def _unless_forked(
         self, lock: contextlib.AbstractContextManager[object]
     ) -> contextlib.AbstractContextManager[object]:
-        """A lock that no thread of a fork holds: the thread which did is not there any more."""
+        """The lock; none in a fork, where the thread that may hold it does not exist."""
         return lock if os.getpid() == self._process else contextlib.nullcontext()
 
 
 def _running_task() -> object:
     """The task of asyncio that runs in this thread, or None."""
-    # Where nobody has imported asyncio, as a whole so far, there is no task.
+    # Unless asyncio was imported, completely, there is no task.
     current_task = getattr(sys.modules.get("asyncio"), "current_task", None)
     try:
         return None if current_task is None else current_task()
@@ -522,13 +512,12 @@ def _running_task() -> object:
 
 
 class Metadata(MutableMapping[str, str]):
-    """The metadata (`metadata_props`) of an archive that is open for changes.
+    """The metadata (`metadata_props`) of an archive that is open for edits.
 
-    Each change is written at once; `update` writes several in one go.
+    Each change is an edit of its own; `update` makes several in one edit.
     """
 
     def __init__(self, archive: EditableArchive) -> None:
-        """Shows the metadata of an archive."""
         self._archive = archive
 
     def __getitem__(self, key: str) -> str:
@@ -550,12 +539,12 @@ class Metadata(MutableMapping[str, str]):
         return repr(proto.metadata(self._archive.model))
 
     def update(self, *others: Any, **pairs: str) -> None:
-        """Adds or replaces pairs, all of them in one change of the archive."""
+        """Adds or replaces pairs in one edit."""
         given = dict(*others, **pairs)
         self._write(lambda found: found.update(given))
 
     def clear(self) -> None:
-        """Removes all pairs, in one change of the archive."""
+        """Removes all pairs in one edit."""
         self._write(dict.clear)
 
     def _write(self, change: Callable[[dict[str, str]], object]) -> None:

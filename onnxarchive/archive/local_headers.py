@@ -1,7 +1,7 @@
-"""The local headers of an archive, compared with the directory when their entries are first read.
+"""Compares the local headers of an archive with its directory, each when its entry is first read.
 
-Whoever reads entries in their order will read those that follow, too: their headers are then read
-ahead, and compared together, which takes less than half of the time.
+Entries that are read in order will be followed by the next ones, so headers are read ahead and
+compared together. This takes less than half of the time.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.local_headers_at_once import pack_local_headers
 
-_MAX_AHEAD = 256  # headers that are read ahead
-_WINDOW_SIZE = 1 << 17  # bytes that are read at a time where several headers are in them
+_MAX_AHEAD = 256  # headers
+_WINDOW_SIZE = 1 << 17  # bytes that are read at once if several headers are in them
 
 
 class LocalHeaders:
-    """The local headers of an archive. Several threads may use it.
+    """The local headers of an archive. Several threads may use them.
 
     Args:
         file: The archive.
         listed: Its directory.
 
     Attributes:
-        are_right: Of each entry, whether its header was compared and is right.
-        alignment: What the header that was compared last says of its data, in bytes.
+        verified: For each entry 1 if its header was compared and matches, else 0.
+        alignment: Alignment in bytes that the header compared last states.
     """
 
     def __init__(self, file: MappedFile, listed: Directory) -> None:
         self._file = file
         self._listed = listed
-        self.are_right = bytearray(len(listed.entries))
+        self.verified = bytearray(len(listed.entries))
         self._ahead = 1
         self._next = -1
-        self.alignment = layout.MIN_ALIGNMENT  # and in that of the next one, most likely
+        self.alignment = layout.MIN_ALIGNMENT  # of the next header, most likely
 
     def require(self, number: int) -> None:
-        """Compares a local header with its directory record, and perhaps those that follow.
+        """Compares a local header with its directory record, perhaps with those that follow.
 
         Args:
-            number: The index of the entry.
+            number: Index of the entry.
 
         Raises:
             ArchiveFormatError: They do not match.
         """
         ahead = min(2 * self._ahead, _MAX_AHEAD) if number == self._next else 1
-        stop = min(number + ahead, len(self.are_right))
+        stop = min(number + ahead, len(self.verified))
         if ahead == 1 or not self._are_equal_ahead(number, stop):
             ahead, stop = 1, number + 1
             self.compare(number, Report())
-        self.are_right[number:stop] = b"\1" * (stop - number)
+        self.verified[number:stop] = b"\1" * (stop - number)
         self._next, self._ahead = stop, ahead
 
     def require_all(self) -> None:
@@ -60,15 +60,15 @@ class LocalHeaders:
         Raises:
             ArchiveFormatError: One does not match.
         """
-        for number in range(len(self.are_right)):
+        for number in range(len(self.verified)):
             self.require(number)
 
     def compare(self, number: int, report: Report) -> None:
         """Compares a local header with its directory record.
 
         Args:
-            number: The index of the entry.
-            report: Takes each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
+            number: Index of the entry.
+            report: Receives each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
         """
         if not self._are_equal(number, number + 1):
             (header,) = self._read(number, number + 1)
@@ -77,14 +77,14 @@ class LocalHeaders:
             self.alignment = alignment or self.alignment
 
     def _are_equal_ahead(self, start: int, stop: int) -> bool:
-        """As `_are_equal`, of headers of which only the first is asked for."""
+        """As `_are_equal`; only the first header is needed, so an error of another is none."""
         try:
             return self._are_equal(start, stop)
-        except OSError:  # which may be of another one
+        except OSError:
             return False
 
     def _are_equal(self, start: int, stop: int) -> bool:
-        """Whether local headers are at a glance what they should be."""
+        """Compares local headers, without unpacking, with those that this library would write."""
         expected = pack_local_headers(self._listed, start, stop, self.alignment)
         return expected is not None and b"".join(self._read(start, stop)) == expected
 

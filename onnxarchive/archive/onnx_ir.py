@@ -97,18 +97,10 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
         return self.archive.read(self.key)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
+        return np.array(self.archive.tensor_by_key(self.key), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)
-
-    def numpy(self) -> NDArray[Any]:
-        """The elements as a read-only array.
-
-        Returns:
-            A view of the file; for types of less than 8 bits, an unpacked copy made by every call.
-        """
-        return self.archive.tensor_by_key(self.key)
 
     def tobytes(self) -> bytes:
         """The bytes of `raw_data`, as a copy."""

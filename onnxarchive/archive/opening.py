@@ -1,4 +1,4 @@
-"""`open` and `load`: an archive to be looked at or edited, or its complete model."""
+"""`open` opens an archive to read or edit it; `load` gives its complete model."""
 
 from __future__ import annotations
 
@@ -52,41 +52,41 @@ def open(
 ) -> Archive:
     """Opens an archive.
 
-    It takes time and memory in proportion to the number of entries and the size of the model
-    without its external tensors; no weight is read, and no local header but the model's. It waits
-    while another process edits the file in its place.
+    Time and memory grow with the number of entries and the size of the model without its external
+    tensors. No weight is read, and no local header except the model's. If another process edits
+    the file in its place, `open` waits.
 
     Args:
         path: The archive.
-        mode: `"r"` to read it, `"r+"` to edit it, too: see `EditableArchive`. An edit that a crash
+        mode: `"r"` to read, `"r+"` to edit as well (see `EditableArchive`); an edit that a crash
             interrupted is then rolled back first.
-        model: Id of the model that `Archive.model` and `Archive.tensors` are of, such as
+        model: Id of the model that `Archive.model` and `Archive.tensors` give, such as
             `"decoder"`; `""` for the default one.
-        timeout: Seconds to wait for others who edit the archive, and with `"r+"` also for those who
-            open it; None waits without limit, 0 not at all.
-        max_model_nbytes: Size in bytes above which the models, taken together, are refused before
-            they are read; the format's own limit is 2 GiB for each. A lower one bounds the memory
-            that a file from elsewhere can claim.
-        prefetch: For those who will read most of the weights: `"willneed"` has the system begin to
-            read the whole file in the background (`madvise`), which pays where tensors are taken
-            in another order than that of the file; `"populate"` reads and maps all of it before
-            `open` returns (`MAP_POPULATE`), so that no view waits for a page afterwards, and the
-            memory resident in the process grows by its size at once. None reads what is looked at,
-            and what the system reads ahead by itself. A change of the archive ends it.
+        timeout: Seconds to wait while others edit the archive, with `"r+"` also while they open
+            it; None waits without limit, 0 not at all.
+        max_model_nbytes: Largest size in bytes of all models together, without their external
+            tensors; the format's own limit is 2 GiB for each. A lower limit bounds the memory that
+            an untrusted file can take.
+        prefetch: Use it if most of the weights will be read. `"willneed"`: the system begins to
+            read the whole file in the background (`madvise`); this is faster if tensors are read
+            in another order than that of the file. `"populate"`: the whole file is read and mapped
+            before `open` returns (`MAP_POPULATE`); no view waits for a page afterwards, and the
+            resident memory of the process grows by the size of the file. None: pages are read when
+            they are used. An edit of the archive ends the prefetch.
 
     Raises:
-        ArchiveFormatError: The file is not an archive, or breaks a rule of the specification that
-            its end records, directory or model show.
+        ArchiveFormatError: The file is not an archive: its end records, directory or model break
+            a rule of the specification.
         UnfinishedEditError: An edit of it was interrupted, and `mode` is `"r"`.
         ModelNotFoundError: There is no model of this id.
-        LockedError: Others were at work on the archive until `timeout`.
+        LockedError: The archive stayed locked until `timeout`.
         ValueError: `mode`, `timeout` or `prefetch` is not allowed.
         OSError: The file cannot be opened or read.
     """
     if prefetch not in (None, *get_args(Prefetch)):
         raise ValueError(f"expected prefetch 'willneed' or 'populate', found {prefetch!r}")
     if mode == "r+":
-        from onnxarchive.archive.editing import EditableArchive  # which stands on this module
+        from onnxarchive.archive.editing import EditableArchive  # imports this module
 
         archive: Archive = EditableArchive(path, max_model_nbytes, timeout, model)
     elif mode == "r":
@@ -108,14 +108,15 @@ def load(
 ) -> onnx.ModelProto:
     """A complete model of an archive, in memory.
 
-    Every tensor holds its bytes again, as `raw_data`. What `save` was given comes back equal, but
-    for tensors that had type-specific fields, and for a `data_location` that was set to DEFAULT,
-    which means the same as none.
+    Every tensor holds its bytes, as `raw_data`. The model equals the one that `save` was given,
+    except that elements of type-specific fields are in `raw_data`, and that a `data_location` of
+    DEFAULT, which means the same as none, is not set.
 
     Args:
         path: The archive.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        max_model_nbytes: As in `open`.
+        max_model_nbytes: Largest size in bytes of all models together, without their external
+            tensors.
 
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.

@@ -1,9 +1,9 @@
-"""An open archive: its entries, its model, and views of its tensors through one map of the file.
+"""`Archive`: entries, model and tensors of an open archive.
 
-Opening reads the end records, the central directory and the model, by position and not through the
-map, and refuses whatever they show to be wrong. An entry's local header is compared with the
-directory when the entry is first read, the model's therefore on opening. Weights are read by
-whoever looks at a view.
+Opening reads end records, directory and model, by position and not through the map, and raises on
+each broken rule that they show. The local header of an entry is compared with the directory when
+the entry is first read; that of the model on opening. Tensors are views of one map of the file, so
+a weight is read when its view is.
 """
 
 from __future__ import annotations
@@ -47,17 +47,16 @@ if TYPE_CHECKING:
 class Archive(Closing):
     """An open ONNX archive, as `onnxarchive.open` gives it.
 
-    Views and arrays are read-only and lie in the file's map. They stay valid after `close` and
-    after the archive object is gone. What this library does to an archive meanwhile does not
-    change them, whether its model is replaced in its place or the whole of it is saved anew; but
-    another program that rewrites the file changes them, and one that truncates it makes reading
-    them end the process with SIGBUS. An archive may be used by several threads at once.
+    Views and arrays are read-only and lie in a map of the file. They stay valid after `close`, and
+    after this library has edited or replaced the archive. But another program that rewrites the
+    file changes them; if it truncates the file, reading them ends the process with SIGBUS. Several
+    threads may use an archive at once.
     """
 
     def __init__(
         self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
     ) -> None:
-        """Takes over `file`, which must have been opened for this archive alone."""
+        """Reads the archive in `file`, which from then on belongs to this object."""
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
@@ -77,32 +76,32 @@ class Archive(Closing):
 
     @property
     def path(self) -> str:
-        """The archive's path as it was given."""
+        """The path of the archive as it was given."""
         return self._path
 
     @property
     def max_model_nbytes(self) -> int:
-        """Size in bytes above which its model is refused."""
+        """Largest size in bytes of a model that is read."""
         return self._max_model_nbytes
 
     def _read(self, file: MappedFile) -> None:
         with with_path(self._path):
-            self._found = Snapshot(file, self._model_id, self._max_model_nbytes)
+            self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
 
     @property
     def _file(self) -> MappedFile:
         """The open file."""
-        return self._found.file
+        return self._snapshot.file
 
     @property
     def _refs(self) -> TensorRefs:
-        """The tensors that are stored outside the model, and where they stand in it, by key."""
-        return self._found.refs
+        """The tensors that are stored outside the model, by key."""
+        return self._snapshot.refs
 
     @property
     def entries(self) -> NamedEntries:
         """Every entry by name, in the order of the archive."""
-        return self._found.entries
+        return self._snapshot.entries
 
     @property
     def models(self) -> Mapping[str, onnx.ModelProto]:
@@ -110,9 +109,9 @@ class Archive(Closing):
 
         They are the archive's own, as `model` is.
         """
-        found = self._found
-        found.refs.keep()
-        return MappingProxyType(found.models)
+        snapshot = self._snapshot
+        snapshot.refs.keep()
+        return MappingProxyType(snapshot.models)
 
     @property
     def model_id(self) -> str:
@@ -123,35 +122,35 @@ class Archive(Closing):
     def model(self) -> onnx.ModelProto:
         """The model that was asked for, its large tensors external with their keys as location.
 
-        It is the archive's own, parsed once: copy it before changing it.
+        It is parsed once and not copied: copy it before you change it.
         """
-        found = self._found
-        found.refs.keep()  # before anybody changes the model
-        return found.model
+        snapshot = self._snapshot
+        snapshot.refs.keep()  # before anybody changes the model
+        return snapshot.model
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The model's metadata (`metadata_props`) by key; of a key that is there twice the last.
+        """The model's metadata (`metadata_props`) by key; the last value if a key occurs twice.
 
-        It may be changed where the archive is open with mode `"r+"`.
+        It can be changed if the archive is open with mode `"r+"`.
         """
-        return MappingProxyType(proto.metadata(self._found.model))
+        return MappingProxyType(proto.metadata(self._snapshot.model))
 
     @property
     def _records(self) -> Records:
         """The directory record of every entry, in the order of the archive."""
-        return self._found.directory.records
+        return self._snapshot.directory.records
 
     @property
     def alignment(self) -> int:
-        """What the data of the model's entry is aligned to, in bytes, as its local header says."""
-        return self._found.alignment
+        """Alignment in bytes of the data of the model's entry, as its local header states it."""
+        return self._snapshot.alignment
 
     @property
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
-        See `Tensors` for names that several graphs have.
+        `Tensors` says what becomes of names that several graphs define.
         """
         return Tensors(self._state)
 
@@ -161,53 +160,53 @@ class Archive(Closing):
         return Assets(self._state)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of an entry, as a read-only view; nothing is copied but the model's.
+        """The bytes of an entry, as a read-only view of the file; those of the model as a copy.
 
-        The bytes of a tensor are those of `raw_data`: little-endian, row-major, sub-byte types
-        packed. The model's are a copy, since it may be replaced in the file.
+        The bytes of a tensor are those of `raw_data`: little-endian, row-major, types of less than
+        8 bits packed. The model is copied since an edit may overwrite it in the file.
 
         Raises:
             TensorNotFoundError: There is no such entry.
             ArchiveFormatError: Its local header does not match the directory.
-            ArchiveError: It is the model, which is no longer that of when the archive was opened.
+            ArchiveError: It is the model, which has been replaced since the archive was opened.
             ValueError: The archive is closed.
         """
-        found = self._found
-        if is_model(name) and name in found.entries:
+        snapshot = self._snapshot
+        if is_model(name) and name in snapshot.entries:
             return self._read_model(name)
-        number = found.entries.index_of.get(name)
+        number = snapshot.entries.index_of.get(name)
         if number is None:
-            raise found.not_found(f"expected the name of an entry, found {shown(name)}")
-        view, offset, nbytes = found.locate(number)
+            raise snapshot.not_found(f"expected the name of an entry, found {shown(name)}")
+        view, offset, nbytes = snapshot.locate(number)
         return view[offset : offset + nbytes]
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[Snapshot]:
-        """The state, whose model this object does not overwrite while the block runs."""
-        yield self._found
+        """The state; this object does not overwrite its model while the block runs."""
+        yield self._snapshot
 
     def _read_model(self, name: str) -> memoryview:
-        with self._settled() as found:
-            entry = found.entries[name]
-            data = found.file.read(entry.data_offset, entry.nbytes)
+        with self._settled() as snapshot:
+            entry = snapshot.entries[name]
+            data = snapshot.file.read(entry.data_offset, entry.nbytes)
         if (len(data), checksums.crc32(data)) == (entry.nbytes, entry.crc32):
             return memoryview(data)
         raise self._changed()
 
     def _changed(self) -> ArchiveError:
         error = ArchiveError(
-            "expected the model with which the archive was opened, found that the file has been "
-            "changed since; open it anew"
+            "expected the archive as it was when it was opened, found that it has been changed "
+            "since; open it anew"
         )
         error.path = self.path
         return error
 
     @contextlib.contextmanager
-    def _unedited(self, found: Snapshot) -> Iterator[None]:
-        """Keeps editors out while the block runs, unless the file has got another directory.
+    def _unedited(self, snapshot: Snapshot) -> Iterator[None]:
+        """Keeps editors out while the block runs, unless another file has the archive's path.
 
         Raises:
-            ArchiveError: It has another one, or an edit of it is not finished.
+            ArchiveError: The file has another directory than `snapshot`, or an unfinished edit.
         """
         with contextlib.ExitStack() as resources:
             is_edited = False
@@ -216,8 +215,8 @@ class Archive(Closing):
                 resources.callback(file.close)
                 recovery.require_finished(file)
                 records = read_contents(file, Report()).directory.records
-                is_same = file.identity == found.file.identity
-                is_edited = is_same and records != found.directory.records
+                is_same = file.identity == snapshot.file.identity
+                is_edited = is_same and records != snapshot.directory.records
             except (LockedError, UnfinishedEditError):
                 is_edited = True
             except (ArchiveError, OSError):
@@ -227,24 +226,24 @@ class Archive(Closing):
             yield
 
     def tensor_by_key(self, key: str) -> NDArray[Any]:
-        """The tensor of a key as a read-only array, wherever it stands in the model.
+        """The tensor of a key as a read-only array.
 
-        This reaches what `tensors` does not name: tensors of attributes, functions and
-        training_info, and initializers whose name several graphs have.
+        Unlike `tensors` it also gives tensors of attributes, functions and training_info, and
+        initializers whose name several graphs define.
 
         Returns:
-            A view of the file; for types of less than 8 bits (int4, uint2, float4e2m1, ...) an
-            unpacked copy of one byte an element, whose packed bytes `read(key)` gives.
+            A view of the file; for types of less than 8 bits (int4, uint2, float4e2m1, ...) a copy
+            with one byte for each element. `read(key)` gives the packed bytes.
 
         Raises:
             TensorNotFoundError: No tensor has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
             ValueError: The archive is closed.
         """
-        found = self._found
-        if key not in found.refs:
-            raise found.not_found(f"expected the key of a tensor, found {shown(key)}")
-        return found.array(found.entries.index_of[key])
+        snapshot = self._snapshot
+        if key not in snapshot.refs:
+            raise snapshot.not_found(f"expected the key of a tensor, found {shown(key)}")
+        return snapshot.array(snapshot.entries.index_of[key])
 
     def _require_current(
         self, path: str | os.PathLike[str], file: MappedFile | None = None
@@ -252,61 +251,53 @@ class Archive(Closing):
         """Refuses to replace this archive if others have edited it since it was opened.
 
         Args:
-            path: What is to be replaced; nothing is refused if it is another file.
-            file: The file at `path`, locked: some file systems let nobody read a locked file
-                through another descriptor. None for the archive's own.
+            path: The file to replace; nothing is refused if it is another one.
+            file: The file at `path`, locked: on some file systems a locked file cannot be read
+                through another descriptor. None opens it.
 
         Raises:
             ArchiveError: The archive has another directory by now.
-            OSError: It is gone, or cannot be read.
+            OSError: The archive is gone, or cannot be read.
         """
         if self._is_at(path):
-            with MappedFile(path) if file is None else contextlib.nullcontext(file) as found:
-                if not self._found.is_in(found):
-                    raise self._edited()
+            with MappedFile(path) if file is None else contextlib.nullcontext(file) as current:
+                if not self._snapshot.is_in(current):
+                    raise self._changed()
 
     def _is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether saving under `path` would replace this archive, or what has its path by now."""
+        """True if saving at `path` would replace this archive, or the file that has its path."""
         own = os.path.realpath(self._file.absolute_path)
         return os.path.realpath(path) == own or self._file.is_at(path)
 
-    def _edited(self) -> ArchiveError:
-        error = ArchiveError(
-            "expected the archive as it was when it was opened, found that others have changed it "
-            "since; open it anew"
-        )
-        error.path = self.path
-        return error
-
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
-        """Reads every entry and holds it against the rules that need its local header and bytes.
+        """Reads every entry, and checks the rules that opening does not check.
 
-        These are what opening has not seen: local header and CRC-32 are those of the directory,
-        a SHA-1 that the tensor states is that of its bytes, unused bits are zero, and booleans 0
-        or 1. An archive that opens and passes breaks no rule.
+        These are: local header and CRC-32 match the directory, a SHA-1 `checksum` matches the
+        bytes, unused bits are zero, and booleans are 0 or 1. An archive that opens and passes
+        breaks no rule.
 
         Args:
             progress: Called with the bytes done and the bytes in all, after every MiB or less; from
-                any thread, by one at a time.
-            jobs: How many threads to use; None for one for each core. It changes no outcome: of
+                any thread, one at a time.
+            jobs: Number of threads; None for one for each core. The outcome is the same: of
                 several faults the first in the file is raised.
 
         Raises:
             ChecksumError: Bytes of an entry have changed (ZIP-15, DATA-6).
-            ArchiveFormatError: A local header does not match the directory, or bytes are none that
-                the tensor may have (TENSOR-4, TENSOR-5).
-            ArchiveError: The archive has got another model since it was opened.
+            ArchiveFormatError: A local header does not match the directory, or the tensor cannot
+                have these bytes (TENSOR-4, TENSOR-5).
+            ArchiveError: The archive has been edited since it was opened.
         """
-        found = self._found
-        entries = found.directory.entries
+        snapshot = self._snapshot
+        entries = snapshot.directory.entries
         counter = ProgressCounter(progress, sum(entries.sizes))
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            found.headers.compare(number, Report())
+            snapshot.headers.compare(number, Report())
             entry = entries[number]
-            check_data(found.file, entry, found.all_refs(entry.name), Report(), counter)
+            check_data(snapshot.file, entry, snapshot.all_refs(entry.name), Report(), counter)
 
-        models = found.model_numbers
+        models = snapshot.model_numbers
         others = range(models.start)
         with with_path(self.path):
             threads.for_each(
@@ -315,12 +306,12 @@ class Archive(Closing):
             try:
                 with self._settled() as current:
                     for number in models:
-                        if current is found:
+                        if current is snapshot:
                             verify(number)
-                        else:  # an edit has overwritten the models, which were right until then
+                        else:  # an edit has overwritten the models, which were intact until then
                             counter.add(entries.sizes[number])
             except ArchiveFormatError:
-                with self._unedited(found):  # an edit may have been at it meanwhile
+                with self._unedited(snapshot):  # an edit may have overwritten them meanwhile
                     for number in models:
                         verify(number, ProgressCounter(None, 0))
 
@@ -331,10 +322,10 @@ class Archive(Closing):
             ArchiveFormatError: One does not match.
         """
         with with_path(self.path):
-            self._found.headers.require_all()
+            self._snapshot.headers.require_all()
 
     def close(self) -> None:
-        """Closes the file. Views live on; new ones can no longer be made."""
+        """Closes the file. Views stay valid; no new ones can be made."""
         self._file.close()
 
     def __repr__(self) -> str:
@@ -342,11 +333,11 @@ class Archive(Closing):
         return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
 
     def _state(self) -> Snapshot:
-        return self._found
+        return self._snapshot
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:
-    """The model of an archive that is used for nothing else any more, with every tensor's bytes.
+    """The model of an archive with the bytes of every tensor; ends the use of the archive.
 
     Raises:
         ChecksumError: Bytes of a tensor have changed.
@@ -357,7 +348,7 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
 
 
 def read_verified(archive: Archive, name: str) -> memoryview:
-    """The bytes of an entry as `Archive.read` gives them, once their CRC-32 is found right.
+    """The bytes of an entry as `Archive.read` gives them, verified by their CRC-32.
 
     Raises:
         ChecksumError: They have changed.

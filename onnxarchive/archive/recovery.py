@@ -1,7 +1,7 @@
-"""Archives whose edit was interrupted: told from other files, and rolled back.
+"""Finds interrupted edits of archives and rolls them back.
 
-An edit leaves its undo log at the end of the archive (see `undo`), so the file alone says what to
-do. It is rolled back only if that gives an archive.
+An interrupted edit has left its undo log at the end of the archive (see `undo`), so the file alone
+decides. It is rolled back only if the result is an archive.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["Recovery", "opened", "recover", "require_finished", "roll_back"]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What `recover` did.
+    """The outcome of `recover`.
 
     Attributes:
-        is_rolled_back: Whether an interrupted edit was rolled back.
-        removed: Paths of temporary files that killed processes had left, and that are removed.
+        is_rolled_back: True if an interrupted edit was rolled back.
+        removed: Paths of the temporary files of killed processes, which were removed.
     """
 
     is_rolled_back: bool
@@ -48,21 +48,21 @@ class Recovery:
 
 
 def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Recovery:
-    """Rolls back an interrupted edit of an archive, and removes what killed processes left.
+    """Rolls back an interrupted edit of an archive, and removes files of killed processes.
 
-    A file that is a whole archive is never changed. Opening an archive for editing rolls back, too.
-    In a directory that may not be listed, what killed processes left stays.
+    A file that is a complete archive is never changed. Opening an archive for editing also rolls
+    back. Temporary files in a directory that may not be listed are not removed.
 
     Args:
-        path: The archive, which need not exist: a first `save` may have been killed.
+        path: The archive, which need not exist: its first `save` may have been killed.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Raises:
         LockedError: The archive stayed locked.
-        ArchiveError: The file is no archive, and rolling back would not make it one. It is left as
-            it is.
-        OSError: The archive cannot be read or written, or there is neither an archive nor anything
-            that a killed process left.
+        ArchiveError: The file is no archive, and rolling back would not make it one. It is left
+            unchanged.
+        OSError: The archive cannot be read or written, or there is neither an archive nor a
+            temporary file.
     """
     locking.require_timeout(timeout)
     removed = tuple(remove_abandoned(path, _is_leftover))
@@ -85,15 +85,15 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
 def opened(
     path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
 ) -> Iterator[MappedFile]:
-    """Opens an archive's file and keeps editors out while the block runs.
+    """Opens an archive's file, and locks it against edits while the block runs.
 
     Args:
         path: The archive.
-        rule: As `MappedFile` takes it.
+        rule: The rule that anything but a regular file breaks, if one does.
         timeout: Seconds to wait for the lock; None waits without limit.
 
     Raises:
-        UnfinishedEditError: An edit was interrupted, and the block found no archive.
+        UnfinishedEditError: The block found no archive, since an edit was interrupted.
         LockedError: The archive stayed locked.
         ArchiveFormatError: It is not a regular file.
         OSError: It cannot be opened.
@@ -107,7 +107,7 @@ def opened(
 
 
 def require_finished(file: MappedFile) -> None:
-    """Refuses a file whose edit was interrupted; the caller holds a lock.
+    """Refuses a file with an interrupted edit; the caller has locked it.
 
     Raises:
         UnfinishedEditError: It ends with an undo log.
@@ -128,10 +128,10 @@ def roll_back(file: MappedFile) -> bool:
         file: The archive, open for writing and locked.
 
     Returns:
-        Whether there was one.
+        True if there was one.
 
     Raises:
-        ArchiveError: The file without the edit would not be an archive. It is left as it is.
+        ArchiveError: Without the edit the file would not be an archive. It is left unchanged.
         OSError: It cannot be read or written.
     """
     edit = _find(file)
@@ -142,7 +142,7 @@ def roll_back(file: MappedFile) -> bool:
         _require_whole(FileBefore(file, edit))
     except ArchiveFormatError as error:
         raise ArchiveError(
-            f"expected an archive before the undo log of an interrupted edit, found that it would "
+            "expected an archive before the undo log of an interrupted edit, found that it would "
             f"not be whole ({error.message}); the file is left as it is, restore it from a copy"
         ) from error
     undo.roll_back(file, edit)
@@ -150,13 +150,13 @@ def roll_back(file: MappedFile) -> bool:
 
 
 def _require_whole(file: MappedFile) -> None:
-    """Reads all of an archive but the data of tensors and assets."""
+    """Checks all of an archive except the data of tensors and assets."""
     contents = read_contents(file, Report())
     LocalHeaders(file, contents.directory).require_all()
 
 
 def _find(file: MappedFile) -> UnfinishedEdit | None:
-    """The interrupted edit of an archive; None if the file ends with anything but an undo log."""
+    """The interrupted edit of an archive; None if the file does not end with an undo log."""
     edit = undo.find(file)
     if edit is not None or EndRecord.unpack(
         file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
@@ -167,9 +167,11 @@ def _find(file: MappedFile) -> UnfinishedEdit | None:
 
 
 def _first_archive(file: MappedFile) -> tuple[int, int] | None:
-    """Where the model's entry begins and the archive ends, in bytes, by local headers alone.
+    """Finds the archive at the beginning of a file by local headers alone.
 
-    Whatever else a file holds follows that archive. None if the file does not begin with one.
+    Returns:
+        The offset of the model's entry and that of the end of the archive, in bytes; None if the
+        file does not begin with an archive.
     """
     offset = directory_size = 0
     for count in range(1, layout.MAX_ENTRIES + 1):
@@ -194,7 +196,7 @@ def _placement(file: MappedFile, offset: int) -> Placement | None:
 
 
 def _is_leftover(file: MappedFile) -> bool:
-    """Whether a file begins as an archive does, as far as that reached the disk."""
+    """True if a file begins like an archive, as far as that reached the disk."""
     begun = file.read(0, LocalHeader.MAX_SIZE)
     local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
     if local is None:

@@ -1,4 +1,4 @@
-"""The specification's rules over an archive: every broken one, not only the first."""
+"""`check`: every rule of the specification that an archive breaks, not only the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 
 from onnxarchive.archive import recovery
-from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_data, read_contents
+from onnxarchive.archive.contents import MAX_MODEL_NBYTES, Contents, check_data, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report, shown, with_path
@@ -34,10 +34,9 @@ class Rule:
 
     Attributes:
         id: Its id, such as `"ZIP-6"`.
-        seen: What a reader needs to decide: `"open"`, `"header"` or `"data"`.
-        text: What the rule demands, in a sentence.
-        mended: Whether a zip that breaks it may be one of another tool, of which `convert` makes an
-            archive.
+        seen: What a reader has to read to check it: `"open"`, `"header"` or `"data"`.
+        text: Its demand, in a sentence.
+        mended: True if zips of other tools may break it; `convert` makes archives of them.
     """
 
     id: str
@@ -48,9 +47,9 @@ class Rule:
 
 @cache
 def rules() -> Mapping[str, Rule]:
-    """Every rule of the specification by id, as `spec/rules.toml` has them."""
+    """The rules of `spec/rules.toml` by id."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    path = os.path.join(package, "rules.toml")  # where an installed package has it
+    path = os.path.join(package, "rules.toml")  # of an installed package
     if not os.path.exists(path):
         path = os.path.join(os.path.dirname(package), "spec", "rules.toml")
     with open(path, "rb") as file:
@@ -67,8 +66,8 @@ class Finding:
     Attributes:
         rule: Id of the broken rule in `spec/rules.toml`; None in findings of `check_link` and
             `check_model`, which check no rule of the specification.
-        entry: Name of the entry concerned, or None.
-        message: A sentence that says what is wrong.
+        entry: Name of the entry at fault, or None.
+        message: A sentence that describes the fault.
     """
 
     rule: str | None
@@ -81,7 +80,7 @@ class Finding:
 
 
 class _Findings(Report):
-    """Keeps broken rules instead of raising them, of each rule a limited number."""
+    """Collects broken rules instead of raising them, a limited number of each rule."""
 
     def __init__(self) -> None:
         self._kept: list[Finding] = []
@@ -91,12 +90,12 @@ class _Findings(Report):
         self._take(Finding(rule, entry, message))
 
     def take(self, others: _Findings) -> None:
-        """Adds what was found elsewhere."""
+        """Adds other findings."""
         for finding in others._kept:
             self._take(finding)
 
     def _take(self, finding: Finding) -> None:
-        # A model's CRC-32 is compared before it is parsed, and with those of the other entries.
+        # A model's CRC-32 is compared twice: before it is parsed, and with the other entries.
         is_of_model = finding.entry is not None and is_model(finding.entry)
         if finding.rule == "ZIP-15" and is_of_model and finding in self._kept:
             return
@@ -106,7 +105,7 @@ class _Findings(Report):
 
     @property
     def list(self) -> list[Finding]:
-        """What was found, and for each rule that was broken more often, how often."""
+        """The findings; at the end one for each rule that has more than the limit."""
         more = (
             Finding(
                 rule,
@@ -128,23 +127,21 @@ def check(
     jobs: int | None = None,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
 ) -> list[Finding]:
-    """Holds an archive against every rule of the specification.
+    """Checks an archive against every rule of the specification.
 
     Args:
         path: The archive.
-        full: Whether to read the bytes of every entry, for the rules that need them: CRC-32,
+        full: Whether to check also the rules about the data of entries, which is then read: CRC-32,
             SHA-1 checksums, unused bits and booleans.
-        progress: Called with the bytes done and the bytes in all, under `full`; from any thread, by
-            one at a time.
-        jobs: How many threads to use under `full`; None for one for each core. It changes no
-            finding.
-        max_model_nbytes: Size in bytes above which a model is a finding and is not read.
+        progress: Called with the bytes done and the bytes in all if `full`; from any thread, one at
+            a time.
+        jobs: Number of threads if `full`; None for one for each core. The findings are the same.
+        max_model_nbytes: Largest size in bytes of a model; a larger one is a finding and not read.
 
     Returns:
-        Every broken rule, in the order in which a reader comes upon them; nothing for a sound
-        archive. Of each rule there are at most 1,000 findings (`MAX_FINDINGS`); where it is broken
-        more often, one more at the end says how many are left out. Names and values of the file
-        are cut to about 100 characters in messages.
+        Every broken rule, in the order in which a reader finds them; empty for a valid archive. Of
+        each rule there are at most 1,000 findings (`MAX_FINDINGS`); one more at the end says how
+        many are left out. Names and values of the file are cut to about 100 characters.
 
     Raises:
         UnfinishedEditError: An edit of the archive was interrupted.
@@ -164,16 +161,23 @@ def check(
             headers.compare(number, findings)
         if full:
             counter = ProgressCounter(progress, sum(entries.sizes))
-            by_entry: dict[int, _Findings] = {}
-
-            def examine(number: int) -> None:
-                entry, found = entries[number], _Findings()
-                check_data(file, entry, contents.refs(entry.name), found, counter)
-                if found.list:
-                    by_entry[number] = found
-
-            numbers = range(len(entries))
-            threads.for_each(numbers, entries.sizes, examine, threads.require_jobs(jobs))
-            for _, found in sorted(by_entry.items()):
-                findings.take(found)
+            _check_all_data(file, contents, findings, counter, threads.require_jobs(jobs))
     return findings.list
+
+
+def _check_all_data(
+    file: MappedFile, contents: Contents, findings: _Findings, counter: ProgressCounter, jobs: int
+) -> None:
+    """Checks the data of all entries, in several threads; findings are in the order of entries."""
+    entries = contents.directory.entries
+    by_entry: dict[int, _Findings] = {}
+
+    def check_entry(number: int) -> None:
+        entry, found = entries[number], _Findings()
+        check_data(file, entry, contents.refs(entry.name), found, counter)
+        if found.list:
+            by_entry[number] = found
+
+    threads.for_each(range(len(entries)), entries.sizes, check_entry, jobs)
+    for _, found in sorted(by_entry.items()):
+        findings.take(found)

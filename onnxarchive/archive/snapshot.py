@@ -1,4 +1,4 @@
-"""The state of an archive as it was opened: entries, model, and where the initializers are."""
+"""State of an open archive: its entries, its model, and an index of its initializers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MAX_SHOWN_IDS = 16
 
 
 class Snapshot:
-    """State of an archive when it was opened; an edit replaces it by another one.
+    """State of an archive at the time it was opened; replaced after each edit.
 
-    Its file is closed when nobody uses the state any more.
+    Its file is closed when nothing refers to the state any more.
 
     Attributes:
         file: The open file.
-        size: The size in bytes that it had.
+        size: Its size in bytes at that time.
         directory: Its directory.
         entries: The entries by name.
         models: Every model by id; the default one, whose id is `""`, is the first.
@@ -42,11 +42,11 @@ class Snapshot:
         refs: Its tensors by key.
         headers: The local headers.
         model_numbers: Which entries hold the models.
-        alignment: What the data of the default model's entry is aligned to, in bytes.
+        alignment: Alignment of the data of the default model's entry, in bytes.
     """
 
     def __init__(self, file: MappedFile, model: str, max_model_nbytes: int) -> None:
-        """Reads what `read_contents` does, and the local headers of the models.
+        """Reads end records, directory and models, and the models' local headers.
 
         Raises:
             ModelNotFoundError: There is no model with the id `model`.
@@ -80,17 +80,17 @@ class Snapshot:
 
     @cached_property
     def initializers(self) -> Initializers:
-        """Where the initializers are."""
+        """The index of the initializers."""
         return Initializers(self.entries, self.model, self.refs)
 
     def is_in(self, file: MappedFile) -> bool:
-        """Whether a file has this directory, and so this content; a lock keeps editors out."""
+        """True if a file has this directory, and so this content; the file is locked."""
         packed, entries = self.directory.records.pack(), self.directory.entries
         offset = entries.data_offsets[-1] + entries.sizes[-1]
         return file.size == self.size and file.read(offset, len(packed)) == packed
 
     def locate(self, number: int) -> tuple[memoryview, int, int]:
-        """A view in which an entry lies, where it begins there, and its size in bytes.
+        """A view that contains the data of an entry, its offset in the view, and its size in bytes.
 
         Raises:
             ArchiveFormatError: The entry's local header does not match the directory.
@@ -99,12 +99,12 @@ class Snapshot:
         listed = self.directory.entries
         offset, nbytes = listed.data_offsets[number], listed.sizes[number]
         view = self.file.reaching(offset + nbytes)
-        if not self.headers.are_right[number]:
+        if not self.headers.verified[number]:
             self._require_header(number)
         return view, offset, nbytes
 
     def not_found(self, message: str) -> TensorNotFoundError:
-        """The error that something which was looked up is not in the archive."""
+        """The error for a name that is not in the archive."""
         error = TensorNotFoundError(message)
         error.path = self.file.path
         return error
@@ -115,7 +115,7 @@ class Snapshot:
             self.headers.require(number)
 
     def array(self, number: int) -> NDArray[Any]:
-        """The tensor whose bytes are those of an entry, as `Archive.tensor_by_key` gives it."""
+        """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
         view, offset, _ = self.locate(number)
         data_type, shape = self._shapes[number]
         return dtypes.as_array(view, data_type, shape, offset)
@@ -128,7 +128,7 @@ def shown_ids(ids: Iterable[str]) -> str:
 
 
 class NamedEntries(Mapping[str, Entry]):
-    """The entries of an archive by name, each made when looked up.
+    """The entries of an archive by name; each is made when it is looked up.
 
     Attributes:
         names: The names, in the order of the archive.
@@ -141,7 +141,7 @@ class NamedEntries(Mapping[str, Entry]):
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """Which of the entries has which name."""
+        """The index of each entry by its name."""
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     def __getitem__(self, name: str) -> Entry:
@@ -162,7 +162,7 @@ class NamedEntries(Mapping[str, Entry]):
 
 
 class _Values(ValuesView[Entry]):
-    """Entries one after the other, none of which is looked up by its name."""
+    """The values of `NamedEntries`, iterated over without a lookup of each."""
 
     _mapping: NamedEntries
 
@@ -171,12 +171,12 @@ class _Values(ValuesView[Entry]):
 
 
 class Initializers:
-    """Where the initializers of an archive are, but for names that several of them have.
+    """Index of the initializers of an archive, without names that several of them have.
 
     Attributes:
-        number_of: In which entry each initializer is that the model itself does not hold, by name.
-        names: The names of the main graph's initializers.
-        others: The other initializers by name.
+        names: Names of the initializers of the main graph.
+        others: The initializers of subgraphs by name.
+        entry_of: Index of the entry of each initializer that is stored outside the model, by name.
     """
 
     def __init__(self, entries: NamedEntries, model: onnx.ModelProto, stored: TensorRefs) -> None:
@@ -185,15 +185,16 @@ class Initializers:
         self.names = names = tensors.names(stored.initializers)
         refs = [ref for ref in tensors.walk_others(model) if ref.is_initializer]
         self.others = {ref.name: ref for ref in refs}
-        if entries.names[: len(stored.names)] == stored.names:  # as almost always
-            numbers: Iterable[int] = range(len(stored.names))
+        keys = stored.names
+        if entries.names[: len(keys)] == keys:  # almost always
+            found: Iterable[int] = range(len(keys))
         else:
-            numbers = map(entries.index_of.__getitem__, stored.names)
-        self.number_of = dict(zip(map(names.__getitem__, stored.indexes), numbers, strict=True))
+            found = map(entries.index_of.__getitem__, keys)
+        self.entry_of = dict(zip(map(names.__getitem__, stored.indexes), found, strict=True))
         for key, (_, tensor) in stored.others.items():
             other = self.others.get(tensors.text(tensor.name))
             if other is not None and other.tensor is tensor:
-                self.number_of[other.name] = entries.index_of[key]
+                self.entry_of[other.name] = entries.index_of[key]
         self._indexes: Sequence[int] = range(len(names))
         self._ambiguous: set[str] = set()
         if len({*names, *self.others}) != len(names) + len(refs):
@@ -205,19 +206,19 @@ class Initializers:
         self.names = [self.names[i] for i in self._indexes]
         for name in ambiguous:
             self.others.pop(name, None)
-            self.number_of.pop(name, None)
+            self.entry_of.pop(name, None)
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return dict(zip(self.names, self._indexes, strict=True))
 
     def ref(self, name: str) -> TensorRef | None:
-        """The tensor of a name and where it stands, or None where there is not just one."""
+        """The initializer with this name, or None if it is missing or ambiguous."""
         index = self._index_of.get(name)
         return self.others.get(name) if index is None else self._stored.initializer(index)
 
     def why_not(self, name: str) -> str:
-        """What is wrong with a name that no initializer has, or several have."""
+        """The message for a name that is missing or ambiguous."""
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
         walked = tensors.walk(self._model)

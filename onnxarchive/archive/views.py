@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 
 class Tensors(Mapping[str, "NDArray[Any]"]):
-    """Initializers by name, as read-only arrays; made when looked up.
+    """Initializers by name, as read-only arrays; each is made when it is looked up.
 
-    It holds those of the main graph and of every subgraph of its nodes. ONNX lets two subgraphs
-    own the same name (the branches of an If): such a name is ambiguous, is not iterated over, and
-    looking it up raises, naming the keys under which `Archive.tensor_by_key` gives each of them.
-    So a lookup never gives another graph's tensor. Initializers that the model itself holds, small
-    ones and strings, are here as well.
+    These are the initializers of the main graph and of every subgraph of its nodes, also small
+    ones and strings, which the model itself holds. In ONNX two subgraphs may define the same name
+    (the branches of an If). Such a name is ambiguous: it is not iterated over, and its lookup
+    raises an error that lists the keys for `Archive.tensor_by_key`. So a lookup never gives the
+    tensor of another graph.
+
+    Args:
+        state: Gives the current state of the archive.
     """
 
     def __init__(self, state: Callable[[], Snapshot]) -> None:
-        """Shows the initializers of an archive as it is whenever one is looked up."""
         self._state = state
 
     @property
@@ -35,51 +37,51 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return self._state().initializers
 
     def ref(self, name: str) -> TensorRef:
-        """The tensor of an initializer and where it stands in the model.
+        """The tensor of an initializer and its path in the model.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         return self._ref(self._state(), name)
 
-    def _ref(self, found: Snapshot, name: str) -> TensorRef:
-        ref = found.initializers.ref(name)
+    def _ref(self, snapshot: Snapshot, name: str) -> TensorRef:
+        ref = snapshot.initializers.ref(name)
         if ref is None:
-            raise found.not_found(found.initializers.why_not(name))
+            raise snapshot.not_found(snapshot.initializers.why_not(name))
         return ref
 
     def key(self, name: str) -> str | None:
-        """The key of the entry that holds an initializer; None where the model itself holds it.
+        """The key of an initializer; None if the model itself holds it.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        found = self._state()
-        number = found.initializers.number_of.get(name)
+        snapshot = self._state()
+        number = snapshot.initializers.entry_of.get(name)
         if number is not None:
-            return found.entries.names[number]
-        self._ref(found, name)
+            return snapshot.entries.names[number]
+        self._ref(snapshot, name)
         return None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
 
         Returns:
-            A view of the file; an unpacked copy for types of less than 8 bits; a copy for an
-            initializer that the model itself holds.
+            A view of the file; an unpacked copy for types of less than 8 bits; a copy if the model
+            itself holds the initializer.
 
         Raises:
-            ArchiveFormatError: It is held by the model and cannot be an array.
+            ArchiveFormatError: The model holds it, and it cannot be an array.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        found = self._state()
-        number = found.initializers.number_of.get(name)
+        snapshot = self._state()
+        number = snapshot.initializers.entry_of.get(name)
         if number is not None:
-            return found.array(number)
-        ref = self._ref(found, name)
+            return snapshot.array(number)
+        ref = self._ref(snapshot, name)
         tensor = ref.tensor
         data_type = tensors.stored_type(tensor)
-        with with_path(found.file.path):
+        with with_path(snapshot.file.path):
             if data_type is not None:
                 return dtypes.as_array(tensors.raw_data(ref), data_type, tensor.dims)
             try:
@@ -100,25 +102,28 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     def __contains__(self, name: object) -> bool:
         index = self._index
-        return isinstance(name, str) and (name in index.number_of or index.ref(name) is not None)
+        return isinstance(name, str) and (name in index.entry_of or index.ref(name) is not None)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._state().file.path!r}>"
 
 
 class Assets(Mapping[str, memoryview]):
-    """The assets of an archive by path, as read-only views."""
+    """The assets of an archive by path, as read-only views.
+
+    Args:
+        state: Gives the current state of the archive.
+    """
 
     def __init__(self, state: Callable[[], Snapshot]) -> None:
-        """Shows the assets of an archive as it is whenever one is looked up."""
         self._state = state
 
     def __getitem__(self, path: str) -> memoryview:
-        found = self._state()
-        number = found.entries.index_of.get(ASSET_PREFIX + path)
+        snapshot = self._state()
+        number = snapshot.entries.index_of.get(ASSET_PREFIX + path)
         if number is None:
-            raise found.not_found(f"expected the path of an asset, found {shown(path)}")
-        view, offset, nbytes = found.locate(number)
+            raise snapshot.not_found(f"expected the path of an asset, found {shown(path)}")
+        view, offset, nbytes = snapshot.locate(number)
         return view[offset : offset + nbytes]
 
     def __iter__(self) -> Iterator[str]:

@@ -20,23 +20,22 @@ from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout
 
 ARCHIVE_SUFFIX = ".onnxa"
-_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # one is a model or a failure, whatever is in it
+_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # such a file is converted or a failure
 _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 
 
 def find_models(
     source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """The models of a tree, each with its place in the tree, in the order of their paths.
+    """Finds the models of a tree, in the order of their paths.
 
-    A directory that holds `__MODEL_PROTO` is one model. In other directories every file is one
-    whose content is a model or a zip with one, and every file that is named `*.onnx` or `*.onnxa`,
-    whatever it turns out to be. Names that begin with a dot are passed over. A `source` that is a
-    file is a model whatever its name, and its place is its name.
+    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if its
+    content is one or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that begin
+    with a dot are left out. If `source` is a file, it is a model whatever its name.
 
     Args:
         source: A file or the root of a tree.
-        on_error: Takes what keeps a folder of the tree from being read; None raises it.
+        on_error: Called with the error if a folder cannot be read; None raises it.
 
     Yields:
         The model's path, and its path below `source`.
@@ -95,16 +94,16 @@ def convert_many(
     """Converts many models to archives; one that fails does not stop the others.
 
     Args:
-        sources: Files and trees, as `find_models` takes them. A model that is met again is passed
-            over, and so are archives in `out_dir` that a tree holds, too.
-        out_dir: Where the archives go, each at its model's place in its tree, with the suffix
-            `.onnxa`. It and the folders below it are made.
-        executor: Runs the conversions; any `concurrent.futures.Executor`, also one that reaches
-            other machines, which then must see the same files under the same paths. None runs them
-            one after another.
+        sources: Files, and directories in which models are looked for (`find_models`). A model that
+            is found twice is converted once; archives of a tree that lie in `out_dir` are left out.
+        out_dir: Directory for the archives, which is created. An archive has the relative path of
+            its model, with the suffix `.onnxa`.
+        executor: Any `concurrent.futures.Executor`, which runs the conversions; workers on other
+            machines must see the same files at the same paths. None runs the conversions one after
+            another.
         replace: Whether to replace archives that exist; otherwise such a conversion fails.
-        on_done: Called after each conversion with its outcome, the number of those that are done
-            and the number of all.
+        on_done: Called after each conversion with its outcome, the number of conversions that are
+            done, and the number in all.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store outside the model not only initializers, but all
@@ -170,25 +169,25 @@ def _submitted(
     todo: Mapping[int, tuple[str, str]],
     convert: _Convert,
 ) -> Iterator[tuple[int, Conversion]]:
-    """Runs conversions on an executor, and gives each with its index when it is done."""
+    """Runs conversions on an executor, and yields each outcome with its index when it is done."""
     futures: dict[Future[Conversion], int] = {}
     for index, (source, target) in todo.items():
         try:
             futures[executor.submit(convert, source, target)] = index
-        except RuntimeError as error:  # its workers have died, or it was shut down
+        except RuntimeError as error:  # its workers are dead, or it was shut down
             yield index, Conversion(source, target, f"the executor takes no more work: {error}")
     for future in as_completed(futures):
         index = futures[future]
         try:
             yield index, future.result()
-        except Exception as error:  # of the executor: a conversion gives its own back
+        except Exception as error:  # of the executor: a conversion returns its own
             yield index, Conversion(*todo[index], f"the worker failed: {error!r}")
 
 
 def _work(
     sources: Iterable[str | os.PathLike[str]], out: str
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Each model with its target, both absolute, and why it cannot be converted or None."""
+    """Each model with its target, both absolute, and the error if there is one, else None."""
     met: set[str] = set()
     for source in sources:
         is_tree = os.path.isdir(source)
@@ -199,7 +198,7 @@ def _work(
                 absolute = os.path.abspath(path)
                 is_archive = is_tree and path.endswith(ARCHIVE_SUFFIX)
                 if is_archive and is_below(os.path.realpath(path), out):
-                    continue  # what came of an earlier run
+                    continue  # made by an earlier run
                 found = True
                 if absolute not in met:
                     met.add(absolute)
@@ -215,7 +214,7 @@ def _work(
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
-    """Assets that can be sent elsewhere: files by absolute paths, bytes as bytes."""
+    """Assets that can be sent to workers: files by absolute path, bytes as `bytes`."""
     return {
         name: os.path.abspath(asset) if isinstance(asset, str | os.PathLike) else bytes(asset)
         for name, asset in (assets or {}).items()

@@ -32,7 +32,7 @@ from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.zipformat import layout
 
-# ONNX's external data document: offsets should be multiples of the page size.
+# ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
 # Largest number of bytes that deflate makes of one. The disk is asked for no more room, whatever
 # sizes a source states.
@@ -187,45 +187,44 @@ def export(
 ) -> None:
     """Writes the model of an archive as a `.onnx`.
 
-    The archive's tensors are written from its map; what stays in its model is in memory.
+    Tensors are written from a map of the archive; only its model is held in memory.
 
     Args:
         path: The archive.
         destination: The `.onnx`.
-        external_data: Name of a file beside it that takes the large tensors, each at a multiple
-            of 4096 bytes; None puts them into the `.onnx`, which must stay under 2 GiB. When both
-            files exist already, they are replaced one after the other.
-        progress: Called with the bytes done and the bytes in all, after every few MiB; for a
-            single file they are counted twice, when verified and when written.
+        external_data: Name of a file in the same directory for the large tensors, each at a
+            multiple of 4096 bytes; None stores them in the `.onnx`, which must stay under 2 GiB. If
+            both files exist, they are replaced one after the other.
+        progress: Called with the bytes done and the bytes in all, after every few MiB; tensors in
+            the `.onnx` are counted twice, as they are verified and written.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: Bytes of a tensor have changed.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
-        ValueError: `external_data` is not the plain name of another file, or what is written would
+        ValueError: `external_data` is not the plain name of another file, or a written file would
             replace the archive.
         OSError: A file cannot be written.
     """
     require_no_input(destination, [os.fspath(path)])
-    if external_data is not None:
-        beside = _beside(destination, external_data)
-        require_no_input(beside, [os.fspath(path)])
-        if os.path.realpath(beside) == os.path.realpath(destination):
-            raise ValueError(
-                f"expected another file than {beside} for external_data, found it to be where "
-                f"{os.fspath(destination)} leads"
-            )
     if external_data is None:
         with _opened(path) as (archive, model_proto):
             _export_single(archive, model_proto, destination, progress)
-    else:
-        with open(path) as archive, with_path(path):
-            _export_external(archive, destination, external_data, progress)
+        return
+    beside = _beside(destination, external_data)
+    require_no_input(beside, [os.fspath(path)])
+    if os.path.realpath(beside) == os.path.realpath(destination):
+        raise ValueError(
+            f"external_data must be another file than {os.fspath(destination)}, got {beside}, "
+            "which leads there"
+        )
+    with open(path) as archive, with_path(path):
+        _export_external(archive, destination, external_data, progress)
 
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Archive, memoryview]]:
-    """An open archive and the bytes of its model, which an edit may overwrite in the file."""
+    """Opens an archive, and reads its model at once, since an edit may overwrite it."""
     with recovery.opened(path, rule="FILE-1") as file:
         archive = Archive(file)
         model_proto = archive.read(MODEL_PROTO)
@@ -264,9 +263,9 @@ def _export_single(
 
     parts = weights.fill(model_proto, fill_in)
     if filled != set(archive._refs):
-        # Fields that occur twice, which protobuf merges, cannot be filled where they stand.
+        # A field occurs twice; protobuf merges both, so they cannot be filled one by one.
         parts = [proto.serialize(complete_model(archive))]
-    # Tensors are gone through twice: for their CRC-32, and to be written.
+    # Tensors are read twice: for their CRC-32, and to be written.
     verified = sum(archive.entries[key].nbytes for key in archive._refs)
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
     for key in archive._refs:
@@ -284,40 +283,50 @@ def _export_external(
     external_data: str,
     progress: Progress | None,
 ) -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(archive.model)
-    refs = list(tensors.walk(model))
-    outside: list[tuple[str, int]] = []
-    offset = 0
-    for ref in refs:
-        key = tensors.location(ref.tensor)
-        if key is None:
-            continue
-        nbytes = archive.entries[key].nbytes
-        # Tools that read external data do not look everywhere, and stumble over empty tensors.
-        if not nbytes or not ref.is_loaded_by_onnx:
-            tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
-            continue
-        offset += -offset % _PAGE_SIZE
-        tensors.set_location(ref.tensor, external_data, offset=offset, length=nbytes)
-        outside.append((key, offset))
-        offset += nbytes
+    model, offsets, nbytes = _with_external_data(archive, external_data)
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
     try:
-        reserve(data_replacement.fileno(), 0, offset)
-        counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key, _ in outside))
-        for key, start in outside:
-            data_replacement.file.offset = start
+        reserve(data_replacement.fileno(), 0, nbytes)
+        counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
+        for key, offset in offsets.items():
+            data_replacement.file.offset = offset
             for piece in counter(pieces(read_verified(archive, key))):
                 data_replacement.file.write(piece)
         with replacing(destination) as replacement:
             replacement.file.write(serialized)
-            # The data first, so that a new model never stands beside old data for long.
+            # The data is renamed first, so that a new model has old data for a short time only.
             data_replacement.commit()
     except BaseException as error:
         data_replacement.discard(error)
         raise
+
+
+def _with_external_data(
+    archive: Archive, external_data: str
+) -> tuple[onnx.ModelProto, dict[str, int], int]:
+    """The archive's model with its external tensors in a file of external data.
+
+    Returns:
+        The model, the offset of the data of each key in that file, and the size of the file.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(archive.model)
+    offsets: dict[str, int] = {}
+    end = 0
+    for ref in list(tensors.walk(model)):
+        key = tensors.location(ref.tensor)
+        if key is None:
+            continue
+        nbytes = archive.entries[key].nbytes
+        # Other tools fail on empty external tensors, and pass over some kinds of tensors.
+        if not nbytes or not ref.is_loaded_by_onnx:
+            tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
+            continue
+        offsets[key] = end + -end % _PAGE_SIZE
+        tensors.set_location(ref.tensor, external_data, offset=offsets[key], length=nbytes)
+        end = offsets[key] + nbytes
+    return model, offsets, end
 
 
 def extract(
@@ -326,13 +335,13 @@ def extract(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Unzips an archive to a directory, whose `__MODEL_PROTO` every ONNX tool opens.
+    """Unzips an archive to a directory; every ONNX tool can open its `__MODEL_PROTO`.
 
     The directory appears when it is complete.
 
     Args:
         path: The archive.
-        directory: The directory to make; it may exist if it is empty.
+        directory: The directory to create; it may exist if it is empty.
         progress: Called with the bytes done and the bytes in all, after every few MiB.
 
     Raises:

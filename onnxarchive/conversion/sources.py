@@ -1,4 +1,4 @@
-"""What can be converted: archives, and the models of other tools."""
+"""Opens the sources of conversions: archives, and models of other tools."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def open_source(
     verify_checksum: bool = False,
     temporary: str | None = None,
 ) -> Iterator[Source]:
-    """Opens what is to be converted; its files are mapped until the block ends.
+    """Opens the source of a conversion; its files are mapped until the block ends.
 
     Args:
-        path: An archive, or what `open_model` takes.
-        verify_checksum: Whether to compare data with the `checksum` that tensors name.
-        temporary: As `open_model` takes it.
+        path: An archive, a `.onnx`, or a directory or zip with one model.
+        verify_checksum: Whether to compare data with the `checksum` that tensors state.
+        temporary: Directory for files that have to be inflated; None for the system's.
 
     Raises:
-        ArchiveFormatError: As `open_model`.
-        ChecksumError: A tensor of an archive has another checksum than it names.
+        ArchiveFormatError: The file is not a model, or its external data is missing or too short.
+        ChecksumError: A tensor of an archive has another SHA-1 than it states.
         LockedError: The archive stayed locked.
         UnfinishedEditError: An edit of the archive was interrupted.
         OSError: A file cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
-        archive = None if os.path.isdir(path) else _strictly(path, resources)
+        archive = None if os.path.isdir(path) else _open_archive(path, resources)
         if archive is not None:
             yield _source(archive, verify_checksum)
         else:
@@ -52,8 +52,8 @@ def open_source(
             yield resources.enter_context(opened)
 
 
-def _strictly(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
-    """The file as an archive, every local header compared; None where it is not one."""
+def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
+    """Opens a file as an archive and compares all local headers; None if it is not an archive."""
     try:
         with recovery.opened(path) as file:
             if not is_zip(file.read(0, 4)):

@@ -1,6 +1,8 @@
-"""Archives in other libraries, a module for each; none is imported before it is used.
+"""Archives in other libraries, a module for each; a library is imported when it is first used.
 
-ONNX Runtime (`onnxruntime`, `running`), models that refer to an archive (`links`), onnx's registry,
-checker and shape inference, PyTorch, Netron. onnx_ir's is in the room archive, since `save` accepts
-its models. This room imports conversion and below.
+ONNX Runtime: `onnxruntime`, `ort_options`, `running`, `comparing`, `inputs`. Links, `.onnx` files
+with external data in an archive: `linked_models`, `links`, `link_checks`. onnx: `onnx_registry`,
+`checker`, `shape_inference`; other functions on models: `transforming`. PyTorch: `torch`. Netron:
+`netron`. onnx_ir is in the room `archive`, because `save` accepts its models. This room imports
+conversion and below.
 """

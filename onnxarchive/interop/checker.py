@@ -41,13 +41,13 @@ def check_model(
 
     Args:
         path: The archive.
-        full_check: Also infers shapes and compares them with those in the model.
+        full_check: Whether to infer shapes as well and compare them with those in the model.
         skip_opset_compatibility_check: As in onnx.
         check_custom_domain: As in onnx.
 
     Returns:
-        An empty list if the model is valid; else one finding with onnx's message, since onnx stops
-        at the first fault. Its `entry` is the model's and its `rule` is None.
+        An empty list if the model is valid; else one finding with onnx's message in a line, since
+        onnx stops at the first fault. Its `entry` is the model's and its `rule` is None.
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
@@ -72,5 +72,5 @@ def check_model(
                 check_custom_domain=check_custom_domain,
             )
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            return [Finding(None, MODEL_PROTO, str(error))]
+            return [Finding(None, MODEL_PROTO, " ".join(str(error).split()))]
     return []

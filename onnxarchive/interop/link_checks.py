@@ -37,23 +37,27 @@ def check_link(
 ) -> list[Finding]:
     """Compares a link with its archive.
 
-    A link is right if its external tensors point at the entries of the same tensors in the archive,
-    with the same name, type and shape; if the tensors that it holds have the bytes of the archive;
-    if the models are otherwise equal; and if the archive's directory has the positions and CRC-32s
-    that it had when the link was written. Only weights that the link holds are read:
-    `onnxarchive.check(..., full=True)` compares the archive's bytes with their CRC-32.
+    In a valid link
+
+    - every external tensor points at the entry of the same tensor in the archive, and has the same
+      name, type and shape;
+    - every other tensor has the bytes of the tensor in the archive;
+    - the rest of the model equals the archive's model;
+    - the metadata `onnxarchive.link` matches the positions and CRC-32s in the archive's directory.
+
+    Only weights that the link holds are read. `onnxarchive.check(..., full=True)` compares the
+    bytes of the archive with their CRC-32.
 
     Args:
         path: The link.
         archive: The archive; None for the one that the link names.
 
     Returns:
-        Every fault found; an empty list if the link is right. The rule of a finding is None, its
-        entry the tensor's in the archive, or None.
+        Every fault; an empty list if the link is valid. The `rule` of a finding is None, its
+        `entry` that of the tensor at fault, or None.
 
     Raises:
-        ArchiveFormatError: The link is not a model or is too large for one, or the archive breaks a
-            rule.
+        ArchiveFormatError: The link is not a model, or the archive breaks a rule.
         ValueError: `archive` is None, and no tensor of the link is external, so it names none.
         OSError: The link, or the archive that was given, cannot be read.
     """

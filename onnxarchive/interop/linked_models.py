@@ -90,7 +90,7 @@ def linked_model(
         archive: The archive.
         location: The path of the archive's file, as written to `external_data`.
         is_outside: Selects, of the tensors stored outside, those that become external data.
-        in_place: Changes and returns `archive.model` instead of a copy.
+        in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
         ArchiveFormatError: A local header does not match the directory.

@@ -1,16 +1,16 @@
-"""Archives in onnx's own functions: `onnx.load("m.onnxa")` and `onnx.save(model, "m.onnxa")`.
+"""`onnx.load("m.onnxa")` and `onnx.save(model, "m.onnxa")`: archives in onnx's own functions.
 
-onnx chooses a serializer by the extension of the path or by `format=`, and gives and takes the
-bytes of the whole file. It reads and writes that file itself. So
+onnx selects a serializer by the extension of the path or by `format=`. It reads and writes the file
+itself and exchanges its bytes with the serializer. So
 
-- loading takes memory for the file and for the model, as it does for a `.onnx`; `onnxarchive.load`
-  needs the model's alone;
-- the model comes complete, whatever `load_external_data` says, of which serializers are not told.
+- loading takes memory for the file and the model, as with a `.onnx`. `onnxarchive.load` takes it
+  for the model only;
+- the model is always complete: serializers do not learn the value of `load_external_data`.
   `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
-- saving writes into an existing file instead of replacing it. `onnxarchive.save` replaces it, so
-  that views of the old file stay valid and a failure leaves it as it was.
+- saving writes into an existing file. `onnxarchive.save` replaces it, so views of the old file stay
+  valid and a failure leaves it unchanged.
 
-Importing `onnxarchive` imports this module, and this one of its others only what a call needs.
+Importing `onnxarchive` imports this module. Its own imports are in functions, to keep that fast.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ArchiveSerializer:
     file_extensions: Collection[str] = frozenset({EXTENSION})
 
     def serialize_proto(self, proto: Any) -> bytes:
-        """The archive of a model, the same that `onnxarchive.save` writes.
+        """Serializes a model to the archive that `onnxarchive.save` writes.
 
         Args:
-            proto: The model. It is not changed.
+            proto: A ModelProto. It is not changed.
 
         Raises:
-            TypeError: It is not a ModelProto.
+            TypeError: `proto` is not a ModelProto.
             ArchiveFormatError: The data of a tensor is external, or the model breaks a rule.
         """
         if not isinstance(proto, onnx.ModelProto):
@@ -62,11 +62,11 @@ class ArchiveSerializer:
         return target.getvalue()
 
     def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
-        """The complete model of an archive, as `onnxarchive.load` gives it.
+        """Parses an archive to its complete model, as `onnxarchive.load` does.
 
         Args:
             serialized: The bytes of the archive.
-            proto: The ModelProto that becomes the model.
+            proto: A ModelProto, which is overwritten with the model.
 
         Returns:
             `proto`.
@@ -78,8 +78,8 @@ class ArchiveSerializer:
         """
         if not isinstance(serialized, bytes | bytearray | memoryview):
             raise TypeError(
-                f"expected the bytes of an archive, found {type(serialized).__name__}: an archive "
-                "is no text"
+                f"expected the bytes of an archive, found {type(serialized).__name__}; an archive "
+                "is binary"
             )
         if not isinstance(proto, onnx.ModelProto):
             raise _not_a_model(type(proto))
@@ -96,7 +96,7 @@ class ArchiveSerializer:
                 data = bytes(read_verified(archive, key))
                 tensors.set_raw_data(walking.at(proto, ref.path), data)
         except ArchiveError as error:
-            error.path = None  # whoever gave the bytes knows it
+            error.path = None  # the bytes came from memory
             raise
         return proto
 
@@ -104,14 +104,13 @@ class ArchiveSerializer:
 def register(*, replace: bool = False) -> bool:
     """Registers the serializer with onnx, for the format `onnxa` and the extension `.onnxa`.
 
-    Importing `onnxarchive` does it. What another package has registered for either is left alone
-    then, since importing a package should not change what others do.
+    Importing `onnxarchive` calls this, and does not replace a serializer of another package.
 
     Args:
-        replace: Whether to take the place of a serializer that another package has registered.
+        replace: Whether to replace a serializer that another package has registered.
 
     Returns:
-        Whether archives are now onnx's serializer for both.
+        True if the serializer is now registered for both.
     """
     if not replace and _is_taken():
         return False
@@ -120,7 +119,7 @@ def register(*, replace: bool = False) -> bool:
 
 
 def _is_taken() -> bool:
-    """Whether another serializer has the format or the extension."""
+    """True if another serializer has the format or the extension."""
     fmt = serialization.registry.get_format_from_file_extension(EXTENSION)
     if fmt not in (None, FORMAT):
         return True
@@ -128,7 +127,7 @@ def _is_taken() -> bool:
         registered = serialization.registry.get(FORMAT)
     except ValueError:
         return False
-    kind = type(registered)  # by name, for the module may have been loaded anew
+    kind = type(registered)  # compared by name, since the module may have been reloaded
     return (kind.__module__, kind.__qualname__) != (__name__, ArchiveSerializer.__qualname__)
 
 

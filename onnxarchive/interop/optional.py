@@ -1,4 +1,4 @@
-"""Libraries that only some functions need, so that installing this package does not bring them."""
+"""Optional libraries, which only some functions need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# What people call them, and what pip is given to install them, by the names of their modules.
+# Their names and the arguments for `pip install`, by module.
 _LIBRARIES: Final = {
     "netron": ("Netron", "'onnxarchive[view]'"),
     "onnx_ir": ("onnx_ir", "'onnxarchive[ir]'"),
@@ -17,20 +17,21 @@ _LIBRARIES: Final = {
 
 @contextmanager
 def needing(library: str, purpose: str) -> Iterator[None]:
-    """Says what to install when a library cannot be imported in here.
+    """Adds to an ImportError in the block how to install the library.
 
     Args:
-        library: The name of its module.
-        purpose: What it is needed for, after "expected PyTorch to": `"hold a tensor"`.
+        library: The name of the library's module.
+        purpose: Completes the sentence "expected PyTorch to": `"hold a tensor"`.
 
     Raises:
-        ImportError: It cannot be imported. Its `name` is `library`, its cause what went wrong.
+        ImportError: The library cannot be imported. Its `name` is `library`, its cause the error of
+            the import.
     """
     try:
         yield
     except ImportError as error:
         title, package = _LIBRARIES[library]
-        reason = " ".join(str(error).split())  # such as that of numpy, which takes a page
+        reason = " ".join(str(error).split())  # on one line; numpy's takes a page
         raise ImportError(
             f"expected {title} to {purpose}, found none that can be imported ({reason}): "
             f"pip install {package}",

@@ -28,21 +28,11 @@ _DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
 _OLDEST: Final = (1, 21)  # the first version with this entry
 
 # Domains of ONNX Runtime's own operators, which need no library of custom ones.
-_OWN_DOMAINS: Final = frozenset(
-    {
-        "",
-        "ai.onnx",
-        "ai.onnx.ml",
-        "ai.onnx.preview",
-        "ai.onnx.preview.training",
-        "ai.onnx.training",
-        "com.microsoft",
-        "com.microsoft.experimental",
-        "com.microsoft.nchwc",
-        "com.ms.internal.nhwc",
-        "org.pytorch.aten",
-    }
-)
+_OWN_DOMAINS: Final = {
+    *("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"),
+    *("ai.onnx.training", "com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc"),
+    *("com.ms.internal.nhwc", "org.pytorch.aten"),
+}
 
 
 def require_onnxruntime() -> Any:

@@ -1,4 +1,4 @@
-"""Tensors of archives as PyTorch's, over the same memory where PyTorch has the type.
+"""Initializers of archives as PyTorch tensors, without copying them if PyTorch has their type.
 
 ::
 
@@ -8,21 +8,21 @@
         weight = archived.tensor(archive, "layer.0/weight")
         module.load_state_dict(archived.tensors(archive))
 
-What PyTorch has no type for becomes what it has:
+PyTorch lacks some types of ONNX. These become others:
 
 =================================  =============================================================
 ONNX                               PyTorch
 =================================  =============================================================
-INT4, INT2                         `int8`, the numbers unpacked, a copy
-UINT4, UINT2                       `uint8`, the numbers unpacked, a copy
-FLOAT4E2M1                         `float4_e2m1fn_x2`, two to an element, so that the last
-                                   dimension is half as long; it must be even
-FLOAT6E2M3, FLOAT6E3M2, STRING     an error that says what to do
+INT4, INT2                         `int8`, an unpacked copy
+UINT4, UINT2                       `uint8`, an unpacked copy
+FLOAT4E2M1                         `float4_e2m1fn_x2`, two numbers in an element: the last
+                                   dimension is half as long, and must be even
+FLOAT6E2M3, FLOAT6E3M2, STRING     an error with an alternative
 =================================  =============================================================
 
-PyTorch knows no read-only tensors. A tensor made without `copy=True` lies in a read-only map of
-the file: **writing into it ends the process** with SIGSEGV. What reads it (`load_state_dict`,
-`to`, every operation that is not in place) is safe.
+PyTorch has no read-only tensors. A tensor made without `copy=True` lies in a read-only map of the
+file: **writing into it ends the process** with SIGSEGV. Reading it is safe (`load_state_dict`,
+`to`, every operation that is not in place).
 """
 
 from __future__ import annotations
@@ -41,38 +41,27 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["Tensors", "from_numpy", "tensor", "tensors"]
+__all__ = ["TorchTensors", "from_numpy", "tensor", "tensors"]
 
 _FLOAT4 = "FLOAT4E2M1"
-# The names of PyTorch's types by those of ONNX's.
+# PyTorch's names of types by ONNX's.
+_SAME = (
+    "UINT8 INT8 UINT16 INT16 INT32 INT64 BOOL FLOAT16 UINT32 UINT64 COMPLEX64 COMPLEX128 BFLOAT16"
+)
 _TYPES = {
+    **{name: name.lower() for name in _SAME.split()},
     "FLOAT": "float32",
-    "UINT8": "uint8",
-    "INT8": "int8",
-    "UINT16": "uint16",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-    "FLOAT16": "float16",
     "DOUBLE": "float64",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "COMPLEX64": "complex64",
-    "COMPLEX128": "complex128",
-    "BFLOAT16": "bfloat16",
     "FLOAT8E4M3FN": "float8_e4m3fn",
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
     "FLOAT8E5M2": "float8_e5m2",
     "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
     "FLOAT8E8M0": "float8_e8m0fnu",
-    "INT4": "int8",
-    "UINT4": "uint8",
-    "INT2": "int8",
-    "UINT2": "uint8",
+    **dict.fromkeys(("INT4", "INT2"), "int8"),
+    **dict.fromkeys(("UINT4", "UINT2"), "uint8"),
     _FLOAT4: "float4_e2m1fn_x2",
 }
-# Types that numpy and PyTorch both have, by size: as these the bytes of other types pass.
+# Types of numpy and PyTorch, by size, in which the bytes of other types are passed.
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
 
 
@@ -80,10 +69,10 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
     """An initializer of an archive as a PyTorch tensor.
 
     Args:
-        archive: The archive. It may be closed afterwards: the tensor keeps the map alive.
-        name: The name of the initializer, as in `archive.tensors`.
-        copy: False gives a tensor over the file's read-only map: nothing is read, and writing into
-            it ends the process with SIGSEGV. True gives a copy of its own, which may be changed.
+        archive: The archive. It may be closed afterwards; the tensor keeps the map alive.
+        name: Name of the initializer, as in `archive.tensors`.
+        copy: True gives a copy, which may be changed. False gives a tensor over the file's
+            read-only map: nothing is read, and writing into it ends the process with SIGSEGV.
 
     Raises:
         TensorNotFoundError: No initializer has this name, or several have it.
@@ -98,21 +87,20 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
         return _convert(archive.tensors[name], f"tensor {name!r}", copy=copy)
 
 
-def tensors(archive: Archive, *, copy: bool = False) -> Tensors:
-    """The initializers of an archive by name as PyTorch tensors, each made when looked up.
+def tensors(archive: Archive, *, copy: bool = False) -> TorchTensors:
+    """The initializers of an archive by name as PyTorch tensors, each made when it is looked up.
 
     Args:
-        archive: The archive. It must not be closed before the last is looked up.
+        archive: The archive. It must stay open until the last lookup.
         copy: As in `tensor`.
     """
-    return Tensors(archive, copy=copy)
+    return TorchTensors(archive, copy=copy)
 
 
-class Tensors(Mapping[str, "torch.Tensor"]):
-    """Initializers by name as PyTorch tensors, as `tensors` gives them."""
+class TorchTensors(Mapping[str, "torch.Tensor"]):
+    """The result of `tensors`."""
 
     def __init__(self, archive: Archive, *, copy: bool = False) -> None:
-        """Shows the initializers of an archive."""
         self._archive = archive
         self._copy = copy
 
@@ -130,16 +118,14 @@ class Tensors(Mapping[str, "torch.Tensor"]):
 
 
 def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
-    """An array, such as `archive.tensor_by_key(key)` gives, as a PyTorch tensor.
+    """An array, such as `archive.tensor_by_key(key)` returns, as a PyTorch tensor.
 
-    It takes what `torch.from_numpy` does not: read-only arrays, of which it does not warn, and the
-    types of ml_dtypes.
+    Unlike `torch.from_numpy`, it takes read-only arrays without a warning, and types of ml_dtypes.
 
     Args:
-        array: The array; it is kept alive.
-        copy: False gives a tensor over the array's memory, but for types that PyTorch has to have
-            unpacked or packed anew. It must not be written into unless the array may. True gives a
-            copy of its own.
+        array: The array. The tensor keeps it alive.
+        copy: True gives a copy. False gives a tensor over the array's memory, except for types of
+            less than 8 bits; do not write into it if the array is read-only.
 
     Raises:
         UnsupportedFeatureError: PyTorch has no type for the array.
@@ -162,14 +148,13 @@ def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
         )
     if data_type.name == _FLOAT4:
         return _as_torch(_pack_float4(array, subject), _FLOAT4, copy=copy)
-    if data_type.is_packed:  # a copy, of numbers
-        array = array.astype(_TYPES[data_type.name])
-        return _as_torch(array, data_type.name, copy=False)
+    if data_type.is_packed:
+        array, copy = array.astype(_TYPES[data_type.name]), False  # it is a copy already
     return _as_torch(array, data_type.name, copy=copy)
 
 
 def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
-    """The bytes of a tensor of FLOAT4E2M1 that is stored outside the model, in their new shape."""
+    """The bytes of a FLOAT4E2M1 tensor outside the model, in PyTorch's shape; None for others."""
     key = archive.tensors.key(name)
     if key is None or dtypes.BY_NUMBER[archive._refs[key].tensor.data_type].name != _FLOAT4:
         return None
@@ -183,10 +168,10 @@ def _pack_float4(array: NDArray[Any], subject: str) -> NDArray[np.uint8]:
 
 
 def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
-    """The shape of two elements in one, the first in the low bits, as both ONNX and PyTorch pack.
+    """The shape with two numbers in an element. ONNX and PyTorch pack the first in the low bits.
 
     Raises:
-        UnsupportedFeatureError: An element would be half in one row and half in the next.
+        UnsupportedFeatureError: Rows have an odd length, so an element would belong to two.
     """
     if not shape or shape[-1] % 2:
         raise UnsupportedFeatureError(
@@ -198,7 +183,7 @@ def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
 
 
 def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
-    """The bytes of an array as a tensor of PyTorch's type for `name`, of the same width."""
+    """The bytes of an array as a tensor of PyTorch's type for an ONNX type of the same width."""
     with needing("torch", "hold a tensor of an archive"):
         import torch
     dtype = getattr(torch, _TYPES[name], None)
@@ -208,26 +193,26 @@ def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
         )
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
-    if any(stride < 0 for stride in array.strides):  # which PyTorch has not
+    if any(stride < 0 for stride in array.strides):  # PyTorch has no such tensors
         array = np.ascontiguousarray(array)
     if dtypes.is_extension(array.dtype) or name == _FLOAT4:
         array = array.view(_BITS[array.dtype.itemsize])
     else:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    result = torch.from_numpy(np.asarray(_SaidWritable(array)))
+    result = torch.from_numpy(np.asarray(_DeclaredWritable(array)))
     if copy:
         result = result.clone()
     return result if result.dtype == dtype else result.view(dtype)
 
 
-class _SaidWritable:
-    """An array as another array that says of itself that it may be written into.
+class _DeclaredWritable:
+    """The array interface of a read-only array, declared writable.
 
-    `torch.from_numpy` warns of every other, once in the life of a process and, where warnings are
-    errors, by raising. Filters of warnings are those of all threads, so none is set.
+    `torch.from_numpy` warns of read-only arrays. Filters of warnings hold for all threads, so none
+    is set.
     """
 
     def __init__(self, array: NDArray[Any]) -> None:
         interface = array.__array_interface__
-        self.array = array  # the new array keeps this object, and so the old one
+        self.array = array  # the new array keeps this object alive
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

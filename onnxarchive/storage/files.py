@@ -1,4 +1,4 @@
-"""Files: read by position or through a map, written so that the target is whole or untouched."""
+"""Files: opened, locked, read and written by position, and mapped."""
 
 from __future__ import annotations
 
@@ -14,20 +14,13 @@ from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
 from onnxarchive.storage import locking
 from onnxarchive.storage.closing import Closing
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-# How a file is read ahead of those who look at it through a map.
+# How the system reads a mapped file ahead.
 Prefetch: TypeAlias = Literal["willneed", "populate"]
 
-READ_SIZE = 1 << 19  # bytes read at a time by `MappedFile.pieces`: they stay in a core's cache
-# Errors of a file that may be read and not written.
+READ_SIZE = 1 << 19  # bytes of a piece in `MappedFile.pieces`: it stays in a core's cache
+# Errors of a file that is not writable.
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
-# What systems say where directories cannot be synced.
-_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
-# The flags of a map whose pages are all read and mapped when it is made; None where there is none.
+# Flags of a map with all pages read in advance; None if the system has no such maps.
 POPULATED = mmap.MAP_SHARED | mmap.MAP_POPULATE if hasattr(mmap, "MAP_POPULATE") else None
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -38,9 +31,9 @@ _KINDS = (
 
 
 class _Descriptor:
-    """A descriptor that is closed when its last user lets go of it.
+    """A descriptor that is closed with its last reference.
 
-    A thread that reads holds it meanwhile: its number cannot become that of another file.
+    A thread holds a reference while it reads, so the number cannot become that of another file.
     """
 
     __slots__ = ("number",)
@@ -56,11 +49,10 @@ class MappedFile(Closing):
     """A regular file, read, mapped, locked and written through one descriptor.
 
     Attributes:
-        path: The file's path as it was given.
-        absolute_path: The same as an absolute path, which stays right when the process changes its
-            directory.
-        size: Its size in bytes when it was opened or locked.
-        identity: Device and inode, which tell it from every other file.
+        path: The path of the file as given.
+        absolute_path: The absolute path, independent of the working directory.
+        size: The size in bytes at the time of opening or locking.
+        identity: Device and inode, which are unique.
     """
 
     def __init__(
@@ -75,13 +67,13 @@ class MappedFile(Closing):
 
         Args:
             path: The file.
-            rule: The rule that anything but a regular file breaks, if one does.
-            is_writable: Whether to open it for writing, too; None to do so if it is permitted.
-            descriptor: A descriptor of the file, which is taken over; None opens `path`.
+            rule: The rule that is broken if it is no regular file, or None.
+            is_writable: True to open it for writing too; None to do so if permitted.
+            descriptor: A descriptor of the file, closed by this object; None opens `path`.
 
         Raises:
             ArchiveFormatError: `path` is a directory, a pipe or a device.
-            OSError: It cannot be opened.
+            OSError: The file cannot be opened.
         """
         self.set_path(path)
         self._is_writable = True
@@ -91,7 +83,7 @@ class MappedFile(Closing):
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
-            self._descriptor = None  # also while the error is kept
+            self._descriptor = None  # closes it even if the error is kept
             raise _not_regular(self.path, kind, rule)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)
@@ -99,7 +91,7 @@ class MappedFile(Closing):
         self._locking_process = os.getpid()
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Takes the path that the file has, or will have once it is renamed."""
+        """Sets the path, for a file that will be renamed."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -108,17 +100,17 @@ class MappedFile(Closing):
 
     @contextlib.contextmanager
     def locked(self, *, is_exclusive: bool, timeout: float | None = None) -> Iterator[None]:
-        """Locks the file while the block runs, and brings `size` up to date.
+        """Locks the file during a block, and updates `size`.
 
         Args:
-            is_exclusive: Whether to keep out readers as well as editors.
-            timeout: Seconds to wait at most; None waits without limit, 0 not at all.
+            is_exclusive: True to exclude readers and editors, False to exclude editors.
+            timeout: Maximum seconds to wait; None waits without limit.
 
         Raises:
-            LockedError: The file stayed locked.
+            LockedError: The file remained locked.
             OSError: The file system has no exclusive locks.
         """
-        descriptor = self._require_open()  # held, so that no other file is unlocked in the end
+        descriptor = self._require_open()  # referenced, so that no other file is unlocked
         kind = locking.exclusive if is_exclusive else locking.shared
         with contextlib.ExitStack() as lock:
             try:
@@ -128,45 +120,45 @@ class MappedFile(Closing):
             except OSError as error:
                 error.filename = self.path
                 if error.errno == errno.EBADF:
-                    error.strerror = "can be locked for a change only where it may be written (NFS)"
+                    error.strerror = "cannot be locked for an edit without write permission (NFS)"
                 raise
             self._locking_process = os.getpid()
             yield
 
     def require_locking_process(self) -> None:
-        """Refuses to go on in a fork, which shares the lock of the process that locked the file.
+        """Refuses a fork, which shares the lock of the process that locked the file.
 
         Raises:
-            ArchiveError: This is one.
+            ArchiveError: This process is a fork.
         """
         require_process(self._locking_process)
 
     def require_writable(self) -> None:
-        """Refuses a file that may not be written.
+        """Refuses a file without write permission.
 
         Raises:
-            OSError: It cannot be opened for writing, or could not when it was opened.
+            OSError: It cannot be opened for writing, or is open for reading only.
         """
         os.close(_open(self.absolute_path, None, is_writable=True)[0])
         if not self._is_writable:
             raise PermissionError(
-                errno.EACCES, "could only be read when it was opened; open it anew", self.path
+                errno.EACCES, "was not writable when it was opened; open it again", self.path
             )
 
     def reopened(self) -> MappedFile:
-        """The same open file as a new object, with the size that it has now and a map of its own.
+        """A new object for the same open file, with its present size and another map.
 
-        It shares the lock with this one.
+        Both share one lock.
         """
         file = MappedFile(self.path, descriptor=os.dup(self._require_open().number))
         file.absolute_path = self.absolute_path
         return file
 
     def read(self, offset: int, size: int) -> bytes:
-        """Reads `size` bytes from `offset`, fewer at the end of the file; a copy.
+        """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
 
         Raises:
-            OSError: It cannot be read; the file is named.
+            OSError: The read failed; the error names the file.
         """
         try:
             part = self._read_once(offset, size)
@@ -184,9 +176,9 @@ class MappedFile(Closing):
         return b"".join(parts)
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes]:
-        """Reads `size` bytes from `offset` in pieces of at most `READ_SIZE` bytes; copies.
+        """Reads `size` bytes from `offset`; yields copies of at most `READ_SIZE` bytes.
 
-        A file that was truncated meanwhile gives fewer bytes, and no fault as a map would.
+        If the file is truncated meanwhile, there are fewer bytes; a map would end the process.
         """
         while size > 0:
             piece = self.read(offset, min(size, READ_SIZE))
@@ -197,7 +189,7 @@ class MappedFile(Closing):
             size -= len(piece)
 
     def has_zeros_alone(self, offset: int, size: int) -> bool:
-        """Whether `size` bytes from `offset` are all zeros; holes of the file are not read."""
+        """True if `size` bytes from `offset` are all zeros; holes in the file are not read."""
         return not any(
             piece.strip(b"\0")
             for begin, end in self._written_parts(offset, offset + size)
@@ -205,7 +197,7 @@ class MappedFile(Closing):
         )
 
     def _written_parts(self, offset: int, end: int) -> Iterator[tuple[int, int]]:
-        """Begin and end of each part that is no hole; one part if the system cannot tell."""
+        """Begin and end of each part that is no hole; one part if the system cannot find holes."""
         if not hasattr(os, "SEEK_DATA"):  # Windows
             yield offset, end
             return
@@ -215,56 +207,46 @@ class MappedFile(Closing):
                 begin = os.lseek(descriptor.number, offset, os.SEEK_DATA)
                 offset = os.lseek(descriptor.number, begin, os.SEEK_HOLE)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # a file system that does not know
+                if error.errno != errno.ENXIO:  # a file system that finds no holes
                     yield offset, end
-                return  # the rest is a hole, or beyond the end of the file
+                return  # the rest is a hole, or beyond the end
             yield begin, min(offset, end)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Writes all of `data` from `offset` on, which may be beyond the end of the file.
+        """Writes all of `data` at `offset`, which may be beyond the end of the file.
 
         Raises:
-            OSError: It cannot be written; the file is named.
+            OSError: The write failed; the error names the file.
         """
-        descriptor = self._require_open()  # held, so that no other file is written to in the end
+        descriptor = self._require_open()  # referenced, so that no other file is written
         try:
             write_at(descriptor.number, offset, data)
         except OSError as error:
             error.filename = self.path
             raise
         finally:
-            del descriptor  # an error that is kept keeps the file open no longer
+            del descriptor  # a kept error must not keep the file open
 
     def view(self) -> memoryview:
-        """The whole file as a read-only view through a map; nothing is read or copied.
-
-        The view keeps the map alive, also after `close`.
+        """A read-only view of the whole file through a map, which lives as long as the view.
 
         Raises:
-            ArchiveFormatError: The file has become shorter since it was opened.
+            ArchiveFormatError: The file has been truncated since it was opened.
         """
-        return self.part(0, self.size)
-
-    def part(self, offset: int, nbytes: int) -> memoryview:
-        """Some bytes of the file as a read-only view, as `view` gives all.
-
-        The file may have become shorter behind them, as it does when its end is written anew.
-
-        Raises:
-            ArchiveFormatError: The file has become shorter since it was opened, by some of them.
-        """
-        return self.reaching(offset + nbytes)[offset : offset + nbytes]
+        return self.reaching(self.size)[: self.size]
 
     def reaching(self, end: int) -> memoryview:
-        """The file as a read-only view of which the bytes up to `end` are there.
+        """A read-only view of the file that has the bytes up to `end`.
+
+        The file may have been truncated after them, by an edit of its end.
 
         Raises:
-            ArchiveFormatError: The file has become shorter than that since it was opened.
+            ArchiveFormatError: The file has been truncated before `end` since it was opened.
         """
         view = self._view
         if view is None:
             view = self._view = self._map()
-            if self._descriptor is None:  # another thread has closed the file meanwhile
+            if self._descriptor is None:  # closed by another thread meanwhile
                 self._view = None
         if end > view.nbytes:
             error = ArchiveFormatError(
@@ -275,47 +257,47 @@ class MappedFile(Closing):
         return view
 
     def prefetch(self, how: Prefetch) -> None:
-        """Has the system read the file before it is looked at through the map.
+        """Asks the system to read the mapped file ahead.
 
         Args:
-            how: As `onnxarchive.open` takes it.
+            how: "willneed" to read in the background, "populate" to wait.
         """
         if how == "populate":
             flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
             self._view = self._map(**flags)
             if POPULATED is None:
-                self._view[:: mmap.PAGESIZE].tobytes()  # a byte of each page brings the page
+                self._view[:: mmap.PAGESIZE].tobytes()  # reads a byte of each page
         elif hasattr(mmap, "MADV_WILLNEED"):
             mapped = self.reaching(0).obj
-            with contextlib.suppress(OSError):  # it is an advice
+            with contextlib.suppress(OSError):  # it is only advice
                 if isinstance(mapped, mmap.mmap):
                     mapped.madvise(mmap.MADV_WILLNEED)
 
     def _map(self, **kind: int) -> memoryview:
-        """The file through a map: as much as it had when it was opened, or as it still has."""
+        """Maps the file up to `size`, or up to its end if it has been truncated."""
         kind = kind or {"access": mmap.ACCESS_READ}
         descriptor = self._require_open()
         size = self.size
         while size:
             try:
                 return memoryview(mmap.mmap(descriptor.number, size, **kind))
-            except ValueError:  # it has become shorter, perhaps again
+            except ValueError:  # truncated, perhaps again
                 size = min(size - 1, os.fstat(descriptor.number).st_size)
         return memoryview(b"")
 
     def paths(self) -> Iterator[str]:
-        """Where the file may be, without symbolic links: where it was opened, or is by now.
+        """Possible paths of the file, without symbolic links.
 
-        On Linux the descriptor knows where a file that was renamed has gone. A path may lead to
-        another file: compare its `identity`.
+        The first is the path at the time of opening; on Linux, a second is the present one of a
+        renamed file. Either may lead to another file: compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
-        descriptor = self._require_open()  # held, so that it is not another file's
+        descriptor = self._require_open()  # referenced, so that it is of no other file
         with contextlib.suppress(OSError):  # of another system
             yield os.readlink(f"/proc/self/fd/{descriptor.number}")
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
-        """Whether `path` leads to this very file."""
+        """True if `path` leads to this file."""
         try:
             status = os.stat(path)
         except (OSError, ValueError):  # ValueError: a path with a NUL
@@ -327,7 +309,7 @@ class MappedFile(Closing):
         return self._require_open().number
 
     def close(self) -> None:
-        """Lets go of descriptor and map, each of which its last user closes."""
+        """Drops descriptor and map; each is closed with its last reference."""
         self._descriptor = None
         self._view = None
 
@@ -355,21 +337,22 @@ def opened(
     is_writable: bool | None = False,
     timeout: float | None = None,
 ) -> Iterator[MappedFile]:
-    """Opens the file at a path and locks it while the block runs.
+    """Opens a file and locks it during a block.
 
-    It is the file that has the path once the lock is held. It stays open unless the block raises.
+    If another file takes the path while the lock is awaited, that one is opened. The file is closed
+    if the block raises, and else remains open.
 
     Args:
         path: The file.
-        rule: As `MappedFile` takes it.
-        is_exclusive: As `MappedFile.locked` takes it.
-        is_writable: As `MappedFile` takes it.
-        timeout: As `MappedFile.locked` takes it.
+        rule: See `MappedFile`.
+        is_exclusive: See `MappedFile.locked`.
+        is_writable: See `MappedFile`.
+        timeout: See `MappedFile.locked`.
 
     Raises:
-        ArchiveFormatError: It is not a regular file.
-        LockedError: The file stayed locked.
-        OSError: It cannot be opened or locked.
+        ArchiveFormatError: It is no regular file.
+        LockedError: The file remained locked.
+        OSError: The file cannot be opened or locked.
     """
     while True:
         file = MappedFile(path, rule=rule, is_writable=is_writable)
@@ -381,14 +364,14 @@ def opened(
         except BaseException:
             file.close()
             raise
-        file.close()  # another file took the path while the lock was waited for
+        file.close()  # another file has the path now
 
 
 def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
-    """A descriptor of a file, and whether it is open for writing."""
-    # A pipe is not waited for: it is refused afterwards. Windows would change line ends.
+    """Opens a file; returns the descriptor, and True if it is writable."""
+    # Opening a pipe must not block: it is refused below. Windows would change line ends.
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    if os.path.isdir(path):  # which some systems refuse to open, or to open for writing
+    if os.path.isdir(path):  # some systems open no directories
         raise _not_regular(path, "a directory", rule)
     try:
         if is_writable is not False:
@@ -405,22 +388,22 @@ def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, b
 
 
 def make_file(path: str, mode: int = 0o666) -> MappedFile:
-    """Makes a file and opens it for reading and writing.
+    """Creates a file and opens it for reading and writing.
 
     Args:
         path: The file.
-        mode: Its permission bits, less those of the umask.
+        mode: Its permission bits before the umask.
 
     Raises:
-        FileExistsError: There is one.
-        OSError: It cannot be made.
+        FileExistsError: The path exists.
+        OSError: The file cannot be created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return MappedFile(path, descriptor=os.open(path, flags, mode))
 
 
 def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
-    """Writes all of `data` from `offset` on, which may be beyond the end of the file."""
+    """Writes all of `data` at `offset`, which may be beyond the end of the file."""
     view = memoryview(data)
     while view.nbytes:
         if hasattr(os, "pwrite"):
@@ -434,21 +417,21 @@ def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
 
 
 class PositionalWriter:
-    """Writes one piece after another into a file, from an offset on and without a buffer.
+    """Writes successive pieces to a file from an offset, without a buffer.
 
-    A fork of this process shares the file, and neither position nor buffer; it may not write.
+    A fork of the process must not write.
 
     Attributes:
-        offset: Where the next piece goes, in bytes from the start of the file.
+        offset: Offset of the next piece in the file, in bytes.
     """
 
     def __init__(self, file: MappedFile, offset: int = 0, end: int | None = None) -> None:
-        """Begins to write.
+        """Takes the file.
 
         Args:
             file: The file, open for writing.
-            offset: Where the first piece goes, in bytes from the start of the file.
-            end: Where the last piece has to end at the latest; None for no limit.
+            offset: Offset of the first piece in the file, in bytes.
+            end: Limit of the end of the last piece; None for no limit.
         """
         self.offset = offset
         self._end = end
@@ -456,10 +439,10 @@ class PositionalWriter:
         self._process = os.getpid()
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Writes all of `data`, and gives its size in bytes.
+        """Writes all of `data`, and returns its size in bytes.
 
         Raises:
-            ArchiveError: This is a fork of the process that began to write, or there is no room.
+            ArchiveError: This process is a fork, or `data` exceeds the limit.
         """
         require_process(self._process)
         nbytes = memoryview(data).nbytes
@@ -476,26 +459,26 @@ class PositionalWriter:
 
 
 def require_process(process: int) -> None:
-    """Refuses to go on in a fork with what another process has begun.
+    """Refuses a fork of the process that began the work.
 
     Args:
         process: Id of the process that began.
 
     Raises:
-        ArchiveError: It is not this one.
+        ArchiveError: This process has another id.
     """
     if os.getpid() != process:
         raise ArchiveError(
-            f"expected process {process}, which began to write the file, to write on, found its "
-            f"fork {os.getpid()}; open or write the file anew there"
+            f"expected process {process}, which began to write the file, found its fork "
+            f"{os.getpid()}; open the file or begin to write it in the fork"
         )
 
 
 class MemoryFile(MappedFile):
-    """Bytes in memory with the reading side of a file; they are not copied."""
+    """Bytes in memory, read like a file; they are not copied."""
 
     def __init__(self, data: memoryview) -> None:
-        """Takes the bytes, as a view of single bytes."""
+        """Takes the bytes, as a flat view."""
         self.path = "archive in memory"
         self.absolute_path = ""
         self.size = data.nbytes
@@ -503,20 +486,20 @@ class MemoryFile(MappedFile):
         self._data: memoryview | None = data.toreadonly()
 
     def prefetch(self, how: Prefetch) -> None:
-        """Does nothing: they are there."""
+        """Does nothing."""
 
     def reaching(self, end: int) -> memoryview:
-        """All of the bytes."""
+        """All bytes."""
         if self._data is None:
             raise ValueError(f"{self.path}: the file is closed")
         return self._data
 
     def paths(self) -> Iterator[str]:
-        """None: it has no file."""
+        """No paths."""
         return iter(())
 
     def close(self) -> None:
-        """Ends the reading; views live on."""
+        """Ends reading; views remain valid."""
         self._data = None
 
     def _read_once(self, offset: int, size: int) -> bytes:
@@ -527,34 +510,3 @@ def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:
     error = ArchiveFormatError(f"expected a regular file, found {kind}", rule=rule)
     error.path = path
     return error
-
-
-def sync(descriptor: int) -> None:
-    """Waits until a file is on its device, and not only in the caches of system and drive."""
-    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
-    if full is not None:
-        with contextlib.suppress(OSError):  # a file system that has it not
-            fcntl.fcntl(descriptor, full)
-            return
-    os.fsync(descriptor)
-
-
-def sync_directory(directory: str) -> None:
-    """Makes names that were made or removed last, where the system lets directories be synced.
-
-    Raises:
-        OSError: The disk is broken.
-    """
-    if os.name == "nt":
-        return
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except PermissionError:  # to list it, which those who may write to it need not have
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-    finally:
-        os.close(descriptor)

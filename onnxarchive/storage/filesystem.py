@@ -1,4 +1,4 @@
-"""Features that only some file systems have: shared blocks, and blocks that are set aside."""
+"""Calls that depend on the file system: shared blocks, reserved blocks, syncs."""
 
 from __future__ import annotations
 
@@ -16,49 +16,51 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Errors of a disk without room.
+# Errors of a full disk.
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+# Errors of systems that sync no directories.
+_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 
-# File systems that write to the blocks that were set aside as fast as to others, or faster. Btrfs
-# would not compress what is written there, and ZFS refuses what would fit when it is compressed.
+# File systems on which writing to reserved blocks is not slower. Btrfs does not compress data in
+# them, and ZFS refuses to reserve more than fits uncompressed.
 RESERVING = ("ext4", "xfs", "tmpfs")
 
 
 def clone(source: MappedFile, target: int) -> bool:
-    """Lets a new file share the blocks of another one, where the file system can (reflinks).
+    """Clones a file: a new file shares its blocks, if the file system can (reflinks).
 
     Args:
-        source: The other file.
+        source: The file.
         target: Descriptor of the new file.
 
     Returns:
-        Whether it did; if not, the new file is as it was.
+        True if it was cloned; else the new file is unchanged.
     """
     if fcntl is None or not hasattr(fcntl, "ioctl"):
         return False
     try:
         fcntl.ioctl(target, _CLONE, source.fileno())
-    except OSError:  # systems say in many ways that they cannot
+    except OSError:  # the errors for "not supported" differ
         return False
     return True
 
 
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
-    """Has blocks set aside for bytes that are about to be written, where that is of use.
+    """Reserves blocks for bytes that will be written, on file systems where that helps.
 
-    A disk without room then says so at once, and writing goes faster. The file's size stays; what
-    is set aside beyond it is freed with the next `os.ftruncate`.
+    A full disk is then found at once, and writing is faster. The size of the file does not change;
+    reserved blocks beyond it are freed by the next `os.ftruncate`.
 
     Args:
         descriptor: The file.
-        offset: Where they will be written, in bytes from the start of the file.
-        nbytes: How many bytes.
+        offset: Offset of the bytes in the file.
+        nbytes: Number of the bytes.
 
     Raises:
-        OSError: The disk has no room for them.
+        OSError: The disk is full.
     """
     allocate = fallocate()
     if allocate is None or not nbytes or file_system(descriptor) not in RESERVING:
@@ -70,10 +72,9 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
 @cache
 def fallocate() -> Callable[[int, int, int], int] | None:
-    """Linux's fallocate, which takes a descriptor, offset and number of bytes; gives the error.
+    """Linux's fallocate as a function of descriptor, offset and size that returns the error.
 
-    Python has posix_fallocate alone, which writes into every block itself where the file system
-    cannot set them aside.
+    Python has only posix_fallocate, which writes to each block if the file system cannot reserve.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -81,9 +82,9 @@ def fallocate() -> Callable[[int, int, int], int] | None:
         import ctypes
 
         library = ctypes.CDLL(None, use_errno=True)
-    except (ImportError, OSError):  # Python was built without it, or is linked statically
+    except (ImportError, OSError):  # Python was built without it, or linked statically
         return None
-    # That of 64 bits, where there are two.
+    # The 64-bit one, if there are two.
     function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
     if function is None:
         return None
@@ -97,7 +98,7 @@ def fallocate() -> Callable[[int, int, int], int] | None:
 
 
 def file_system(descriptor: int) -> str | None:
-    """The kind of the file system that a file is on, as Linux tells it in proc(5)."""
+    """The type of the file system of a file, from /proc/self/mountinfo of Linux (proc(5))."""
     device = os.fstat(descriptor).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with (
@@ -109,3 +110,34 @@ def file_system(descriptor: int) -> str | None:
             if fields.split()[2] == number:
                 return described.split()[0]
     return None
+
+
+def sync(descriptor: int) -> None:
+    """Syncs a file to its device, through the caches of the system and of the drive."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
+    if full is not None:
+        with contextlib.suppress(OSError):  # a file system without it
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
+
+
+def sync_directory(directory: str) -> None:
+    """Syncs the names in a directory, if the system can.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    if os.name == "nt":
+        return
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except PermissionError:  # it may be writable without being readable
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Writes files so that the target is whole or untouched: beside it, and then in its place."""
+"""Replaces a file or creates a directory in one step: the target is complete or unchanged."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from onnxarchive.storage.files import (
     make_file,
     opened,
     require_process,
-    sync,
-    sync_directory,
 )
-from onnxarchive.storage.filesystem import NO_SPACE
+from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
-# Takes the file that is about to be replaced, locked; None if it cannot be opened and locked.
+# Checks the file that will be replaced, locked; None if it cannot be opened and locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 _Made = TypeVar("_Made")
 
@@ -39,20 +37,19 @@ _temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
 
 
 def remove_temporaries() -> None:
-    """Removes what this process has not completed, when it is about to end without unwinding."""
+    """Removes the temporary files of this process, before it exits without unwinding."""
     for temporary in list(_temporaries):
         temporary.remove()
 
 
 class _Temporary(Generic[_Made]):
-    """A new file or directory beside a target, removed unless it is kept.
+    """A new file or directory beside a target, removed with this object unless it is kept.
 
-    It is known before it is made, and removed with this object at the latest: an interrupt at
-    whatever moment leaves nothing behind.
+    It is registered for removal before it is created, so an interrupt leaves none at any moment.
 
     Attributes:
         path: Its path.
-        made: What `make` gave.
+        made: The result of `make`.
     """
 
     def __init__(
@@ -71,20 +68,20 @@ class _Temporary(Generic[_Made]):
             except FileExistsError:  # another machine's, in a shared directory
                 self._finalizer.detach()
             except OSError:
-                self._finalizer.detach()  # nothing was made
+                self._finalizer.detach()  # nothing was created
                 raise
 
     def keep(self) -> None:
-        """Leaves it where it is."""
+        """Keeps the file or directory."""
         self._finalizer.detach()
 
     def remove(self) -> None:
-        """Removes it, unless it was removed or kept before."""
+        """Removes the file or directory, unless it was removed or kept before."""
         found = self._finalizer.peek()
         try:
             self._finalizer()
         except BaseException:
-            if found is not None:  # an interrupt may have come before anything was done
+            if found is not None:  # the interrupt may have come before the removal
                 _, remove, arguments, _ = found
                 remove(*arguments)
             raise
@@ -98,44 +95,46 @@ def _temporary_prefix(target: str) -> str:
 def remove_abandoned(
     path: str | os.PathLike[str], is_leftover: Callable[[MappedFile], bool]
 ) -> list[str]:
-    """Removes the temporary files of processes that were killed while they wrote `path`.
+    """Removes the temporary files of processes that were killed while writing `path`.
 
-    Those that are being written are locked, and stay; so does what is not a regular file, and what
-    lies in a directory that may not be listed.
+    Files in use are locked and remain; so do other kinds of files, and files in a directory that
+    cannot be listed.
 
     Args:
-        path: The file that was to be written.
-        is_leftover: Whether a file's content is that of such a temporary file.
+        path: The target of the processes.
+        is_leftover: Returns True if the content of a file is that of such a temporary file.
 
     Returns:
-        The paths of what was removed.
+        The paths of the removed files.
     """
     above, own = os.path.split(os.path.abspath(path))
-    # A symbolic link may itself have been about to be replaced.
+    # The target may have been a symbolic link itself.
     targets = {os.path.realpath(path), os.path.join(os.path.realpath(above), own)}
     removed = []
     for target in sorted(targets):
         directory, prefix = os.path.split(_temporary_prefix(target))
         names: list[str] = []
-        with contextlib.suppress(PermissionError):  # listing needs one that writing does not
+        with contextlib.suppress(
+            PermissionError
+        ):  # listing needs a permission that writing does not
             names = sorted(os.listdir(directory))
         for name in names:
             if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
                 continue
             found = os.path.join(directory, name)
-            with contextlib.suppress(OSError, ArchiveFormatError):  # of somebody else, or gone
+            with contextlib.suppress(OSError, ArchiveFormatError):  # of another user, or removed
                 if stat.S_ISREG(os.lstat(found).st_mode) and _removes_abandoned(found, is_leftover):
                     removed.append(found)
     return removed
 
 
 def _removes_abandoned(path: str, is_leftover: Callable[[MappedFile], bool]) -> bool:
-    """Removes a file unless it is locked; whoever waits for the lock sees that it is gone."""
+    """Removes a leftover unless it is locked. A process that waits for the lock finds it gone."""
     with MappedFile(path, is_writable=None) as file:
         is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)
         if not (is_free and is_leftover(file)):
             return False
-        if os.name != "nt":  # which removes no open file
+        if os.name != "nt":  # Windows removes no open file
             os.unlink(path)
     if os.name == "nt":
         os.unlink(path)
@@ -143,21 +142,21 @@ def _removes_abandoned(path: str, is_leftover: Callable[[MappedFile], bool]) -> 
 
 
 def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -> None:
-    if os.getpid() == process:  # a fork has its parent's finalizers
+    if os.getpid() == process:  # a fork inherits finalizers
         remove(path)
 
 
 class Replacement:
-    """A new file that takes the place of another when it is complete, and only then.
+    """A new file that replaces another one when it is complete.
 
     It is written beside the target under a temporary name. `commit` syncs it, renames it over the
-    target and syncs the directory: at any moment the target is what it was or is complete. A
-    target that is a symbolic link keeps being one: the file that it leads to is replaced. Owner,
-    permissions and extended attributes of the target are kept (see `attributes.keep`). The file is
-    locked while it is written, which tells it from one that was abandoned.
+    target and syncs the directory: at any moment the target is the old file or the complete new
+    one. If the target is a symbolic link, the file to which it leads is replaced. Owner,
+    permissions and extended attributes are kept (see `attributes.keep`). The file is locked while
+    it is written, unlike the leftover of a killed process.
 
     Attributes:
-        file: Where to write.
+        file: Writes to the new file.
     """
 
     def __init__(
@@ -167,16 +166,15 @@ class Replacement:
         follow_links: bool = True,
         is_locked: bool = False,
     ) -> None:
-        """Makes the temporary file.
+        """Creates the temporary file.
 
         Args:
             path: The target.
-            follow_links: Whether to replace the file that a symbolic link leads to, and not the
-                link.
-            is_locked: Whether the caller holds the lock of the target.
+            follow_links: False to replace a symbolic link itself.
+            is_locked: True if the caller holds the lock of the target.
 
         Raises:
-            OSError: The file cannot be made, or the target is there and is no regular file.
+            OSError: The file cannot be created, or the target exists and is no regular file.
         """
         self._path = os.fspath(path)
         self._is_locked = is_locked
@@ -194,7 +192,7 @@ class Replacement:
             try:
                 self._temporary = _Temporary(self._target, make, _unlink)
             except OSError as error:
-                error.filename = self._path  # not that of the temporary file
+                error.filename = self._path  # instead of the temporary file
                 raise
             self._written = self._temporary.made
             self._written.set_path(self._path)
@@ -202,7 +200,7 @@ class Replacement:
             locking.keep_exclusive(self._written.fileno())
             if os.path.lexists(self._temporary.path):
                 break
-            self.discard()  # before it was locked, somebody took it for an abandoned one
+            self.discard()  # removed by `remove_abandoned` before it was locked
 
     def _old_status(self) -> os.stat_result | None:
         try:
@@ -215,27 +213,27 @@ class Replacement:
         return self._written.fileno()
 
     def commit(self, require: Require | None = None) -> None:
-        """Puts the file in the target's place; on failure it is discarded instead.
+        """Replaces the target with the file, or discards the file if that fails.
 
         Args:
-            require: Called before the rename; an error discards the file.
+            require: Called before the rename; if it raises, the file is discarded.
 
         Raises:
-            ArchiveError: The file is not as long as what was written to it.
+            ArchiveError: Another process has changed the file.
             OSError: The file cannot be synced or renamed.
         """
         with self.commit_open(require) as file:
-            locking.unlock(file.fileno())  # which a fork would keep
+            locking.unlock(file.fileno())  # a fork would keep the lock
 
     def commit_open(self, require: Require | None = None) -> MappedFile:
-        """As `commit`, and gives the new file, which is still locked."""
+        """Commits, and returns the new file, which is still locked; see `commit`."""
         try:
             require_process(self._process)
             sync(self.fileno())
             with contextlib.ExitStack() as lock:
                 target = None
                 if not self._is_locked:
-                    # No one edits the file meanwhile; there may be none, or no locks.
+                    # Excludes editors meanwhile; there may be no file, or no locks.
                     with with_path(self._path), contextlib.suppress(OSError, ArchiveFormatError):
                         target = lock.enter_context(
                             opened(self._target, is_exclusive=True, is_writable=None)
@@ -247,7 +245,7 @@ class Replacement:
                 if old is not None:
                     attributes.keep(self.fileno(), self._temporary.path, self._target, old)
                 self._require_written()
-                if os.name == "nt":  # which renames no open file, and replaces none
+                if os.name == "nt":  # Windows renames and replaces no open file
                     self._written.close()
                     lock.close()
                 self._rename()
@@ -258,12 +256,12 @@ class Replacement:
                 error.filename = self._path
             self.discard(error)
             raise
-        with contextlib.suppress(OSError):  # the file is complete in any case
+        with contextlib.suppress(OSError):  # the target is complete in any case
             sync_directory(os.path.dirname(self._target))
         return MappedFile(self._path, is_writable=None) if os.name == "nt" else self._written
 
     def _require_written(self) -> None:
-        """Refuses to rename anything but what was written."""
+        """Refuses a file that another process has changed."""
         size = os.fstat(self.fileno()).st_size
         is_same = self._written.is_at(self._temporary.path)
         if not is_same or size != self.file.offset:
@@ -281,15 +279,15 @@ class Replacement:
                 raise OSError(error.errno, error.strerror, self._path) from error
             raise OSError(
                 errno.EBUSY,
-                "is a mount point and cannot be replaced; give another path",
+                "is a mount point and cannot be replaced; choose another path",
                 self._path,
             ) from error
 
     def discard(self, error: BaseException | None = None) -> None:
-        """Removes the file; the target is untouched.
+        """Removes the file; the target is unchanged.
 
         Args:
-            error: Why, or None. Where it tells of a full disk, it is made to name the target.
+            error: The reason, or None. An error of a full disk gets the path of the target.
         """
         if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
             error.filename = self._path
@@ -306,11 +304,11 @@ def _unlink(path: str) -> None:
 def replacing(
     path: str | os.PathLike[str], require: Require | None = None
 ) -> Iterator[Replacement]:
-    """A `Replacement` that is committed when the block ends and discarded when it raises.
+    """Commits a `Replacement` when the block ends, or discards it if the block raises.
 
     Args:
         path: The target.
-        require: As `Replacement.commit` takes it.
+        require: See `Replacement.commit`.
     """
     replacement = Replacement(path)
     try:
@@ -323,12 +321,12 @@ def replacing(
 
 @contextlib.contextmanager
 def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A directory to fill that gets its name when the block ends; removed when it raises.
+    """Creates a directory that is renamed to `path` when the block ends, or removed if it raises.
 
-    An empty directory that it replaces gives it owner, permissions and attributes.
+    It may replace an empty directory, whose owner, permissions and attributes it keeps.
 
     Raises:
-        OSError: It cannot be made, or `path` exists and is not an empty directory.
+        OSError: It cannot be created, or `path` exists and is not an empty directory.
     """
     target = os.path.realpath(path)
     process = os.getpid()
@@ -342,7 +340,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
         error.filename = os.fspath(path)
         raise
     try:
-        if old is not None and os.name != "nt":  # which opens no directory
+        if old is not None and os.name != "nt":  # Windows opens no directory
             descriptor = os.open(temporary.path, os.O_RDONLY)
             try:
                 attributes.keep(descriptor, temporary.path, target, old)

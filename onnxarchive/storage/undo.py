@@ -26,8 +26,8 @@ from typing import Final
 import numpy as np
 
 from onnxarchive.errors import ArchiveError
-from onnxarchive.storage.files import MappedFile, PositionalWriter, sync
-from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.files import MappedFile, PositionalWriter
+from onnxarchive.storage.filesystem import reserve, sync
 
 # Magic, `offset`, `old_size`, SHA-256 of the inverted copy; then SHA-256 of these fields.
 _SIGNED: Final = struct.Struct("<16sQQ32s")

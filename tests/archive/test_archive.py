@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import os
@@ -54,7 +53,7 @@ def _values(*tensors: TensorProto) -> dict[str, NDArray[Any]]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
 
 
-def _model() -> onnx.ModelProto:
+def _nested_model() -> onnx.ModelProto:
     """Two large initializers, a small one, a string, and one in a subgraph."""
     model = model_of(
         raw_tensor("layer.0/weight", dims=(20, 30), seed=1),
@@ -70,7 +69,7 @@ def _model() -> onnx.ModelProto:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "model.onnxa"
-    onnxarchive.save(_model(), path, assets={"a/labels.txt": b"cat\n", "empty": b""})
+    onnxarchive.save(_nested_model(), path, assets={"a/labels.txt": b"cat\n", "empty": b""})
     return path
 
 
@@ -101,8 +100,8 @@ def test_entries_are_shown_in_the_order_of_the_archive(path: Path, archive: Arch
 
 
 def test_initializers_of_the_main_graph_and_its_subgraphs_are_tensors(archive: Archive) -> None:
-    expected = _values(*_model().graph.initializer)
-    expected |= _values(*_model().graph.node[0].attribute[0].g.initializer)
+    expected = _values(*_nested_model().graph.initializer)
+    expected |= _values(*_nested_model().graph.node[0].attribute[0].g.initializer)
     assert list(archive.tensors) == ["layer.0/weight", "layer.0/bias", "scale", "labels", "inner"]
     assert len(archive.tensors) == 5
     assert dict(archive.tensors).keys() == expected.keys()
@@ -345,7 +344,7 @@ def test_views_outlive_close_and_the_archive_and_the_file(path: Path) -> None:
     del archive, tensors
     gc.collect()
     path.unlink()
-    expected = numpy_helper.to_array(_model().graph.initializer[0])
+    expected = numpy_helper.to_array(_nested_model().graph.initializer[0])
     assert array.tobytes() == expected.tobytes()
     assert len(bytes(packed_view)) == 2000
     assert bytes(asset) == b"cat\n"
@@ -413,10 +412,12 @@ def test_an_archive_that_nobody_closed_leaves_nothing(path: Path) -> None:
 
 def test_no_descriptor_is_left_by_what_fails(path: Path) -> None:
     path.write_bytes(b"text")
-    for call in (onnxarchive.open, onnxarchive.load, onnxarchive.check):
-        with contextlib.suppress(ArchiveFormatError):
+    for call in (onnxarchive.open, onnxarchive.load):
+        with pytest.raises(ArchiveFormatError):
             call(path)
         assert open_below(path.parent) == []
+    assert onnxarchive.check(path) != []
+    assert open_below(path.parent) == []
     with pytest.raises(ArchiveFormatError):
         onnxarchive.open(path.parent)
     assert open_below(path.parent.parent) == []

@@ -341,8 +341,8 @@ assert [archive.tensors["w2"].shape for archive in archives] == [(300,), (300,)]
         path,
     )
     expected = (
-        f"{path}: expected the model with which the archive was opened, found that the file has "
-        "been changed since; open it anew"
+        f"{path}: expected the archive as it was when it was opened, found that it has been "
+        "changed since; open it anew"
     )
     assert told.splitlines() == [expected, expected]
 
@@ -376,11 +376,11 @@ def test_a_change_by_another_is_not_overwritten(
         act(path)
         theirs = path.read_bytes()
         for _ in range(2):
-            with pytest.raises(ArchiveError, match="others have changed it since") as caught:
+            with pytest.raises(ArchiveError, match="it has been changed since") as caught:
                 change(archive)
             assert str(caught.value) == (
-                f"{path}: expected the archive as it was when it was opened, found that others "
-                "have changed it since; open it anew"
+                f"{path}: expected the archive as it was when it was opened, found that it has "
+                "been changed since; open it anew"
             )
         require(path, theirs)
     with onnxarchive.open(path, mode="r+") as archive:

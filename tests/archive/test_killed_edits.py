@@ -19,8 +19,6 @@ from kill_edits import DisagreementError, Event, State
 
 import onnxarchive
 
-pytestmark = pytest.mark.sweep
-
 BEFORE = State(1, 1, False)
 UNFINISHED = [
     "UnfinishedEditError",
@@ -47,6 +45,7 @@ def possible(text: str) -> set[State]:
     return kill_edits.possible_states(BEFORE, said(text))
 
 
+@pytest.mark.sweep
 def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, kill_edits.__file__, "--runs", "15", "--directory", str(tmp_path)],
@@ -151,6 +150,17 @@ def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
 )
 def test_an_edit_is_unfinished_from_a_kill_to_the_end_of_a_recovery(text: str, count: int) -> None:
     assert len(kill_edits.unfounded(said(text))) == count
+
+
+def test_the_refusal_of_an_archive_that_has_been_changed_since_has_a_cause(path: Path) -> None:
+    State(70, 3, True).write(path)
+    with onnxarchive.open(path, mode="r+") as archive:
+        State(71, 3, True).write(path)
+        with pytest.raises(onnxarchive.ArchiveError) as caught, archive.edit():
+            pass
+    begun = Event("A", "begin", 5, "block of edit")
+    refused = Event("A", "refused", 5, "block of edit", ["ArchiveError", str(caught.value)])
+    assert kill_edits.unfounded([begun, refused]) == []
 
 
 def test_a_state_is_saved_and_read_again(tmp_path: Path) -> None:

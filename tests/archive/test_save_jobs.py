@@ -37,7 +37,7 @@ MAPPED = 5 * PIECE  # more than is copied
 several = pytest.mark.parametrize("jobs", [*JOBS, None])
 
 
-def _model() -> onnx.ModelProto:
+def _sizes_model() -> onnx.ModelProto:
     """Small, large and empty tensors of one byte an element, of several, and of less than one."""
     model = full_model()
     model.graph.initializer.extend(
@@ -62,7 +62,7 @@ def _converted(source: Path, **options: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:
-    return _model()
+    return _sizes_model()
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
     def require_all_locked(self: LocalHeaders) -> None:
         with pytest.raises(LockedError), onnxarchive.open(archive, mode="r+", timeout=0):
             pass
-        tried.append(len(self.are_right))
+        tried.append(len(self.verified))
         require_all(self)
 
     monkeypatch.setattr(LocalHeaders, "require_all", require_all_locked)

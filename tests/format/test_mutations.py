@@ -568,7 +568,7 @@ def _mutated_models(draw: st.DrawFn) -> Pieces:
         entries.append(Entry(name.encode(), data))
     if draw(st.integers(0, 7)) == 0:
         entries.append(Entry(b"assets/a", b"cat"))
-    model = _model(draw, tensors).SerializeToString()
+    model = _model_around(draw, tensors).SerializeToString()
     for piece in odd:
         model = _with_piece(model, first.SerializeToString(), piece)
     if draw(st.integers(0, 4)) == 0:
@@ -643,7 +643,7 @@ def _change_tensor(
         odd.append(draw(st.sampled_from(_ODD_TENSOR_FIELDS)))
 
 
-def _model(draw: st.DrawFn, tensors: list[TensorProto]) -> onnx.ModelProto:
+def _model_around(draw: st.DrawFn, tensors: list[TensorProto]) -> onnx.ModelProto:
     """A model that has its tensors in one place or another, some twice."""
     place = draw(
         st.sampled_from(["initializer"] * 3 + ["attribute", "sparse", "function", "twice"])

@@ -39,6 +39,7 @@ def _saved(tmp_path: Path, model: onnx.ModelProto, *, convert_attribute: bool = 
 def _fault(findings: list[Finding]) -> str:
     (finding,) = findings
     assert (finding.rule, finding.entry) == (None, "__MODEL_PROTO")
+    assert len(str(finding).splitlines()) == 1
     return finding.message
 
 

@@ -24,7 +24,7 @@ WEIGHT = (np.arange(64 * 64) % 7).reshape(64, 64)
 SHAPE = np.array([1] * 126 + [4, 32])  # of 1 KiB: the archive keeps it outside, and the link not
 
 
-def _model(weight_type: int) -> onnx.ModelProto:
+def _linear_model(weight_type: int) -> onnx.ModelProto:
     """A model that reshapes x @ weight."""
     weight = WEIGHT.astype(helper.tensor_dtype_to_np_dtype(weight_type))
     graph = helper.make_graph(
@@ -61,7 +61,7 @@ def test_openvino_makes_of_a_link_what_onnxruntime_makes(
 ) -> None:
     archive = tmp_path / "Möbel" / "重み.onnxa"
     archive.parent.mkdir()
-    onnxarchive.save(_model(TensorProto.DataType.Value(weight_type)), archive)
+    onnxarchive.save(_linear_model(TensorProto.DataType.Value(weight_type)), archive)
     link = archive.parent / place / "link.onnx"
     onnxarchive.link(archive, link)
     weight, shape, *_ = onnx.load(link, load_external_data=False).graph.initializer
@@ -74,7 +74,7 @@ def test_openvino_makes_of_a_link_what_onnxruntime_makes(
 def test_openvino_reads_another_archive_of_the_same_layout(tmp_path: Path) -> None:
     """What it gives comes from the archive, and from nowhere else."""
     archive, link = tmp_path / "m.onnxa", tmp_path / "m.onnx"
-    model = _model(TensorProto.FLOAT)
+    model = _linear_model(TensorProto.FLOAT)
     onnxarchive.save(model, archive)
     onnxarchive.link(archive, link)
     model.graph.initializer[0].raw_data = (2 * WEIGHT).astype(np.float32).tobytes()

@@ -37,7 +37,7 @@ def _branch(name: str) -> onnx.GraphProto:
     )
 
 
-def _model() -> onnx.ModelProto:
+def _reshaping_model() -> onnx.ModelProto:
     """A model whose shapes depend on weights, on a large vector, and on one in an attribute."""
     one = np.ones(198, np.int64)
     value = numpy_helper.from_array(np.array([*one, 8, 16]), "value")
@@ -70,7 +70,7 @@ def _model() -> onnx.ModelProto:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "m.onnxa"
-    onnxarchive.save(_model(), path, convert_attribute=True, assets=ASSETS)
+    onnxarchive.save(_reshaping_model(), path, convert_attribute=True, assets=ASSETS)
     return path
 
 
@@ -80,7 +80,7 @@ def test_what_is_inferred_is_what_onnx_infers(
     path: Path, tmp_path: Path, is_strict: bool, data_prop: bool
 ) -> None:
     options = {"check_type": is_strict, "strict_mode": is_strict, "data_prop": data_prop}
-    expected = onnx.shape_inference.infer_shapes(_model(), **options)
+    expected = onnx.shape_inference.infer_shapes(_reshaping_model(), **options)
     infer_shapes(path, tmp_path / "out.onnxa", **options)
     assert onnxarchive.load(tmp_path / "out.onnxa") == expected
     shapes = {value.name: _shape(value) for value in expected.graph.value_info}

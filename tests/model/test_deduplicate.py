@@ -72,7 +72,9 @@ def _graph(*tensor_names: str, nodes: Sequence[NodeProto] = (), **fields: Any) -
     return GraphProto(name="inner", initializer=initializers, node=nodes, **fields)
 
 
-def _model(*tensor_names: str, nodes: Sequence[NodeProto] = (), **fields: Any) -> onnx.ModelProto:
+def _model_of(
+    *tensor_names: str, nodes: Sequence[NodeProto] = (), **fields: Any
+) -> onnx.ModelProto:
     model = model_of()
     model.graph.CopyFrom(_graph(*tensor_names, nodes=nodes, **fields))
     return model
@@ -86,7 +88,7 @@ def _value(name: str, dims: Sequence[int] = (4,)) -> onnx.ValueInfoProto:
 
 
 def test_identical_initializers_become_the_first_of_them() -> None:
-    model = _model("a", "b", "c", nodes=[_taking("c", "b", "x", "a", "")])
+    model = _model_of("a", "b", "c", nodes=[_taking("c", "b", "x", "a", "")])
     model.graph.initializer.insert(1, raw_tensor("other", seed=1))
     done = _deduplicated(model)
     assert _names(done.model.graph) == ["a", "other"]
@@ -95,11 +97,11 @@ def test_identical_initializers_become_the_first_of_them() -> None:
 
 
 def test_initializers_that_nothing_uses_become_one_too() -> None:
-    assert _names(_deduplicated(_model("a", "b")).model.graph) == ["a"]
+    assert _names(_deduplicated(_model_of("a", "b")).model.graph) == ["a"]
 
 
 def test_the_original_is_not_changed() -> None:
-    model = _model(
+    model = _model_of(
         "a", "b", nodes=[_taking("b", inner=_graph("c", "d", nodes=[_taking("b", "d")]))]
     )
     model.graph.value_info.append(_value("b"))
@@ -232,14 +234,14 @@ def test_a_tensor_without_the_bytes_that_its_shape_needs_is_refused() -> None:
 def test_an_initializer_that_a_caller_can_override_neither_goes_nor_stands_for_another(
     overridable: str,
 ) -> None:
-    model = _model("a", "b", nodes=[_taking("a", "b")], input=[_value(overridable)])
+    model = _model_of("a", "b", nodes=[_taking("a", "b")], input=[_value(overridable)])
     assert _deduplicated(model).model == model
 
 
 @pytest.mark.parametrize("output", ["a", "b", "c"])
 def test_an_output_stays_and_the_others_become_it(output: str) -> None:
     done = _deduplicated(
-        _model("a", "b", "c", nodes=[_taking("a", "b", "c")], output=[_value(output)])
+        _model_of("a", "b", "c", nodes=[_taking("a", "b", "c")], output=[_value(output)])
     )
     assert _names(done.model.graph) == [output]
     assert [value.name for value in done.model.graph.output] == [output]
@@ -247,20 +249,20 @@ def test_an_output_stays_and_the_others_become_it(output: str) -> None:
 
 
 def test_two_outputs_both_stay() -> None:
-    done = _deduplicated(_model("a", "b", "c", output=[_value("c"), _value("b")]))
+    done = _deduplicated(_model_of("a", "b", "c", output=[_value("c"), _value("b")]))
     assert _names(done.model.graph) == ["b", "c"]
 
 
 def test_the_output_of_a_subgraph_may_be_an_initializer_around_it() -> None:
     inner = _graph(output=[_value("b")])
-    done = _deduplicated(_model("a", "b", nodes=[_taking("a", inner=inner)]))
+    done = _deduplicated(_model_of("a", "b", nodes=[_taking("a", inner=inner)]))
     assert _names(done.model.graph) == ["b"]
     assert done.model.graph.node[0].input == ["b"]
 
 
 def test_an_output_of_a_subgraph_is_its_own_value_where_it_has_one_of_that_name() -> None:
     inner = _graph("b", output=[_value("b")])
-    done = _deduplicated(_model("a", "b", nodes=[_taking("a", inner=inner)]))
+    done = _deduplicated(_model_of("a", "b", nodes=[_taking("a", inner=inner)]))
     assert _names(done.model.graph) == ["a"]
 
 
@@ -271,10 +273,10 @@ def test_what_a_quantization_annotation_names_is_left_alone(named: str) -> None:
         tensor_name="x", quant_parameter_tensor_names=[_prop("SCALE_TENSOR", named)]
     )
     for annotation in (annotated, parameter):
-        model = _model("a", "b", quantization_annotation=[annotation])
+        model = _model_of("a", "b", quantization_annotation=[annotation])
         assert _deduplicated(model).model == model
         inner = _graph(quantization_annotation=[annotation])
-        model = _model("a", "b", nodes=[_taking(inner=inner)])
+        model = _model_of("a", "b", nodes=[_taking(inner=inner)])
         assert _deduplicated(model).model == model
 
 
@@ -282,7 +284,7 @@ def test_what_a_quantization_annotation_names_is_left_alone(named: str) -> None:
 def test_what_a_sharding_names_is_left_alone(named: str) -> None:
     node = _taking("a", "b")
     node.device_configurations.add().sharding_spec.add(tensor_name=named)
-    model = _model("a", "b", nodes=[node])
+    model = _model_of("a", "b", nodes=[node])
     assert _deduplicated(model).model == model
 
 
@@ -291,7 +293,7 @@ def test_what_is_differentiated_is_left_alone(named: str) -> None:
     gradient = helper.make_node(
         "Gradient", ["a", "b"], ["g"], domain="ai.onnx.preview.training", xs=[named], y="y"
     )
-    model = _model("a", "b", nodes=[gradient])
+    model = _model_of("a", "b", nodes=[gradient])
     assert _deduplicated(model).model == model
 
 
@@ -330,13 +332,13 @@ def test_what_is_differentiated_is_left_alone(named: str) -> None:
 def test_what_training_changes_or_uses_is_left_alone(
     training: Callable[[str], onnx.TrainingInfoProto], named: str
 ) -> None:
-    model = _model("a", "b", nodes=[_taking("a", "b")])
+    model = _model_of("a", "b", nodes=[_taking("a", "b")])
     model.training_info.append(training(named))
     assert _deduplicated(model).model == model
 
 
 def test_what_training_does_not_name_becomes_one_and_its_own_graphs_stay() -> None:
-    model = _model("a", "b", "c", nodes=[_taking("c")])
+    model = _model_of("a", "b", "c", nodes=[_taking("c")])
     algorithm = _graph("s", "t", nodes=[_taking("t", inner=_graph("u", "v"))])
     model.training_info.append(
         onnx.TrainingInfoProto(algorithm=algorithm, update_binding=[_prop("a", "new")])
@@ -349,16 +351,16 @@ def test_what_training_does_not_name_becomes_one_and_its_own_graphs_stay() -> No
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_name_that_a_graph_defines_twice_is_left_alone(name: str) -> None:
-    twice = _model("a", "b", name)
-    sparse = _model("a", "b")
+    twice = _model_of("a", "b", name)
+    sparse = _model_of("a", "b")
     sparse.graph.sparse_initializer.add().values.CopyFrom(raw_tensor(name))
-    output = _model("a", "b", nodes=[_giving(name, "b", "a")])
+    output = _model_of("a", "b", nodes=[_giving(name, "b", "a")])
     for model in (twice, sparse, output):
         assert _deduplicated(model).model == model
 
 
 def test_sparse_initializers_and_attributes_stay() -> None:
-    model = _model("a")
+    model = _model_of("a")
     for name in ("s", "t"):
         sparse = model.graph.sparse_initializer.add(dims=[10])
         sparse.values.CopyFrom(raw_tensor(name))
@@ -370,7 +372,7 @@ def test_sparse_initializers_and_attributes_stay() -> None:
 
 
 def test_names_that_are_not_utf_8_stay() -> None:
-    model = _model("aa", "bb", "cc", nodes=[_taking("bb", "cc")])
+    model = _model_of("aa", "bb", "cc", nodes=[_taking("bb", "cc")])
     broken = onnx.ModelProto.FromString(model.SerializeToString().replace(b"bb", b"\xff\xff"))
     done = _deduplicated(broken)
     assert [tensor.name for tensor in done.model.graph.initializer] == ["aa", b"\xff\xff"]
@@ -383,7 +385,7 @@ def test_names_that_are_not_utf_8_stay() -> None:
 def test_the_value_info_of_what_is_removed_goes_with_it() -> None:
     inner = _graph(value_info=[_value("b"), _value("own")])
     shadowing = _graph("b", value_info=[_value("b")])
-    model = _model("a", "b", nodes=[_taking(inner=inner, shadowing=shadowing)])
+    model = _model_of("a", "b", nodes=[_taking(inner=inner, shadowing=shadowing)])
     model.graph.value_info.extend([_value("a"), _value("b"), _value("x"), _value("b")])
     graph = _deduplicated(model).model.graph
     assert [value.name for value in graph.value_info] == ["a", "x"]
@@ -395,7 +397,7 @@ def test_the_value_info_of_what_is_removed_goes_with_it() -> None:
 def test_a_capture_is_renamed_at_any_depth() -> None:
     innermost = _graph(nodes=[_taking("b", "x")])
     inner = _graph(nodes=[_taking("x", g=innermost), _taking("b")])
-    graph = _deduplicated(_model("a", "b", nodes=[_taking(g=inner)])).model.graph
+    graph = _deduplicated(_model_of("a", "b", nodes=[_taking(g=inner)])).model.graph
     assert _names(graph) == ["a"]
     inner = graph.node[0].attribute[0].g
     assert _inputs(inner.node) == [["x"], ["a"]]
@@ -416,7 +418,7 @@ def test_a_name_that_a_subgraph_defines_anew_is_not_renamed_in_it(shadowing: Gra
     inner = GraphProto()
     inner.CopyFrom(shadowing)
     inner.node.append(_taking("b", g=_graph(nodes=[_taking("b")])))
-    model = _model("a", "b", nodes=[_taking("b", g=inner), _taking("b")])
+    model = _model_of("a", "b", nodes=[_taking("b", g=inner), _taking("b")])
     done = _deduplicated(model).model
     assert _names(done.graph) == ["a"]
     assert _inputs(done.graph.node) == [["a"], ["a"]]
@@ -425,9 +427,9 @@ def test_a_name_that_a_subgraph_defines_anew_is_not_renamed_in_it(shadowing: Gra
 
 def test_no_subgraph_is_made_to_capture_what_another_one_shadows() -> None:
     taking, shadowing = _graph(nodes=[_taking("b")]), _graph(input=[_value("a")])
-    model = _model("a", "b", nodes=[_taking(taking=taking, shadowing=shadowing), _taking("b")])
+    model = _model_of("a", "b", nodes=[_taking(taking=taking, shadowing=shadowing), _taking("b")])
     assert _deduplicated(model).model == model
-    model = _model("a", "b", nodes=[_taking("b", shadowing=shadowing)])
+    model = _model_of("a", "b", nodes=[_taking("b", shadowing=shadowing)])
     assert _names(_deduplicated(model).model.graph) == ["a"]
 
 
@@ -438,7 +440,7 @@ def test_a_capture_is_not_renamed_to_what_a_subgraph_means_by_the_name(level: in
         if number == level:
             inner.initializer.append(raw_tensor("a", seed=1))
         inner = _graph(nodes=[_taking(g=inner)])
-    model = _model("a", "b", "c", nodes=[_taking("b", "c", g=inner)])
+    model = _model_of("a", "b", "c", nodes=[_taking("b", "c", g=inner)])
     done = _deduplicated(model).model
     assert _names(done.graph) == ["a", "b"]
     assert _inputs(done.graph.node) == [["b", "a"]]
@@ -447,7 +449,7 @@ def test_a_capture_is_not_renamed_to_what_a_subgraph_means_by_the_name(level: in
 
 def test_what_cannot_become_the_first_becomes_the_second() -> None:
     inner = _graph(nodes=[_taking("b", "c")], input=[_value("a")])
-    done = _deduplicated(_model("a", "b", "c", nodes=[_taking(g=inner)])).model
+    done = _deduplicated(_model_of("a", "b", "c", nodes=[_taking(g=inner)])).model
     assert _names(done.graph) == ["a", "b"]
     assert _inputs(done.graph.node[0].attribute[0].g.node) == [["b", "b"]]
 
@@ -455,7 +457,7 @@ def test_what_cannot_become_the_first_becomes_the_second() -> None:
 def test_a_name_that_a_subgraph_gives_up_is_free_for_that_of_the_graph_around_it() -> None:
     inner = _graph(nodes=[_taking("a", "b", "own")])
     inner.initializer.extend([raw_tensor("own", seed=1), raw_tensor("a", seed=1)])
-    done = _deduplicated(_model("a", "b", nodes=[_taking(g=inner)])).model
+    done = _deduplicated(_model_of("a", "b", nodes=[_taking(g=inner)])).model
     assert _names(done.graph) == ["a"]
     inner = done.graph.node[0].attribute[0].g
     assert _names(inner) == ["own"]
@@ -464,7 +466,7 @@ def test_a_name_that_a_subgraph_gives_up_is_free_for_that_of_the_graph_around_it
 
 def test_initializers_of_different_graphs_stay() -> None:
     graphs = {name: _graph(name, nodes=[_taking(name, "a")]) for name in ("then", "else")}
-    model = _model("a", nodes=[_taking("a", **graphs)])
+    model = _model_of("a", nodes=[_taking("a", **graphs)])
     assert _deduplicated(model).model == model
 
 
@@ -472,7 +474,7 @@ def test_every_subgraph_is_looked_at_by_itself() -> None:
     inner = _graph("c", "d", nodes=[_taking("c", "d")])
     node = _taking(first=inner)
     node.attribute.append(attribute("more", graphs=[_graph("e"), _graph("f", "g")]))
-    done = _deduplicated(_model("a", "b", nodes=[_taking("b"), node]))
+    done = _deduplicated(_model_of("a", "b", nodes=[_taking("b"), node]))
     first, more = done.model.graph.node[1].attribute
     assert _names(done.model.graph) == ["a"]
     assert _names(first.g) == ["c"]
@@ -491,7 +493,7 @@ def test_graphs_in_functions_are_looked_at_and_functions_see_nothing_of_the_call
         node=[_taking("b"), _taking("b", g=inner)],
         attribute_proto=[attribute("body", g=default)],
     )
-    model = _model("a", "b", nodes=[_taking("b")])
+    model = _model_of("a", "b", nodes=[_taking("b")])
     model.functions.extend([onnx.FunctionProto(name="empty"), function])
     done = _deduplicated(model)
     changed = done.model.functions[1]
@@ -506,7 +508,7 @@ def test_graphs_in_functions_are_looked_at_and_functions_see_nothing_of_the_call
 
 def test_subgraphs_may_be_nested_deeper_than_python_recurses() -> None:
     depth = 1100
-    model = _model("a", "b")
+    model = _model_of("a", "b")
     graph = model.graph
     for _ in range(depth):
         graph = (
@@ -561,7 +563,7 @@ def _filled(done: Deduplicated[Iterator[memoryview]]) -> onnx.ModelProto:
 
 
 def test_external_data_is_found_where_it_was_before() -> None:
-    model = _model("a", "b", nodes=[_taking("b", g=_graph("c", "d"))])
+    model = _model_of("a", "b", nodes=[_taking("b", g=_graph("c", "d"))])
     model.graph.initializer.append(raw_tensor("e", seed=1))
     model.graph.initializer.append(raw_tensor("f"))
     model.graph.initializer.append(raw_tensor("g", seed=2))
@@ -577,7 +579,7 @@ def test_external_data_is_found_where_it_was_before() -> None:
 def test_external_and_embedded_tensors_of_the_same_bytes_become_the_first() -> None:
     first: Path = (("graph", None), ("initializer", 0))
     second: Path = (("graph", None), ("initializer", 1))
-    model = _model("a", "b", nodes=[_taking("b")])
+    model = _model_of("a", "b", nodes=[_taking("b")])
     for paths in ([first], [second], [first, second]):
         source = _External(model, paths)
         done = deduplicate(source.model, source.resolve)
@@ -630,14 +632,14 @@ def test_names_that_cannot_stand_for_one_another_are_not_tried_each_with_each() 
         names = [f"w{index}" for index in range(count)]
         shadowing = _graph(input=[_value(name) for name in names])
         capturing = _graph(nodes=[_taking(*names)])
-        model = _model(*names, nodes=[_taking(a=shadowing, b=capturing)])
+        model = _model_of(*names, nodes=[_taking(a=shadowing, b=capturing)])
         return steps(lambda: _deduplicated(model))
 
     assert steps_of(800) < 5 * steps_of(200)
 
 
 def test_a_deduplicated_model_becomes_an_archive(tmp_path: FilePath) -> None:
-    model = _model("a", "b", nodes=[_taking("b")])
+    model = _model_of("a", "b", nodes=[_taking("b")])
     model.graph.initializer.append(raw_tensor("c", seed=1))
     source = _External(model)
     done = deduplicate(source.model, lambda ref: Stored(memoryview(source.data[ref.path])))

@@ -9,8 +9,20 @@ import onnx
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings, strategies as st
-from models import attribute, external, model_of, model_protos, node, raw_tensor, string_tensor
+from models import (
+    BIT_WIDTHS,
+    attribute,
+    element_count,
+    every_tensor,
+    external,
+    model_of,
+    model_protos,
+    node,
+    raw_tensor,
+    string_tensor,
+)
 from onnx import TensorProto
+from outcomes import came, requires
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, Report
@@ -293,6 +305,7 @@ BASE_SIZES = {"w": 16, "v": 16, "u": 4}
 
 
 @pytest.mark.sweep
+@requires(at_once=100, one_by_one=10, refused=500)
 @given(
     st.lists(
         st.tuples(
@@ -316,15 +329,25 @@ def test_whatever_protobuf_parses_is_found_as_one_by_one_or_left_to_that(
     try:
         model = onnx.ModelProto.FromString(bytes(data))
     except DecodeError:
+        came("refused")
         return
-    at_once(model, BASE_SIZES, bytes(data))
+    came("at_once" if at_once(model, BASE_SIZES, bytes(data)) else "one_by_one")
 
 
 @pytest.mark.sweep
+@requires(at_once=5, one_by_one=5)
 @settings(max_examples=200, deadline=None)
-@given(model_protos())
-def test_any_model_is_found_as_one_by_one_or_left_to_that(model: onnx.ModelProto) -> None:
-    at_once(model, {})
+@given(model_protos(), st.integers(1, 4))
+def test_any_model_is_found_as_one_by_one_or_left_to_that(
+    model: onnx.ModelProto, step: int
+) -> None:
+    sizes: dict[str, int] = {}
+    numbers = [it for it in every_tensor(model) if it.data_type != TensorProto.STRING]
+    for tensor in numbers[::step]:
+        key = f"k{len(sizes)}"
+        sizes[key] = -(-element_count(tensor.dims) * BIT_WIDTHS[tensor.data_type] // 8)
+        tensor.CopyFrom(external(tensor, key))
+    came("one_by_one" if at_once(model, sizes) is None else "at_once")
 
 
 # TensorRefs

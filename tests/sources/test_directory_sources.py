@@ -18,7 +18,7 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError
 
 
-def _model() -> onnx.ModelProto:
+def _small_model() -> onnx.ModelProto:
     model = model_of(
         raw_tensor("a/w", dims=(2000,), seed=1),
         raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
@@ -64,7 +64,7 @@ def _save(
 def test_an_extracted_archive_converts_back_to_the_same_bytes(tmp_path: Path) -> None:
     assets = {"labels.txt": b"cat\n", "größe/日本.json": b"{}", "empty": b""}
     archive = tmp_path / "m.onnxa"
-    onnxarchive.save(_model(), archive, assets=assets, size_threshold=0)
+    onnxarchive.save(_small_model(), archive, assets=assets, size_threshold=0)
     onnxarchive.extract(archive, tmp_path / "m")
     onnxarchive.convert(tmp_path / "m", tmp_path / "again.onnxa", size_threshold=0)
     assert (tmp_path / "again.onnxa").read_bytes() == archive.read_bytes()
@@ -77,45 +77,45 @@ def test_an_extracted_archive_converts_back_to_the_same_bytes(tmp_path: Path) ->
 def test_an_asset_may_be_a_model_itself(tmp_path: Path, name: str) -> None:
     archive = tmp_path / "m.onnxa"
     asset = runnable_model().SerializeToString()
-    onnxarchive.save(_model(), archive, assets={name: asset})
+    onnxarchive.save(_small_model(), archive, assets={name: asset})
     onnxarchive.extract(archive, tmp_path / "m")
     assert converted(tmp_path / "m") == archive.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "My Model.ONNX", "__MODEL_PROTO"])
 def test_a_model_with_data_files_gives_the_archive_of_the_model(tmp_path: Path, name: str) -> None:
-    directory = _save(tmp_path / "m", _model(), name=name)
-    assert converted(directory) == _single(tmp_path, _model())
+    directory = _save(tmp_path / "m", _small_model(), name=name)
+    assert converted(directory) == _single(tmp_path, _small_model())
 
 
 def test_data_files_may_lie_in_folders(tmp_path: Path) -> None:
     locations = {"a/w": "weights/a.bin", "b": "weights/of the/b.bin", "small": "assets/small"}
-    directory = _save(tmp_path / "m", _model(), locations=locations)
-    assert converted(directory) == _single(tmp_path, _model())
+    directory = _save(tmp_path / "m", _small_model(), locations=locations)
+    assert converted(directory) == _single(tmp_path, _small_model())
 
 
 def test_a_model_alone_in_a_directory_is_enough(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "m.onnx").write_bytes(_model().SerializeToString())
-    assert converted(tmp_path / "m") == _single(tmp_path, _model())
+    (tmp_path / "m" / "m.onnx").write_bytes(_small_model().SerializeToString())
+    assert converted(tmp_path / "m") == _single(tmp_path, _small_model())
 
 
 def test_a_directory_may_be_given_by_a_link_or_from_within(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = _save(tmp_path / "real", _model())
+    directory = _save(tmp_path / "real", _small_model())
     (tmp_path / "link").symlink_to("real", target_is_directory=True)
-    assert converted(tmp_path / "link") == _single(tmp_path, _model())
+    assert converted(tmp_path / "link") == _single(tmp_path, _small_model())
     monkeypatch.chdir(directory)
     onnxarchive.convert(".", tmp_path / "m.onnxa")
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
 
 
 # Which model
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "m.onnx").rename(directory / "m.bin")
     with pytest.raises(ArchiveFormatError, match=r"expected one model.*found none") as caught:
         onnxarchive.convert(directory, tmp_path / "m.onnxa")
@@ -127,7 +127,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_directory_with_two_models_is_refused_and_both_are_listed(
     tmp_path: Path, other: str
 ) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / other).write_bytes((directory / "m.onnx").read_bytes())
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(directory, tmp_path / "m.onnxa")
@@ -136,16 +136,16 @@ def test_a_directory_with_two_models_is_refused_and_both_are_listed(
 
 
 def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "folder.onnx").mkdir()
-    assert converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _small_model())
 
 
 # What else lies there
 
 
 def test_assets_are_kept_and_given_ones_take_their_place(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     for name, content in {"a.txt": b"old a", "deep/b.txt": b"b", "z": b""}.items():
         (directory / "assets" / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / "assets" / name).write_bytes(content)
@@ -154,12 +154,12 @@ def test_assets_are_kept_and_given_ones_take_their_place(tmp_path: Path) -> None
     with onnxarchive.open(target) as archive:
         found = {name: bytes(data) for name, data in archive.assets.items()}
     assert found == {"a.txt": b"new a", "c": b"c", "deep/b.txt": b"b", "z": b""}
-    onnxarchive.save(_model(), tmp_path / "saved.onnxa", assets=found)
+    onnxarchive.save(_small_model(), tmp_path / "saved.onnxa", assets=found)
     assert target.read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
 
 
 def test_other_files_are_left_out_with_a_warning_that_names_them(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "README.md").write_bytes(b"words")
     (directory / "optimizer.bin").write_bytes(b"state")
     with pytest.warns(UserWarning, match="left out") as told:
@@ -169,11 +169,11 @@ def test_other_files_are_left_out_with_a_warning_that_names_them(tmp_path: Path)
     assert message.startswith(f"{directory}: left out")
     assert message.endswith(": README.md, optimizer.bin")
     assert warning.filename == __file__
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
 
 
 def test_a_hundred_files_left_out_are_counted(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     for index in range(100):
         (directory / f"other{index:02}").touch()
     with pytest.warns(UserWarning, match="and 80 more"):
@@ -181,7 +181,7 @@ def test_a_hundred_files_left_out_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_which_all_is_used_gives_no_warning(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         converted(directory)
@@ -189,7 +189,7 @@ def test_a_directory_of_which_all_is_used_gives_no_warning(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("place", ["weights.bin", "m.onnx", "assets/a.txt"])
 def test_a_link_that_leaves_the_directory_is_refused(tmp_path: Path, place: str) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "assets").mkdir()
     (directory / "assets" / "a.txt").write_bytes(b"a")
     (directory / place).rename(tmp_path / "outside")
@@ -202,23 +202,23 @@ def test_a_link_that_leaves_the_directory_is_refused(tmp_path: Path, place: str)
 
 
 def test_a_link_that_stays_in_the_directory_is_followed(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model(), locations={"a/w": "link.bin"})
+    directory = _save(tmp_path / "m", _small_model(), locations={"a/w": "link.bin"})
     (directory / "store").mkdir()
     (directory / "link.bin").rename(directory / "store" / "blob")
     (directory / "link.bin").symlink_to("store/blob")
-    assert converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _small_model())
 
 
 def test_links_that_lead_to_no_file_are_left_out_if_nothing_names_them(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "loop").symlink_to("loop")
     (directory / "gone").symlink_to("nowhere")
     (directory / "too long").symlink_to("n" * 300)
-    assert converted(directory) == _single(tmp_path, _model())
+    assert converted(directory) == _single(tmp_path, _small_model())
 
 
 def test_a_tensor_whose_location_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model(), locations={"a/w": "loop"})
+    directory = _save(tmp_path / "m", _small_model(), locations={"a/w": "loop"})
     (directory / "loop").unlink()
     (directory / "loop").symlink_to("loop")
     with pytest.raises(ArchiveFormatError, match=r"'loop'.*symbolic links"):
@@ -227,7 +227,7 @@ def test_a_tensor_whose_location_is_a_link_to_itself_is_named(tmp_path: Path) ->
 
 @pytest.mark.parametrize("target", ["nowhere", "gone.txt", "n" * 300])
 def test_an_asset_that_is_a_link_to_nothing_is_named(tmp_path: Path, target: str) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "assets").mkdir()
     (directory / "assets" / "gone.txt").symlink_to(target)
     with pytest.raises((ArchiveFormatError, OSError), match=r"gone\.txt"):
@@ -235,7 +235,7 @@ def test_an_asset_that_is_a_link_to_nothing_is_named(tmp_path: Path, target: str
 
 
 def test_an_asset_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "assets").mkdir()
     os.mkfifo(directory / "assets" / "pipe")
     with pytest.raises(ArchiveFormatError, match="'assets/pipe'"):
@@ -244,7 +244,7 @@ def test_an_asset_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["m.onnx", "weights.bin", "assets/a.txt"])
 def test_no_file_of_a_directory_is_written_over(tmp_path: Path, name: str) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     (directory / "assets").mkdir()
     (directory / "assets" / "a.txt").write_bytes(b"a")
     before = (directory / name).read_bytes()
@@ -254,7 +254,7 @@ def test_no_file_of_a_directory_is_written_over(tmp_path: Path, name: str) -> No
 
 
 def test_a_failed_conversion_changes_nothing(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     os.truncate(directory / "weights.bin", 9000)
     target = tmp_path / "m.onnxa"
     target.write_bytes(b"old")
@@ -278,23 +278,23 @@ def _with_checksum(directory: Path, checksum: str, *, tensors: int = 2) -> Path:
 
 @pytest.mark.parametrize("in_capitals", [False, True])
 def test_the_sha_1_of_the_whole_file_is_a_right_checksum(tmp_path: Path, in_capitals: bool) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     checksum = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
     _with_checksum(directory, checksum.upper() if in_capitals else checksum)
     onnxarchive.convert(directory / "m.onnx", tmp_path / "m.onnxa", verify_checksum=True)
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
 
 
 @pytest.mark.parametrize("form", ["file", "directory"])
 def test_a_wrong_checksum_is_told_only_when_asked(tmp_path: Path, form: str) -> None:
-    directory = _save(tmp_path / "m", _model())
-    first = _model().graph.initializer[0].raw_data
+    directory = _save(tmp_path / "m", _small_model())
+    first = _small_model().graph.initializer[0].raw_data
     wrong = hashlib.sha1(first).hexdigest()  # of the tensor, and not of the file
     found = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
     _with_checksum(directory, wrong, tensors=1)
     source = directory if form == "directory" else directory / "m.onnx"
     onnxarchive.convert(source, tmp_path / "m.onnxa")
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
     (tmp_path / "m.onnxa").unlink()
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(source, tmp_path / "m.onnxa", verify_checksum=True)
@@ -304,15 +304,15 @@ def test_a_wrong_checksum_is_told_only_when_asked(tmp_path: Path, form: str) -> 
 
 
 def test_a_file_without_checksum_needs_none(tmp_path: Path) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     onnxarchive.convert(directory, tmp_path / "m.onnxa", verify_checksum=True)
-    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _model())
+    assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
 
 
 def test_a_file_is_hashed_once_for_all_its_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = _save(tmp_path / "m", _model())
+    directory = _save(tmp_path / "m", _small_model())
     checksum = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
     _with_checksum(directory, checksum, tensors=3)
     model = onnx.load(directory / "m.onnx", load_external_data=False)

@@ -29,7 +29,7 @@ from onnx import TensorProto
 from written import converted, write_model
 
 import onnxarchive
-from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError
+from onnxarchive import ArchiveFormatError, ChecksumError
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 
@@ -118,7 +118,7 @@ def test_a_large_tensor_that_cannot_stand_alone_is_what_it_is_to_save(
 
 @pytest.mark.parametrize("field", ["tensor name", "graph name", "doc_string"])
 @pytest.mark.parametrize("count", [3, 300])
-def test_text_that_is_not_utf_8_is_kept_or_refused(tmp_path: Path, field: str, count: int) -> None:
+def test_text_that_is_not_utf_8_is_kept(tmp_path: Path, field: str, count: int) -> None:
     model = model_of(raw_tensor("MARK" if field == "tensor name" else "w", dims=(count,)))
     if field == "graph name":
         model.graph.name = "MARK"
@@ -127,11 +127,7 @@ def test_text_that_is_not_utf_8_is_kept_or_refused(tmp_path: Path, field: str, c
     serialized = model.SerializeToString().replace(b"MARK", b"M\xffRK")
     path = tmp_path / "m.onnx"
     path.write_bytes(serialized)
-    try:
-        onnxarchive.convert(path, tmp_path / "m.onnxa", size_threshold=0)
-    except ArchiveError as error:
-        assert str(path) in str(error)
-        return
+    onnxarchive.convert(path, tmp_path / "m.onnxa", size_threshold=0)
     loaded = onnxarchive.load(tmp_path / "m.onnxa")
     assert loaded.SerializeToString() == serialized
 

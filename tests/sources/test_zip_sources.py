@@ -56,7 +56,7 @@ def _repetitive(name: str, count: int, seed: int) -> TensorProto:
     return tensor
 
 
-def _model() -> onnx.ModelProto:
+def _compressible_model() -> onnx.ModelProto:
     return model_of(
         _repetitive("layer.0/weight", 50_000, seed=1),
         raw_tensor("layer.0/bias", dims=(700,), seed=2),
@@ -89,7 +89,7 @@ def together(tmp_path: Path) -> Path:
 
 
 def _write_directory(path: Path, locations: dict[str, str]) -> Path:
-    model = _model()
+    model = _compressible_model()
     files: dict[str, bytes] = {}
     for tensor in model.graph.initializer:
         location = locations.get(tensor.name)
@@ -259,7 +259,7 @@ def test_a_zipped_model_is_the_model_and_runs_no_risk_of_being_the_wrong_one(
     _python(zipfile.ZIP_DEFLATED)(directory, tmp_path / "m.zip")
     onnxarchive.convert(tmp_path / "m.zip", tmp_path / "m.onnxa")
     assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
-    assert onnxarchive.load(tmp_path / "m.onnxa") == _model()
+    assert onnxarchive.load(tmp_path / "m.onnxa") == _compressible_model()
     with onnxarchive.open(tmp_path / "m.onnxa") as archive:
         assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
 
@@ -267,8 +267,8 @@ def test_a_zipped_model_is_the_model_and_runs_no_risk_of_being_the_wrong_one(
 def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(tmp_path / "m.zip", "w", method) as file:
-            file.writestr("some/where/m.onnx", _model().SerializeToString())
-        onnxarchive.save(_model(), tmp_path / "saved.onnxa")
+            file.writestr("some/where/m.onnx", _compressible_model().SerializeToString())
+        onnxarchive.save(_compressible_model(), tmp_path / "saved.onnxa")
         assert converted(tmp_path / "m.zip") == (tmp_path / "saved.onnxa").read_bytes()
 
 
@@ -342,7 +342,7 @@ def test_a_zip_has_exactly_one_model(tmp_path: Path, names: list[str]) -> None:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("weights.bin", b"data")
         for name in names:
-            file.writestr(name, _model().SerializeToString())
+            file.writestr(name, _compressible_model().SerializeToString())
     with pytest.raises(ArchiveFormatError, match="expected one model") as caught:
         onnxarchive.convert(path, tmp_path / "m.onnxa")
     for name in names or ["none"]:
@@ -445,7 +445,7 @@ def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(
     tmp_path: Path,
 ) -> None:
     original = tmp_path / "m.onnxa"
-    onnxarchive.save(_model(), original, assets=ASSETS)
+    onnxarchive.save(_compressible_model(), original, assets=ASSETS)
     onnxarchive.extract(original, tmp_path / "m")
     for index, make in enumerate(
         (_info_zip("-0"), _info_zip(), _info_zip("-0", "-D"), _seven_zip("Copy"), _python())
@@ -459,7 +459,7 @@ def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(
 
 def test_what_open_says_of_a_repacked_archive_names_the_remedy(tmp_path: Path) -> None:
     original = tmp_path / "m.onnxa"
-    onnxarchive.save(_model(), original)
+    onnxarchive.save(_compressible_model(), original)
     onnxarchive.extract(original, tmp_path / "m")
     _info_zip("-9")(tmp_path / "m", tmp_path / "again.onnxa")
     with pytest.raises(ArchiveFormatError, match="onnxarchive convert"):

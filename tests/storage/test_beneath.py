@@ -94,14 +94,14 @@ def top(tmp_path: Path) -> Path:
             path = tmp_path / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        (tmp_path / name / "m.onnx").write_bytes(_model().SerializeToString())
-    model = _model()
+        (tmp_path / name / "m.onnx").write_bytes(_reaching_model().SerializeToString())
+    model = _reaching_model()
     model.doc_string = OUTSIDE.decode()
     (tmp_path / "outside" / "m.onnx").write_bytes(model.SerializeToString())
     return tmp_path
 
 
-def _model() -> onnx.ModelProto:
+def _reaching_model() -> onnx.ModelProto:
     tensor = TensorProto(data_type=TensorProto.UINT8, dims=[len(INSIDE)])
     model = model_of(*(external(tensor, location) for location in LOCATIONS))
     for initializer, location in zip(model.graph.initializer, LOCATIONS, strict=True):

@@ -17,16 +17,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from models import open_below
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.storage import files, locking
+from onnxarchive.storage import files, filesystem, locking
 from onnxarchive.storage.files import (
     MappedFile,
     MemoryFile,
     PositionalWriter,
     opened,
-    sync,
-    sync_directory,
     write_at,
 )
+from onnxarchive.storage.filesystem import sync, sync_directory
 from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import replacing
 from onnxarchive.storage.spooling import spool
@@ -717,11 +716,11 @@ def test_a_file_is_synced_as_far_as_the_system_can(
 
     monkeypatch.setattr(os, "fsync", calls.append)
     with open(source, "r+b") as file:
-        monkeypatch.setattr(files, "fcntl", SimpleNamespace())
+        monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace())
         sync(file.fileno())
         assert calls == [file.fileno()]
         calls.clear()
-        monkeypatch.setattr(files, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync))
+        monkeypatch.setattr(filesystem, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync))
         sync(file.fileno())
         assert calls == [(file.fileno(), 51)]
         calls.clear()

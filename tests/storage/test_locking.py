@@ -690,7 +690,7 @@ def test_a_file_on_nfs_that_may_not_be_written_is_replaced_and_not_edited(
     with monkeypatch.context() as unwritable:
         unwritable.setattr(os, "open", refuse)
         assert read_model(archive) == "old"
-        for copy, reason in ((False, "Permission denied"), (True, "only where it may be written")):
+        for copy, reason in ((False, "Permission denied"), (True, "without write permission")):
             with pytest.raises(OSError, match=reason) as caught:
                 replace_model(archive, documented_model("new"), copy=copy)
             assert caught.value.filename == str(archive)

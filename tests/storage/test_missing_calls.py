@@ -74,8 +74,7 @@ def without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
     lock_bytes_alone(monkeypatch)
-    for module in (files, filesystem):
-        monkeypatch.setattr(module, "fcntl", None)
+    monkeypatch.setattr(filesystem, "fcntl", None)
 
 
 def without_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:

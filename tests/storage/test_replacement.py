@@ -543,7 +543,7 @@ def test_a_directory_that_may_be_written_and_not_listed_is_not_synced() -> None:
         done = run(
             """
             import os, sys
-            from onnxarchive.storage.files import sync_directory
+            from onnxarchive.storage.filesystem import sync_directory
             from onnxarchive.storage.replacement import replacing
 
             if os.geteuid() == 0:

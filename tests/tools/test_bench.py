@@ -29,7 +29,7 @@ from onnx import numpy_helper
 from processes import started
 
 import onnxarchive
-from onnxarchive.storage import files
+from onnxarchive.storage import filesystem
 
 pytestmark = pytest.mark.tool
 
@@ -88,8 +88,10 @@ def test_every_measure_of_a_case_gives_figures(
         if absent.keys() & set(measure.needs):
             continue
         with monkeypatch.context() as context:
-            context.setattr(files, "sync", files.sync)  # put back what a measure takes away
-            context.setattr(files, "sync_directory", files.sync_directory)
+            context.setattr(
+                filesystem, "sync", filesystem.sync
+            )  # put back what a measure takes away
+            context.setattr(filesystem, "sync_directory", filesystem.sync_directory)
             figures = bench_process.measure(name, measure.name, folder, SCALE, rehearses=False)
         assert figures.seconds > 0
         assert figures.cpu_seconds > 0

@@ -1,0 +1,31 @@
+"""Outcomes of the examples of a property test, counted: some of each kind must have come."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+_counts: Counter[str] = Counter()
+
+
+def came(outcome: str) -> None:
+    """Counts an example."""
+    _counts[outcome] += 1
+
+
+def requires(**least: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a test that calls `came`: each of these outcomes must come so often or more."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def counted(*arguments: Any, **options: Any) -> None:
+            _counts.clear()
+            test(*arguments, **options)
+            enough = all(_counts[outcome] >= number for outcome, number in least.items())
+            assert enough, f"expected at least {least}, found {dict(_counts)}"
+
+        return counted
+
+    return decorate
