@@ -10,11 +10,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import onnx
 
 from onnxarchive.archive.options import Asset, WriteOptions
+from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
@@ -33,6 +34,7 @@ MAPPED_SIZE = 1 << 20
 _MAX_MAPPED_FILES = 64  # each map has a descriptor
 # Gives the bytes of a tensor whose data is external.
 Resolve: TypeAlias = Callable[[TensorRef], Data]
+_Model = TypeVar("_Model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,13 @@ class Plan:
         items: Its tensors and assets, in order.
         models: Its models, which follow them.
         saved_nbytes: Bytes that are not written because identical initializers became one.
+        shared_nbytes: Bytes that are not written because models share tensors.
     """
 
     items: tuple[Item, ...]
     models: tuple[Item, ...]
     saved_nbytes: int = 0
+    shared_nbytes: int = 0
 
     @property
     def entries(self) -> tuple[Item, ...]:
@@ -110,21 +114,36 @@ class PlannedModel:
     Attributes:
         items: The entries to write for it, in the order of the model.
         model: A copy of the model in which these tensors are external.
+        keys: The key of each of its tensors that is stored outside, also of those that it shares.
         held: Bytes of large tensors that stay in the model. In `model` they are external, too,
             until it is serialized, each with a location that is its placeholder here.
     """
 
     items: tuple[Item, ...]
     model: onnx.ModelProto
+    keys: frozenset[str]
     held: Mapping[str, memoryview]
 
-    def entry(self) -> Item:
-        """The serialized model as an entry.
+    def entry(self, name: str = MODEL_PROTO) -> Item:
+        """The serialized model as an entry of this name.
 
         Raises:
             ArchiveFormatError: It is too large.
         """
-        return Item.of(MODEL_PROTO, Pieces(proto.serialize_filled(self.model, self.held)))
+        return Item.of(name, Pieces(proto.serialize_filled(self.model, self.held)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelToStore:
+    """A model to store.
+
+    Attributes:
+        model: The model. It is not changed.
+        resolve: Gives the bytes of a tensor whose data is external already.
+    """
+
+    model: onnx.ModelProto
+    resolve: Resolve
 
 
 def refuse_external(ref: TensorRef) -> Data:
@@ -170,37 +189,73 @@ def _asset_name(path: str) -> str:
 
 
 def plan_archive(
-    model: onnx.ModelProto,
-    resolve: Resolve,
+    models: Mapping[str, ModelToStore],
     options: WriteOptions,
     *,
     kept_assets: Iterable[Item] = (),
     temporary: str | None = None,
 ) -> Plan:
-    """Plans the archive of a model; no tensor that is stored outside is read.
+    """Plans the archive of one or several models.
+
+    No tensor that is stored outside is read, but for those of several models that may be equal.
 
     Args:
-        model: The model. It is not changed.
-        resolve: Gives the bytes of a tensor whose data is external already.
+        models: The models by id; that of the default one is `""`.
         options: The options of the archive.
         kept_assets: Assets that the source has.
-        temporary: Directory for a temporary file, which takes large tensors that stay in the model
+        temporary: Directory for a temporary file, which takes large tensors that stay in a model
             and cannot be mapped; None for the system's.
 
     Raises:
-        ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
-        ValueError: The path of an asset is not allowed.
+        ArchiveFormatError: A tensor cannot be stored, or a model is too large without them.
+        ValueError: The path of an asset is not allowed, or the id of a model.
     """
+    require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
     saved_nbytes = 0
-    if options.dedupe:
-        deduplicated = deduplicate(model, resolve)
-        model, resolve = deduplicated.model, deduplicated.resolve
-        saved_nbytes = deduplicated.saved_nbytes
-    planned = plan_model(model, resolve, options, temporary=temporary)
-    items = (*planned.items, *(assets[name] for name in sorted(assets)))
-    writer.require_entries(len(items) + 1)
-    return Plan(items, (planned.entry(),), saved_nbytes)
+    items: list[Item] = []
+    entries: list[Item] = []
+    assigned, shared = Keys(), SharedEntries()
+    for identifier, given in sorted(models.items()):
+        model, resolve = given.model, given.resolve
+        if options.dedupe:
+            deduplicated = deduplicate(model, resolve)
+            model, resolve = deduplicated.model, deduplicated.resolve
+            saved_nbytes += deduplicated.saved_nbytes
+        shared.begin_model()
+        planned = plan_model(
+            model, resolve, options, assigned=assigned, shared=shared, temporary=temporary
+        )
+        if len(models) > 1:
+            shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
+        items += planned.items
+        entries.append(planned.entry(keys.model_entry(identifier)))
+    default, *further = entries
+    items += (assets[name] for name in sorted(assets))
+    writer.require_entries(len(items) + len(entries))
+    return Plan(tuple(items), (*further, default), saved_nbytes, shared.saved_nbytes)
+
+
+def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
+    """All models of an archive by id.
+
+    Raises:
+        ValueError: The id of a further one is empty.
+    """
+    if further and "" in further:
+        raise ValueError("expected ids of further models, got '', which is that of the default one")
+    return {"": default, **(further or {})}
+
+
+def require_model_ids(ids: Iterable[str]) -> None:
+    """Checks the ids of models.
+
+    Raises:
+        ValueError: One is not allowed (rule MODEL-4).
+    """
+    for identifier in ids:
+        if identifier and not keys.is_model_id(identifier):
+            raise ValueError(f"expected the id of a model as {keys.MODEL_ID}, got {identifier!r}")
 
 
 def plan_model(
@@ -210,6 +265,7 @@ def plan_model(
     *,
     stored: Mapping[Path, str] | None = None,
     assigned: Keys | None = None,
+    shared: SharedEntries | None = None,
     temporary: str | None = None,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
@@ -220,6 +276,7 @@ def plan_model(
         options: The options of the archive.
         stored: The keys of tensors whose entries are written already.
         assigned: The keys that are assigned already.
+        shared: The entries of other models, which this one may share.
         temporary: As `plan_archive` takes it.
 
     Raises:
@@ -239,9 +296,12 @@ def plan_model(
         nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
         may_leave = ref.is_initializer or options.convert_attribute
         if may_leave and nbytes >= options.size_threshold:
-            key = locations[ref.path] = assigned.assign(ref.name)
             data = partial(resolve if is_external else _raw_data, ref)
-            items.append(Item(key, nbytes, data, ref))
+            key = shared.find(ref, data) if shared else None
+            if key is None:
+                key = assigned.assign(ref.name)
+                items.append(Item(key, nbytes, data, ref))
+            locations[ref.path] = key
         elif is_external:
             staying.append((ref, nbytes))
         elif tensor.external_data:
@@ -256,7 +316,7 @@ def plan_model(
     for path in idle:  # no reader would take it (rule DATA-7)
         walking.at(copy, path).ClearField("external_data")
     views = {placeholders[path]: view for path, view in held.items()}
-    return PlannedModel(tuple(items), copy, views)
+    return PlannedModel(tuple(items), copy, frozenset(locations.values()), views)
 
 
 def _staying(

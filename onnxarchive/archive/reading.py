@@ -33,7 +33,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import proto, tensors
-from onnxarchive.model.keys import is_model
+from onnxarchive.model.keys import is_key, is_model
 from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.closing import Closing
@@ -97,6 +97,15 @@ class Archive(Closing):
     def _refs(self) -> TensorRefs:
         """The tensors that are stored outside the model, by key."""
         return self._snapshot.refs
+
+    def _refs_of(self, model: str) -> TensorRefs:
+        """The tensors of a model that are stored outside it, by key."""
+        return self._snapshot.refs_of(model)
+
+    @property
+    def _keys(self) -> list[str]:
+        """The names of all entries that hold tensors, of whichever model."""
+        return [name for name in self.entries.names if is_key(name)]
 
     @property
     def entries(self) -> NamedEntries:

@@ -10,13 +10,13 @@ from functools import partial
 import onnx
 
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import Item, plan_archive
+from onnxarchive.archive.planning import Item, ModelToStore, plan_archive
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
-from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.paths import directory_of
 
@@ -73,7 +73,7 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
     reference = tensors.external_data(ref, Report())
     assert reference is not None  # the report would have raised
     key = reference.location
-    if key not in archive._refs:
+    if not (is_key(key) and key in archive.entries):
         raise ArchiveFormatError(
             f"{ref}: expected a key of the archive as the location of external data, found "
             f"{key!r}; give a new tensor its bytes as raw_data"
@@ -122,9 +122,10 @@ def save_referring(
         OSError: The new archive cannot be written.
     """
     require_referring(model, archive)
+    resolve = partial(referred_data, archive)
+    models = {**archive.models, archive.model_id: model}
     plan = plan_archive(
-        model,
-        partial(referred_data, archive),
+        {identifier: ModelToStore(found, resolve) for identifier, found in models.items()},
         options,
         kept_assets=asset_items(archive),
         temporary=directory_of(path),

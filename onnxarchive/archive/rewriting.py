@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,7 +21,15 @@ import onnx
 
 from onnxarchive.archive.contents import check_model_sizes
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import Item, Plan, Resolve, plan_archive, plan_model
+from onnxarchive.archive.planning import (
+    Item,
+    ModelToStore,
+    Plan,
+    Resolve,
+    plan_archive,
+    plan_model,
+    require_model_ids,
+)
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.referring import (
     EntryData,
@@ -32,15 +40,16 @@ from onnxarchive.archive.referring import (
     referred_data,
     require_referring,
 )
+from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import dtypes, proto, tensors, walking
+from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.keys import MODEL_PROTO, Keys
+from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
@@ -52,6 +61,7 @@ from onnxarchive.storage.filesystem import clone
 from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
+from onnxarchive.zipformat.entries import Records
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
@@ -80,30 +90,54 @@ class EditOptions:
     progress: Progress | None = None
 
 
-def write_model(archive: Archive, given: GivenModel, options: EditOptions) -> MappedFile:
+def write_model(
+    archive: Archive, given: GivenModel, options: EditOptions, identifier: str | None = None
+) -> MappedFile:
     """Gives an archive another model; see `onnxarchive.replace_model`.
 
     Args:
         archive: The archive. Its file is locked, and open for writing unless `options.copy`.
         given: The model.
         options: The options of the edit.
+        identifier: The id of the model; None for that of `archive.model`.
 
     Returns:
         The file that then has the archive's path, open and still locked.
     """
+    identifier = archive.model_id if identifier is None else identifier
+    return write_models(archive, {**archive.models, identifier: given}, options)
+
+
+def write_models(
+    archive: Archive, given: Mapping[str, GivenModel], options: EditOptions
+) -> MappedFile:
+    """Gives an archive other models; see `write_model`.
+
+    Args:
+        archive: The archive.
+        given: All models of the new archive by id. Those that are in `archive.models` are written
+            as they are.
+        options: The options of the edit.
+    """
+    require_model_ids(given)
     write_options = _write_options(archive, options)
     with contextlib.ExitStack() as resources:
-        model, resolve = _open_given(archive, given, resources)
-        plan = plan_archive(
-            model,
-            resolve,
-            write_options,
-            kept_assets=asset_items(archive),
-            temporary=directory_of(archive._file.absolute_path),
-        )
-        keeps_all = _keeps_all(plan, archive)
-        if not (keeps_all or options.compact):
-            plan = _plan_keeping_all(archive, plan, model, resolve, write_options)
+        models = {
+            identifier: _open_given(archive, model, resources)
+            for identifier, model in given.items()
+        }
+        is_only_model = list(given) == list(archive.models) == [""]
+        plan = None
+        if options.compact or is_only_model:
+            plan = plan_archive(
+                models,
+                write_options,
+                kept_assets=asset_items(archive),
+                temporary=directory_of(archive._file.absolute_path),
+            )
+        keeps_all = plan is not None and _keeps_all(plan, archive)
+        if plan is None or not (keeps_all or options.compact):
+            plan = _plan_keeping_all(archive, models, write_options, plan)
             keeps_all = True
         # The archive's own limit, so that it can still be read by those who set it.
         sizes = {item.name: item.nbytes for item in plan.models}
@@ -143,16 +177,16 @@ def _threshold(archive: Archive, outside_attributes: bool) -> int:
 
 def _open_given(
     archive: Archive, given: GivenModel, resources: contextlib.ExitStack
-) -> tuple[onnx.ModelProto, Resolve]:
-    """The new model, and a function that gives the bytes of its external tensors."""
+) -> ModelToStore:
+    """A model, and a function that gives the bytes of its external tensors."""
     if isinstance(given, onnx.ModelProto):
         require_referring(given, archive)
-        return given, partial(referred_data, archive)
+        return ModelToStore(given, partial(referred_data, archive))
     if isinstance(given, str | os.PathLike):
         require_no_input(archive._file.absolute_path, [os.fspath(given)])  # which is locked
         opened = open_model(given, elsewhere=partial(referred_data, archive))
         source = resources.enter_context(opened)
-        return source.model, _by_entry(source, archive)
+        return ModelToStore(source.model, _by_entry(source, archive))
     raise TypeError(f"expected an onnx.ModelProto or the path of a .onnx, found {type(given)}")
 
 
@@ -176,7 +210,7 @@ def write_tensor(
     data = dtypes.as_raw_data(elements)
     key = tensors.location(ref.tensor)
     if key is not None:
-        return _replace_entry(archive, key, ref, data, progress)
+        return _replace_entry(archive, key, data, progress)
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
     tensor = walking.at(model, ref.path)
@@ -213,13 +247,19 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
 
 
 def _kept_names(archive: Archive) -> list[str]:
-    """The names of all entries but the model, in the order of the archive."""
-    return list(archive.entries)[:-1]
+    """The names of all entries but the models, in the order of the archive."""
+    return list(archive.entries)[: -len(archive.models)]
 
 
 def _end_offset(archive: Archive) -> int:
     """Offset of the first byte after these entries."""
-    return archive.entries[MODEL_PROTO].header_offset
+    first, *_ = list(archive.entries)[-len(archive.models) :]
+    return archive.entries[first].header_offset
+
+
+def _kept_records(archive: Archive) -> Records:
+    """The directory records of these entries."""
+    return archive._records[: -len(archive.models)]
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
@@ -250,59 +290,89 @@ def _is_entry(item: Item, archive: Archive) -> bool:
 
 def _plan_keeping_all(
     archive: Archive,
-    plan: Plan,
-    model: onnx.ModelProto,
-    resolve: Resolve,
+    models: Mapping[str, ModelToStore],
     options: WriteOptions,
+    plan: Plan | None,
 ) -> Plan:
-    """Plans all entries of the archive as they are, then the new tensors of a model.
+    """Plans all entries of the archive as they are, then the new tensors of models.
 
     Args:
         archive: The archive.
-        plan: The plan of a new archive of the model.
-        model: The model.
-        resolve: Gives the bytes of its external tensors.
+        models: The models of the new archive.
         options: The options of the plan.
+        plan: The plan of a new archive of these models, if there is one.
 
     Raises:
-        ValueError: The model has no tensor for an entry.
+        ValueError: The models have no tensor for an entry.
     """
-    stored = _stored(archive, plan)
-    missing = archive._refs.keys() - stored.values()
+    temporary = directory_of(archive._file.absolute_path)
+    assigned, shared = Keys(archive._keys), SharedEntries()
+    items: list[Item] = []
+    entries: list[Item] = []
+    missing = dict.fromkeys(archive._keys)
+    for identifier in archive.models:
+        refs = archive._refs_of(identifier)
+        shared.add((key, ref, partial(entry_data, archive, key)) for key, ref in refs.items())
+    for identifier, given in sorted(models.items()):
+        name = keys.model_entry(identifier)
+        unchanged = _unchanged(archive, given.model)
+        if unchanged is not None:
+            serialized = archive.read(keys.model_entry(unchanged))
+            entries.append(Item.of(name, Pieces((serialized,))))
+            named: Iterable[str] = archive._refs_of(unchanged)
+        else:
+            own = plan_model(given.model, given.resolve, options) if plan is None else plan
+            stored = _stored(archive, own.items)
+            shared.begin_model(stored.values())
+            planned = plan_model(
+                given.model,
+                given.resolve,
+                options,
+                stored=stored,
+                assigned=assigned,
+                shared=shared if len(models) > 1 else None,
+                temporary=temporary,
+            )
+            items += planned.items
+            entries.append(planned.entry(name))
+            shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
+            named = planned.keys
+        for key in named:
+            missing.pop(key, None)
+    _require_none_missing(archive, list(missing))
+    default, *further = entries
+    kept = entry_items(archive, _kept_names(archive))
+    writer.require_entries(len(kept) + len(items) + len(entries))
+    return Plan((*kept, *items), (*further, default))
+
+
+def _unchanged(archive: Archive, model: onnx.ModelProto) -> str | None:
+    """The id of a model if it is one of the archive's own, as it is; else None."""
+    return next((id for id, found in archive.models.items() if found is model), None)
+
+
+def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
     if missing:
-        names = [name for name in archive.entries if name in missing]
-        listed = ", ".join(map(shown, names[:_MAX_SHOWN_ENTRIES]))
-        more = f" and {len(names) - _MAX_SHOWN_ENTRIES} more" * (len(names) > _MAX_SHOWN_ENTRIES)
+        listed = ", ".join(map(shown, missing[:_MAX_SHOWN_ENTRIES]))
+        more = f" and {len(missing) - _MAX_SHOWN_ENTRIES} more"
         raise ValueError(
             f"{archive.path}: expected the new model to have every tensor of the archive, found "
-            f"none with the bytes of {listed}{more}; compact=True (--compact) writes the whole "
-            "archive anew"
+            f"none with the bytes of {listed}{more * (len(missing) > _MAX_SHOWN_ENTRIES)}; "
+            "compact=True (--compact) writes the whole archive anew"
         )
-    planned = plan_model(
-        model,
-        resolve,
-        options,
-        stored=stored,
-        assigned=Keys(archive._refs),
-        temporary=directory_of(archive._file.absolute_path),
-    )
-    items = (*entry_items(archive, _kept_names(archive)), *planned.items)
-    writer.require_entries(len(items) + 1)
-    return Plan(items, (planned.entry(),))
 
 
-def _stored(archive: Archive, plan: Plan) -> dict[Path, str]:
+def _stored(archive: Archive, items: Iterable[Item]) -> dict[Path, str]:
     """The keys of planned tensors that are entries of the archive, one tensor for each entry."""
     stored: dict[Path, str] = {}
     taken: set[str] = set()
-    for item in plan.items:
+    existing = set(archive._keys)
+    for item in items:
         if item.ref is None:
             continue
         data = item.data()
         key = data.name if isinstance(data, EntryData) else item.name
-        is_entry = isinstance(data, EntryData) or (
-            key in archive._refs and _is_entry(item, archive)
-        )
+        is_entry = isinstance(data, EntryData) or (key in existing and _is_entry(item, archive))
         if is_entry and key not in taken:
             taken.add(key)
             stored[item.ref.path] = key
@@ -317,7 +387,7 @@ def _write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFi
 def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
     """Writes new tensors, models, directory and end records after the entries that stay."""
     offset = _end_offset(archive)
-    kept = len(_kept_names(archive)), archive._records[:-1].pack()
+    kept = len(_kept_names(archive)), _kept_records(archive).pack()
     new = Plan(plan.items[kept[0] :], plan.models)
 
     def write(target: PositionalWriter) -> None:
@@ -341,13 +411,13 @@ def _zip_writer(target: PositionalWriter, alignment: int, kept: tuple[int, bytes
 
 
 def _replace_entry(
-    archive: Archive, key: str, ref: TensorRef, data: memoryview, progress: Progress | None
+    archive: Archive, key: str, data: memoryview, progress: Progress | None
 ) -> MappedFile:
     """Writes a clone, or a new archive, in which the entry of a tensor has other bytes."""
     crc32 = checksums.crc32(data)
     header = _header_with(archive, key, crc32)
     kept = len(_kept_names(archive)), _records_with(archive, key, crc32)
-    plan = Plan((), (_model_without_checksum(archive, key, ref),))
+    plan = Plan((), tuple(_models_without_checksum(archive, key)))
     header_offset, offset = archive.entries[key].header_offset, _end_offset(archive)
 
     def write(target: PositionalWriter) -> None:
@@ -386,19 +456,23 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
 
 
 def _records_with(archive: Archive, key: str, crc32: int) -> bytes:
-    """The directory records of all entries but the model, that of `key` with another CRC-32."""
-    records, number = archive._records, archive.entries.index_of[key]
+    """The directory records of all entries but the models, that of `key` with another CRC-32."""
+    records, number = _kept_records(archive), archive.entries.index_of[key]
     changed = replace(records[number], crc32=crc32)
-    return records[:number].pack() + changed.pack() + records[number + 1 : -1].pack()
+    return records[:number].pack() + changed.pack() + records[number + 1 :].pack()
 
 
-def _model_without_checksum(archive: Archive, key: str, ref: TensorRef) -> Item:
-    """The model as an entry, without a SHA-1 of the old bytes of a tensor."""
-    model_proto = archive.read(MODEL_PROTO)
-    if tensors.checksum(ref.tensor) is not None:
-        without = with_locations(archive.model, {ref.path: key})
-        model_proto = memoryview(proto.serialize(without))
-    return Item.of(MODEL_PROTO, Pieces((model_proto,)))
+def _models_without_checksum(archive: Archive, key: str) -> Iterator[Item]:
+    """The models as entries, without a SHA-1 of the old bytes of a tensor."""
+    default, *further = archive.models
+    for identifier in (*further, default):
+        name = keys.model_entry(identifier)
+        serialized = archive.read(name)
+        ref = archive._refs_of(identifier).get(key)
+        if ref is not None and tensors.checksum(ref.tensor) is not None:
+            without = with_locations(archive.models[identifier], {ref.path: key})
+            serialized = memoryview(proto.serialize(without))
+        yield Item.of(name, Pieces((serialized,)))
 
 
 def _changed_clone(

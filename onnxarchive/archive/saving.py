@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import onnx
 
 from onnxarchive.archive.options import Asset, WriteOptions
-from onnxarchive.archive.planning import Plan, Resolve, plan_archive, refuse_external
+from onnxarchive.archive.planning import (
+    ModelToStore,
+    Plan,
+    plan_archive,
+    refuse_external,
+    with_further_models,
+)
 from onnxarchive.archive.writing import write_archive, write_file
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import SupportsWrite
@@ -30,6 +36,7 @@ def save(
     model: onnx.ModelProto | onnx_ir.Model,
     path: str | os.PathLike[str] | SupportsWrite,
     *,
+    models: Mapping[str, onnx.ModelProto | onnx_ir.Model] | None = None,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
@@ -53,6 +60,9 @@ def save(
             tensors are fetched one at a time. It is not changed.
         path: The archive, usually `name.onnxa`; or a binary file, which is written to in order and
             need not be seekable.
+        models: Further models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
+            most 64 bytes. Tensors of different models that are equal in data type, dims and bytes
+            are stored once, whatever their names.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store outside the model not only initializers, but all
@@ -69,8 +79,8 @@ def save(
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
             shape needs, or its data is external, or what stays in the model is over 2 GiB.
         UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
-        ValueError: An option or the path of an asset is not allowed, or `path` is the file of an
-            asset.
+        ValueError: An option, the id of a model or the path of an asset is not allowed, or `path`
+            is the file of an asset.
         OSError: The archive cannot be written.
     """
     options = WriteOptions(
@@ -84,40 +94,44 @@ def save(
     )
     if isinstance(path, str | os.PathLike):
         require_no_input(path, options.asset_files)
-    if isinstance(model, onnx.ModelProto):
-        write_archive(_plan(model, refuse_external, path, options), path, options)
-    else:
-        _save_split(_split(model, size_threshold), path, replace(options, jobs=1))
-
-
-def _plan(
-    model: onnx.ModelProto,
-    resolve: Resolve,
-    path: str | os.PathLike[str] | SupportsWrite,
-    options: WriteOptions,
-) -> Plan:
+    given = with_further_models(model, models)
+    splits = {
+        identifier: _split(found, size_threshold)
+        for identifier, found in given.items()
+        if not isinstance(found, onnx.ModelProto)
+    }
+    planned = {
+        identifier: ModelToStore(splits[identifier].proto, splits[identifier].resolve)
+        if identifier in splits
+        else ModelToStore(cast(onnx.ModelProto, found), refuse_external)
+        for identifier, found in given.items()
+    }
+    if splits:
+        options = replace(options, jobs=1)
     temporary = directory_of(path) if isinstance(path, str | os.PathLike) else None
-    return plan_archive(model, resolve, options, temporary=temporary)
-
-
-def _save_split(
-    split: SplitModel, path: str | os.PathLike[str] | SupportsWrite, options: WriteOptions
-) -> None:
-    """Saves a model of onnx_ir; the archive that it was loaded from must not have been edited."""
-    plan = _plan(split.proto, split.resolve, path, options)
-    if not isinstance(path, str | os.PathLike):
+    plan = plan_archive(planned, options, temporary=temporary)
+    if splits and isinstance(path, str | os.PathLike):
+        _write_split(plan, path, list(splits.values()), options)
+    else:
         write_archive(plan, path, options)
-        return
-    replaced = split.replaced_archives(path)
+
+
+def _write_split(
+    plan: Plan, path: str | os.PathLike[str], splits: Sequence[SplitModel], options: WriteOptions
+) -> None:
+    """Writes models of onnx_ir; archives that they were loaded from must not have been edited."""
+    replaced = {split: split.replaced_archives(path) for split in splits}
 
     def require_current(file: MappedFile | None) -> None:
-        for archive in replaced:
-            archive._require_current(path, file)
+        for archives in replaced.values():
+            for archive in archives:
+                archive._require_current(path, file)
 
     with write_file(plan, path, options, require=require_current) as file:
         try:
-            if replaced:
-                split.saved_as(file)
+            for split, archives in replaced.items():
+                if archives:
+                    split.saved_as(file)
         finally:
             locking.unlock(file.fileno())
 

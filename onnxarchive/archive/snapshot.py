@@ -74,6 +74,10 @@ class Snapshot:
             self._require_header(number)
         self.alignment = self.headers.alignment
 
+    def refs_of(self, model: str) -> TensorRefs:
+        """The tensors of a model by key."""
+        return self._contents.models[model].refs
+
     def all_refs(self, key: str) -> list[TensorRef]:
         """The tensors of a key, one at most of each model."""
         return self._contents.refs(key)

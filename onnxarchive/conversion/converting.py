@@ -16,7 +16,13 @@ import onnx
 from onnxarchive.archive import recovery
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.options import Asset, WriteOptions
-from onnxarchive.archive.planning import Item, open_assets, plan_archive
+from onnxarchive.archive.planning import (
+    Item,
+    ModelToStore,
+    open_assets,
+    plan_archive,
+    with_further_models,
+)
 from onnxarchive.archive.reading import Archive, complete_model, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
@@ -51,6 +57,7 @@ class Conversion:
         tensors: Number of tensors that are stored outside the model.
         assets: Number of assets.
         saved_nbytes: Bytes that merging identical initializers saved.
+        shared_nbytes: Bytes that storing equal tensors of several models once saved.
         warnings: What was left out or could not be kept, a sentence each.
     """
 
@@ -61,6 +68,7 @@ class Conversion:
     tensors: int = 0
     assets: int = 0
     saved_nbytes: int = 0
+    shared_nbytes: int = 0
     warnings: tuple[str, ...] = ()
 
 
@@ -68,6 +76,7 @@ def convert(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str] | SupportsWrite,
     *,
+    models: Mapping[str, str | os.PathLike[str]] | None = None,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
@@ -101,6 +110,10 @@ def convert(
             target's directory.
         path: The archive, usually `name.onnxa`; or a binary file, which is written to in order and
             need not be seekable.
+        models: Further models by id, such as `{"decoder": "decoder.onnx"}`, each a source with its
+            own external data; they take the place of models of the same ids that `source` has. An
+            id is `[a-z][a-z0-9_]*` of at most 64 bytes. Tensors of different models that are equal
+            in data type, dims and bytes are stored once. Assets are those of `source`.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store outside the model not only initializers, but all
@@ -138,7 +151,7 @@ def convert(
         jobs=jobs,
     )
     conversion = convert_silently(
-        source, path, options, verify_checksum=verify_checksum, dry_run=dry_run
+        source, path, options, models=models, verify_checksum=verify_checksum, dry_run=dry_run
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -152,20 +165,33 @@ def convert_silently(
     *,
     verify_checksum: bool,
     dry_run: bool,
+    models: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Conversion:
     """Converts a model; warnings are only returned, since `warnings` is not safe in threads."""
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     temporary = None if target is None or dry_run else directory_of(target)
-    with open_source(source, verify_checksum=verify_checksum, temporary=temporary) as opened:
+    with contextlib.ExitStack() as resources:
+        opened = {
+            identifier: resources.enter_context(
+                open_source(given, verify_checksum=verify_checksum, temporary=temporary)
+            )
+            for identifier, given in with_further_models(source, models).items()
+        }
+        default = opened[""]
+        opened = {**default.further, **opened}
+        files = [file for found in opened.values() for file in found.files]
         if target is not None:
-            require_no_input(target, [*opened.files, *options.asset_files])
-        assets = [Item.of(ASSET_PREFIX + name, data) for name, data in opened.assets.items()]
+            require_no_input(target, [*files, *options.asset_files])
+        assets = [Item.of(ASSET_PREFIX + name, data) for name, data in default.assets.items()]
         plan = plan_archive(
-            opened.model, opened.resolve, options, kept_assets=assets, temporary=temporary
+            {id: ModelToStore(found.model, found.resolve) for id, found in opened.items()},
+            options,
+            kept_assets=assets,
+            temporary=temporary,
         )
         if not dry_run:
-            read_nbytes = sum(map(os.path.getsize, opened.files)) + given_nbytes
+            read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
             write_archive(plan, path, options, reserved=_MAX_EXPANSION * read_nbytes)
         return Conversion(
             source=os.fspath(source),
@@ -174,7 +200,8 @@ def convert_silently(
             tensors=sum(item.ref is not None for item in plan.items),
             assets=sum(item.ref is None for item in plan.items),
             saved_nbytes=plan.saved_nbytes,
-            warnings=opened.warnings,
+            shared_nbytes=plan.shared_nbytes,
+            warnings=tuple(warning for found in opened.values() for warning in found.warnings),
         )
 
 

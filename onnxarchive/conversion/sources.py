@@ -18,6 +18,7 @@ from onnxarchive.errors import (
 )
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.model.walking import Path
 from onnxarchive.sources.opening import Source, is_zip, open_model
 from onnxarchive.sources.places import sha1
 
@@ -63,7 +64,9 @@ def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack)
             archive._require_headers()
     except (LockedError, UnfinishedEditError):
         raise
-    except ArchiveError:
+    except ArchiveError as error:
+        if error.rule == "VERSION-1":  # nothing of a later version is dropped
+            raise
         return None
     return archive
 
@@ -73,12 +76,19 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
         return Stored(archive.read(name), archive.entries[name].crc32)
 
     if verify_checksum:
-        for key, ref in archive._refs.items():
-            expected, found = tensors.checksum(ref.tensor), sha1(stored(key))
-            if expected not in (None, found):
-                raise ChecksumError(
-                    f"{ref}: expected SHA-1 {expected}, found {found}", rule="DATA-6", entry=key
-                )
-    data = {ref.path: stored(key) for key, ref in archive._refs.items()}
+        for key in archive._keys:
+            found = sha1(stored(key))
+            for ref in archive._snapshot.all_refs(key):
+                expected = tensors.checksum(ref.tensor)
+                if expected not in (None, found):
+                    raise ChecksumError(
+                        f"{ref}: expected SHA-1 {expected}, found {found}", rule="DATA-6", entry=key
+                    )
+
+    def data(identifier: str) -> dict[Path, Data]:
+        return {ref.path: stored(key) for key, ref in archive._refs_of(identifier).items()}
+
     assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
-    return Source(archive.model, data, assets, (archive.path,))
+    default, *others = archive.models
+    further = {other: Source(archive.models[other], data(other)) for other in others}
+    return Source(archive.model, data(default), assets, (archive.path,), further=further)

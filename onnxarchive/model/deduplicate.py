@@ -255,7 +255,7 @@ def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[Tenso
     """
     for group in _groups(alike, lambda ref: Crc32.of(_data(ref, resolve)).value):
         first, *others = group
-        if all(_are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
+        if all(are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
             yield group
         else:
             yield from _groups(group, lambda ref: _sha256(_data(ref, resolve)))
@@ -313,7 +313,7 @@ def _sha256(data: Iterable[memoryview]) -> bytes:
     return digest.digest()
 
 
-def _are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
+def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
     """Whether the bytes are the same, however they are cut into pieces."""
     end = memoryview(b"")
     pieces, others = filter(len, first), filter(len, second)

@@ -49,6 +49,7 @@ class Source:
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files that it is read from.
         warnings: What was left out, a sentence each.
+        further: Further models by id, without assets.
     """
 
     model: onnx.ModelProto
@@ -56,6 +57,7 @@ class Source:
     assets: Mapping[str, Data] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    further: Mapping[str, Source] = field(default_factory=dict)
 
     def resolve(self, ref: TensorRef) -> Data:
         """The bytes of an external tensor of the model."""
@@ -163,11 +165,13 @@ class _Opening:
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """A place with the model `name` and all of `names` that belongs to it."""
-        file = _listed(place, name)
-        if isinstance(file, FileData):
-            file = FileData.kept_open(file.path, self._resources, file.root)
-        found = self._found(file, place)
+        found = self._found_in(place, name)
         used = found.locations | {name}
+        further: dict[str, Source] = {}
+        for other in _further_models(names) if name == MODEL_PROTO else ():
+            other_found = self._found_in(place, other)
+            used |= other_found.locations | {other}
+            further[keys.model_id(other)] = Source(other_found.model, other_found.data)
         rest = [other for other in names if other not in used]
         named = [other for other in rest if other.startswith(ASSET_PREFIX)]
         keys.check_names([*named, MODEL_PROTO], Report())
@@ -176,7 +180,14 @@ class _Opening:
             asset = _listed(place, other)
             assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
         left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
-        return Source(found.model, found.data, assets, warnings=left_out)
+        return Source(found.model, found.data, assets, warnings=left_out, further=further)
+
+    def _found_in(self, place: Place, name: str) -> Found:
+        """The model in a file of a place, and its data."""
+        file = _listed(place, name)
+        if isinstance(file, FileData):
+            file = FileData.kept_open(file.path, self._resources, file.root)
+        return self._found(file, place)
 
     def _found(self, model: DataFile, place: Place) -> Found:
         finder = Finder(place, self._verify_checksum, self._elsewhere)
@@ -224,9 +235,21 @@ def _only(names: list[str]) -> str:
     if len(names) != 1:
         found = ", ".join(map(repr, names[:_MAX_LISTED])) or "none"
         raise ArchiveFormatError(
-            f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}, found {found}"
+            f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}, found {found}; "
+            "'onnxarchive convert ONE.onnx NEW.onnxa --model ID=OTHER.onnx' packs several models"
         )
     return names[0]
+
+
+def _further_models(names: list[str]) -> list[str]:
+    """The names of the further models of an unpacked archive.
+
+    Raises:
+        ArchiveFormatError: A name is one of a later version of the format.
+    """
+    own = sorted(name for name in names if name.startswith(MODEL_PROTO[:2]) and name != MODEL_PROTO)
+    keys.check_names([*own, MODEL_PROTO], Report())
+    return own
 
 
 def _is_litter(name: str) -> bool:

@@ -24,7 +24,7 @@ from steps import steps
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import plan_archive
+from onnxarchive.archive.planning import ModelToStore, plan_archive
 from onnxarchive.buffers.data import Data
 from onnxarchive.storage import filesystem
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
@@ -179,7 +179,7 @@ def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:
         raise AssertionError(f"{ref} is read")
 
     with pytest.raises(ArchiveFormatError, match=f"less than {2 * GIB}.*found {2 * GIB}.*MODEL-2"):
-        plan_archive(model, resolve, WriteOptions())
+        plan_archive({"": ModelToStore(model, resolve)}, WriteOptions())
 
 
 # How the time grows

@@ -39,7 +39,7 @@ from written import saved
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import plan_archive
+from onnxarchive.archive.planning import ModelToStore, plan_archive
 
 MIB = 1 << 20
 
@@ -333,7 +333,10 @@ def _no_external_data(ref: Any) -> Any:
 def test_a_plan_knows_the_size_of_the_archive() -> None:
     model = full_model()
     assets = {"a": b"1234", "ü": b""}
-    plan = plan_archive(model, _no_external_data, WriteOptions(assets=assets, size_threshold=0))
+    plan = plan_archive(
+        {"": ModelToStore(model, _no_external_data)},
+        WriteOptions(assets=assets, size_threshold=0),
+    )
     for alignment in (64, 4096):
         data = saved(model, size_threshold=0, assets=assets, alignment=alignment)
         assert plan.size(alignment) == len(data)

@@ -28,7 +28,7 @@ from zlib_ng import zlib_ng
 
 import onnxarchive
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import plan_archive
+from onnxarchive.archive.planning import ModelToStore, plan_archive
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError
@@ -645,7 +645,9 @@ def test_a_deduplicated_model_becomes_an_archive(tmp_path: FilePath) -> None:
     done = deduplicate(source.model, lambda ref: Stored(memoryview(source.data[ref.path])))
     path = tmp_path / "model.onnxa"
     options = WriteOptions(size_threshold=0)
-    write_archive(plan_archive(done.model, done.resolve, options), path, options)
+    write_archive(
+        plan_archive({"": ModelToStore(done.model, done.resolve)}, options), path, options
+    )
     assert onnxarchive.load(path) == _deduplicated(model).model
 
 
