@@ -672,7 +672,7 @@ class Scene:
             time.sleep(0.0002)
 
     def _kill_writers(self, victims: Collection[str]) -> None:
-        """Kills writers and counts their phase of an edit; the other writer is stopped meanwhile."""
+        """Kills writers and counts their phase of an edit, with the other writer stopped."""
         living = [self._processes[name] for name in WRITERS if name not in victims]
         self._say(PARENT, "killing")
         for process in living:
