@@ -58,4 +58,4 @@ def require_free(path: str, force: bool) -> None:
 
 def say(arguments: argparse.Namespace, result: object, told: str) -> None:
     """Prints a result: as JSON if that was asked for, else as it is told to people."""
-    print(json.dumps(result, indent=2) if arguments.json else told)
+    print(json.dumps(result, indent=2) if arguments.json else told, flush=True)

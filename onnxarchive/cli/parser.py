@@ -304,45 +304,38 @@ def _add_run(commands: Any) -> None:
         commands,
         "run",
         "running.run_command",
-        "Run a model once with ONNX Runtime, and tell what came out, how fast, in how much memory.",
+        "Run a model with ONNX Runtime, and print inputs, outputs, time and growth of memory.",
     )
-    command.add_argument("model", help="an archive, or a .onnx")
+    command.add_argument("model", help="an archive or a .onnx")
     command.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="NAME=FILE.npy",
-        help="an input (.npz for a sequence); those that are not given are random",
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of random inputs (default %(default)s)"
+        help="an input (.npz for a sequence); inputs that are not given are random",
     )
     command.add_argument(
         "--dim",
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="the size of a dimension that the model leaves open (default 1)",
+        help="the size of an open dimension (default 1)",
     )
     command.add_argument(
         "--provider",
         action="append",
         metavar="NAME",
-        help="an execution provider, such as cpu or cuda; several in the order of preference",
+        help="an execution provider, such as cpu or cuda; several in order of preference",
     )
     command.add_argument(
         "--repeat",
         type=int,
         default=1,
         metavar="N",
-        help="run it N times and tell the median (default %(default)s)",
+        help="run the model N times and print the median time (default %(default)s)",
     )
     command.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="DIR|NAME=FILE.npy",
-        help="save every output in a directory, or one as a file",
+        "--output", metavar="DIR", help="save the outputs as .npy files in a new directory"
     )
     command.add_argument(
         "--compare",
@@ -354,16 +347,15 @@ def _add_run(commands: Any) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="how far numbers may be apart (default 0: every bit the same)",
+        help="absolute tolerance of --compare (default 0: every bit is equal)",
     )
     command.add_argument(
         "--rtol",
         type=float,
         default=0.0,
         metavar="X",
-        help="how far beyond that in proportion to OTHER's (default 0)",
+        help="relative tolerance, a factor of OTHER's number that is added to --atol (default 0)",
     )
-    add_force(command)
 
 
 def _add_view(commands: Any) -> None:
@@ -375,13 +367,7 @@ def _add_view(commands: Any) -> None:
     )
     command.add_argument("archive")
     command.add_argument(
-        "--port", type=int, default=0, metavar="N", help="the port to serve at (default any free)"
-    )
-    command.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="the address to serve at (default %(default)s, for this machine alone)",
+        "--port", type=int, default=0, metavar="N", help="the port to serve at (default: any free)"
     )
     command.add_argument(
         "--no-browser", action="store_true", help="print the address, and start no browser"

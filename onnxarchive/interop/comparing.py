@@ -13,7 +13,7 @@ from onnxarchive.interop.running import STRING, Outcome, Value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_PIECE: Final = 1 << 20  # elements compared at a time
+PIECE: Final = 1 << 20  # elements compared at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def _difference(ours: Value, theirs: Value, absolute: float, relative: float) ->
     if ours.data_type == STRING:
         return Difference(ours.name, None, int(np.count_nonzero(first != second)), first.size)
     differing, greatest_absolute, greatest_relative = 0, 0.0, 0.0
-    for begin in range(0, first.size, _PIECE):
-        piece = slice(begin, begin + _PIECE)
+    for begin in range(0, first.size, PIECE):
+        piece = slice(begin, begin + PIECE)
         is_same, distance, proportion = _compare(first[piece], second[piece], absolute, relative)
         differing += int(np.count_nonzero(~is_same))
         greatest_absolute = max(greatest_absolute, float(distance.max()))

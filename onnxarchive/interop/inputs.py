@@ -93,7 +93,9 @@ def make_inputs(
                     sizes.setdefault(dim, size)
     for dim, size in dims.items():
         if size < 0 or sizes.setdefault(dim, size) != size:
-            expected = f"{sizes[dim]}, as in a given input" if dim in sizes else "0 or more"
+            expected = (
+                f"{sizes[dim]}, as in a given input" if dim in sizes else "a size of 0 or more"
+            )
             raise ValueError(f"dimension {dim!r}: expected {expected}, found {size}")
     assumed: dict[str, int] = {}
     for port in ports:
@@ -124,10 +126,8 @@ def _fitted(port: Port, value: Input) -> Input:
         for dim, size in zip(port.dims, array.shape, strict=False)
     )
     if not fits:
-        expected = ", ".join(map(str, port.dims))
-        raise ValueError(
-            f"input {port.name!r}: expected shape [{expected}], found {list(array.shape)}"
-        )
+        dims = ", ".join(map(str, port.dims))
+        raise ValueError(f"input {port.name!r}: expected shape [{dims}], found {list(array.shape)}")
     return array.astype(dtype, copy=False)
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError, naming
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError, with_path
 from onnxarchive.interop.inputs import Input, Port, make_inputs
-from onnxarchive.interop.onnxruntime import require_onnxruntime, session
+from onnxarchive.interop.onnxruntime import session
+from onnxarchive.interop.ort_options import require_onnxruntime
 from onnxarchive.model import dtypes
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import LocalHeader
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STRING: Final = "STRING"
-_STATUS: Final = "/proc/self/status"
+STATUS: Final = "/proc/self/status"
 _KINDS: Final = {"RssAnon": "anonymous", "RssFile": "mapped", "RssShmem": "mapped"}
 _SUFFIX: Final = "executionprovider"
 
@@ -139,8 +140,9 @@ def run(
     if repeat < 1:
         raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
     path, given = os.fsdecode(path), inputs or {}
+    require_onnxruntime()  # its import is not measured
     before = _memory()
-    with naming(path):
+    with with_path(path):
         begin = time.perf_counter()
         made = _make_session(path, providers)
         session_seconds = time.perf_counter() - begin
@@ -269,7 +271,7 @@ def _values(named: Mapping[str, Any]) -> Iterator[Value]:
 def _memory() -> dict[str, int]:
     """Reads this process's memory in bytes, by kind; empty if the system does not report it."""
     found: dict[str, int] = {}
-    with contextlib.suppress(OSError), open(_STATUS, errors="replace") as status:
+    with contextlib.suppress(OSError), open(STATUS, errors="replace") as status:
         for line in status:
             name, _, size = line.partition(":")
             if name in _KINDS:  # in KiB
