@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.storage.paths import is_below
+from onnxarchive.storage.paths import is_below, leads_out
 
 # As `MappedFile` opens files.
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -177,7 +177,7 @@ class Root:
         return resolved
 
     def _joined(self, path: str) -> str:
-        if os.path.isabs(path) or os.pardir in path.split("/"):
+        if leads_out(path):
             raise ValueError(f"expected a relative path without '..', found {path!r}")
         return os.path.join(self.path, path)
 

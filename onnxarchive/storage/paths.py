@@ -15,6 +15,11 @@ def is_below(path: str, directory: str) -> bool:
         return False
 
 
+def leads_out(path: str) -> bool:
+    """Whether a path, joined to a directory, may lead out of it without a symbolic link."""
+    return os.path.isabs(path) or os.pardir in path.split("/")
+
+
 def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
     """Refuses to write over what is being read.
 
