@@ -23,7 +23,7 @@ MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
 # The path of an asset (rule ASSET-1), for messages.
-ASSET_PATH = f"{PLAIN_PATH}, without ':' and ';', of components of at most 255 bytes"
+ASSET_PATH = f"{PLAIN_PATH}, without colon and semicolon, of components of at most 255 bytes"
 ASSET_FORM = "Normalization Form C of Unicode"
 
 _RESERVED_PREFIX = "__"

@@ -1130,3 +1130,20 @@ def test_counting_stops_where_the_rest_has_no_room_for_more() -> None:
     assert not wire.has_more_messages(broken, 10)
     with pytest.raises(ArchiveFormatError, match="wire type"):
         wire.has_more_messages(broken, 3)
+
+
+# Recognising a model
+
+
+def test_a_model_is_recognised_by_its_first_fields() -> None:
+    data = ModelProto(ir_version=10, graph=GraphProto(name="g")).SerializeToString()
+    assert wire.is_model(data)
+    for other in (b"\0" + data, b"\x08" + data, data[1:], data[:-1], b""):
+        assert not wire.is_model(other)
+
+
+@pytest.mark.parametrize("missing", ["ir_version", "graph"])
+def test_a_model_has_ir_version_and_graph(missing: str) -> None:
+    model = ModelProto(ir_version=10, graph=GraphProto(name="g"), producer_name="p")
+    model.ClearField(missing)
+    assert not wire.is_model(model.SerializeToString())
