@@ -1,4 +1,4 @@
-"""Zip readers of others, behind one interface: what each of them finds in an archive.
+"""Other zip readers with one interface: the entries that each finds in an archive.
 
 Those of Java and JavaScript are in the directory zip_readers, beside this file; they take many
 archives a process. Each reader is asked for the names, sizes and CRC-32s of its listing, and for
@@ -79,7 +79,7 @@ class Reader:
     """A zip reader.
 
     Attributes:
-        name: What it is called here.
+        name: Its name here.
         program: The command that it needs, or None where Python is all.
         read_all: Reads archives in turn.
         package: The npm package that it is, or None.
@@ -95,7 +95,7 @@ class Reader:
     limits: tuple[Limit, ...] = ()
 
     def missing(self) -> str | None:
-        """What has to be installed before this reader can be used, or None."""
+        """The missing program or package of this reader, or None."""
         if self.program is not None and shutil.which(self.program) is None:
             return f"{self.program} is not installed"
         if self.package is not None and not (DIRECTORY / "node_modules" / self.package).exists():
@@ -239,7 +239,7 @@ def _bsdtar_listing(output: str) -> Listing:
 
 
 def _unescaped(name: str) -> str:
-    r"""Undoes what bsdtar does to bytes of characters that it cannot print: \342 and so on."""
+    r"""Undoes bsdtar's escapes of bytes that it cannot print: \342 and so on."""
     octal = re.compile(rb"\\([0-7]{3})")
     return octal.sub(lambda found: bytes([int(found[1], 8)]), name.encode()).decode()
 
@@ -326,7 +326,7 @@ def printing(*command: str | Path) -> ReadAll:
             return
         lines = done.stdout.decode().split("\n")[:-1]
         if done.returncode or done.stderr or len(lines) != len(paths):
-            # Which archive it was that brought the process down, its output may tell.
+            # The output may name the archive that crashed the process.
             error = ReaderError(
                 f"{command[0]}: status {done.returncode}, {len(lines)} results for {len(paths)} "
                 f"archives: {done.stderr.decode()[-2000:]}"
