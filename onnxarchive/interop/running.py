@@ -144,30 +144,28 @@ def run(
     before = _memory()
     with with_path(path):
         begin = time.perf_counter()
-        made = _make_session(path, providers)
+        ort_session = _make_session(path, providers)
         session_seconds = time.perf_counter() - begin
-        ports = [Port.of(argument) for argument in made.get_inputs()]
+        ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
             feed, assumed = make_inputs(ports, given, dims or {})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        with _as_run_error("run"):
-            call = _prepare(made, ports, feed)
-        run_seconds = []
+        run_seconds: list[float] = []
         results: list[Any] = []
-        for _ in range(repeat):
-            results.clear()
-            with _as_run_error("run"):
+        with _as_run_error("run"):
+            call = _prepare(ort_session, ports, feed)
+            for _ in range(repeat):
+                results.clear()  # frees the outputs of the run before
                 begin = time.perf_counter()
                 results += call()
                 run_seconds.append(time.perf_counter() - begin)
-        memory = _memory()
-        names = [argument.name for argument in made.get_outputs()]
-        with _as_run_error("run"):
+            memory = _memory()
+            names = [argument.name for argument in ort_session.get_outputs()]
             outputs = dict(zip(names, map(_as_array, results), strict=True))
     return Outcome(
         path=path,
-        providers=tuple(made.get_providers()),
+        providers=tuple(ort_session.get_providers()),
         feed=feed,
         random=frozenset(feed) - frozenset(given),
         assumed=assumed,
@@ -187,7 +185,7 @@ def _make_session(path: str, providers: Sequence[str] | None) -> Any:
         chosen = [known.get(it.lower().removesuffix(_SUFFIX), "") for it in providers]
         if not all(chosen):
             raise ValueError(
-                f"expected providers of {', '.join(known)}, found {', '.join(providers)}"
+                f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
     with MappedFile(path) as file:
         is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
@@ -195,13 +193,13 @@ def _make_session(path: str, providers: Sequence[str] | None) -> Any:
     options.log_severity_level = 4  # fatal; errors are raised
     with _as_run_error("load"):
         make = session if is_zip else ort.InferenceSession
-        made = make(path, options, chosen, enable_fallback=0)
-    missing = {*(chosen or ())} - {*made.get_providers()}
+        ort_session = make(path, options, chosen, enable_fallback=0)
+    missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(
             f"ONNX Runtime makes no session with {', '.join(sorted(missing))}; it logged the reason"
         )
-    return made
+    return ort_session
 
 
 @contextlib.contextmanager
@@ -221,17 +219,17 @@ def _as_run_error(action: str) -> Iterator[None]:
 
 
 def _prepare(
-    made: Any, ports: Sequence[Port], feed: Mapping[str, Input]
+    ort_session: Any, ports: Sequence[Port], feed: Mapping[str, Input]
 ) -> Callable[[], Sequence[Any]]:
     """Hands the inputs to ONNX Runtime, and returns the call that runs the model."""
     values = {port.name: _for_runtime(port, feed[port.name]) for port in ports}
-    if not any(Port.of(argument).needs_ml_dtypes for argument in made.get_outputs()):
-        return partial(made.run, None, values)
+    if not any(Port.of(argument).needs_ml_dtypes for argument in ort_session.get_outputs()):
+        return partial(ort_session.run, None, values)
     # ONNX Runtime gives such outputs as OrtValues only, and takes OrtValues only then.
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             values[name] = require_onnxruntime().OrtValue.ortvalue_from_numpy(value)
-    return partial(made.run_with_ort_values, None, values)
+    return partial(ort_session.run_with_ort_values, None, values)
 
 
 def _for_runtime(port: Port, value: Input) -> Any:

@@ -388,7 +388,7 @@ def test_memory_that_the_system_does_not_report_is_left_out(
 def test_providers_may_be_named_briefly(archive: Path) -> None:
     for name in ("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider"):
         assert run(archive, providers=[name]).providers == (CPU,)
-    with pytest.raises(ValueError, match=r"expected providers of .*cpu.*, found tpu"):
+    with pytest.raises(ValueError, match=r"expected providers among .*cpu.*, found tpu"):
         run(archive, providers=["tpu"])
 
 
