@@ -491,9 +491,9 @@ def lost(path: Path) -> Iterator[list[str]]:
     with pytest.warns(AttributesWarning) as caught:
         yield said
     (message,) = {str(warning.message) for warning in caught}
-    start = f"expected {path} to keep the attributes of the file that it replaces, found that "
-    assert message.startswith(f"{start}these could not be kept: ")
-    said += message.removeprefix(f"{start}these could not be kept: ").split(", ")
+    start = f"{path} was replaced, and "
+    assert message.startswith(f"{start}these attributes could not be kept: ")
+    said += message.removeprefix(f"{start}these attributes could not be kept: ").split(", ")
 
 
 @pytest.mark.sweep
@@ -710,7 +710,7 @@ def test_on_the_command_line_a_warning_is_a_line(
         assert main(["convert", *arguments]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("onnxarchive: warning: ")
-    assert f"expected {path} to keep the attributes of the file that it replaces" in line
+    assert f"{path} was replaced, and these attributes could not be kept" in line
     assert path.stat().st_uid == OTHER
 
 
@@ -730,4 +730,4 @@ def test_what_a_worker_of_an_executor_could_not_keep_is_in_its_outcome(path: Pat
         (lost,) = onnxarchive.convert_many([source], path.parent, pool)
     assert lost.error is None
     (warning,) = lost.warnings
-    assert warning.startswith(f"expected {path} to keep the attributes of the file")
+    assert warning.startswith(f"{path} was replaced, and these attributes could not be kept")
