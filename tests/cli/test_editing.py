@@ -35,7 +35,7 @@ def model_in(archive: Path) -> onnx.ModelProto:
 
 
 def told(captured: Captured) -> str:
-    """The one line on standard error, which is no traceback."""
+    """The single line on standard error; no traceback."""
     out, err = captured.readouterr()
     assert out == ""
     assert err.startswith("onnxarchive: ")

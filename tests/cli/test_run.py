@@ -398,7 +398,7 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
     }
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every other zip reader finds in an archive what the library finds, by tools/differential.py.
+"""Other zip readers find the same in an archive as the library, by tools/differential.py.
 
 The tool itself does the same with archives of 65,534 and more entries, and of more than 4 GiB.
 """
@@ -97,7 +97,7 @@ def test_the_archives_made_are_worth_a_look(tmp_path: Path) -> None:
     assert b"PK\5\6" in (tmp_path / "zips.onnxa").read_bytes()[:-22]
 
 
-# What the specification leaves free
+# Free fields
 
 
 def test_the_free_fields_tried_are_all_of_their_bits(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_zip64_end_record_made_by_anything_is_listed(zip64_end: Accepted, read
     assert list(differences(reader, zip64_end.entries, found)) == []
 
 
-# What readers find differently is told
+# Reported differences
 
 
 def test_a_damaged_byte_is_told(reader: Reader, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_another_order_is_told() -> None:
     assert list(differences(READERS["zipfile"], [ENTRY, other], [other, ENTRY])) != []
 
 
-# What is said of tools that they cannot do is so
+# Stated limits of readers
 
 
 def test_a_reader_shows_no_crc32_if_that_is_said_of_it(reader: Reader, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Libraries that are not installed: what needs them says so, and nothing else does."""
+"""Missing libraries: functions that need one say so, and all others work."""
 
 from __future__ import annotations
 

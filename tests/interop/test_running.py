@@ -54,7 +54,7 @@ def arrays(outcome: Outcome) -> dict[str, Any]:
     return {it.name: it.array for it in outcome.outputs}
 
 
-# What is run
+# Runs
 
 
 def test_an_archive_and_its_model_give_what_onnxruntime_gives(
@@ -382,7 +382,7 @@ def test_memory_that_the_system_does_not_report_is_left_out(
     assert run(archive).memory == {}
 
 
-# What goes wrong
+# Errors
 
 
 def test_providers_may_be_named_briefly(archive: Path) -> None:

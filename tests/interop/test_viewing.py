@@ -67,7 +67,7 @@ def status_of(url: str) -> int:
             return error.code
 
 
-# What the server gives
+# Answers of the server
 
 
 @needs_netron
@@ -328,7 +328,7 @@ def test_another_kind_of_netron_is_told(
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    """Headless Chromium, which can reach this machine alone."""
+    """Headless Chromium that reaches this machine only."""
     if not HAS_NETRON:
         pytest.skip(NO_NETRON)
     yield from chromium(tmp_path / "profile")

@@ -63,7 +63,7 @@ def at_once(
     return found
 
 
-# What is usual
+# Usual tensors
 
 
 def _held() -> list[TensorProto]:
@@ -168,7 +168,7 @@ def test_what_this_library_writes_is_read_at_once(by: str, tmp_path: Path) -> No
         assert all(np.array_equal(archive.tensors[name], arrays[name]) for name in arrays)
 
 
-# What is not
+# Unusual tensors
 
 
 def _changed(change: Callable[[TensorProto], object]) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""A model on the wire: stripped, decoded and filled, always against what protobuf itself reads."""
+"""Serialized models: stripped, decoded and filled, compared with protobuf."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def attribute_model(attribute: bytes) -> bytes:
 
 
 def parsed(data: bytes) -> ModelProto | None:
-    """What protobuf reads, or None where it refuses."""
+    """The model that protobuf parses, or None if it refuses the bytes."""
     try:
         return ModelProto.FromString(data)
     except DecodeError:
@@ -222,7 +222,7 @@ def typed_payloads(draw: st.DrawFn) -> tuple[str, str, bytes]:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> bytes:
-    """A tensor whose data stands in one of the many ways in which data can stand."""
+    """A tensor with its data in any of the possible fields."""
     kind = draw(st.sampled_from(["raw", "typed", "typed", "split", "mixed", "strings", "external"]))
     field, name, payload = draw(typed_payloads())
     data = put(TensorProto, field, payload)

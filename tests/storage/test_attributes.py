@@ -70,7 +70,7 @@ def model(doc_string: str = "old", name: str = "w") -> onnx.ModelProto:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A directory to which everybody can go; that of pytest is its user's alone."""
+    """A directory that every user can enter, unlike that of pytest."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
         os.chmod(directory, 0o777)
         yield Path(os.path.realpath(directory))
@@ -150,7 +150,7 @@ def warmed(tmp_path: Path) -> None:
         by_edit(tmp_path / "model.onnxa")
 
 
-# What is kept
+# Kept attributes
 
 
 def set_acl(path: Path, *entries: str) -> None:
@@ -352,7 +352,7 @@ def test_a_directory_grants_no_more_than_the_empty_one_that_it_replaces(
     assert stat.S_IMODE(made.stat().st_mode) == mode
 
 
-# What is granted, at any moment
+# Access granted at any moment
 
 CALLS = (
     "open",
@@ -481,12 +481,12 @@ def test_a_temporary_file_grants_nothing_that_the_file_does_not(
     assert attributes_of(path) == before
 
 
-# What cannot be kept
+# Attributes that cannot be kept
 
 
 @contextlib.contextmanager
 def lost(path: Path) -> Iterator[list[str]]:
-    """What a warning says that could not be kept of a file."""
+    """The attributes that a warning says were not kept."""
     said: list[str] = []
     with pytest.warns(AttributesWarning) as caught:
         yield said

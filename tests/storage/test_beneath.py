@@ -121,7 +121,7 @@ def _read(root: Root, path: str) -> bytes:
         return file.read()
 
 
-# What is beneath
+# Files beneath a directory
 
 
 @pytest.mark.usefixtures("way")
@@ -293,7 +293,7 @@ def test_a_directory_that_may_not_be_listed_is_passed(root: Root, top: Path) -> 
         os.seteuid(user)
 
 
-# What changes meanwhile
+# Changes meanwhile
 
 
 class Moments:

@@ -1,4 +1,4 @@
-"""Locks: who waits for whom, until when, and what is done where there are none."""
+"""Locks: waiting, timeouts, and file systems without locks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HOLDER = """
 
 
 class Holder:
-    """A process that has a lock on a file until it is told to let go of it."""
+    """A process that holds a lock on a file until it is asked to release it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -101,7 +101,7 @@ def descriptor(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def another(path: Path) -> Iterator[int]:
-    """The file opened once more, which has locks of its own also in one process."""
+    """The file, opened once more: with locks of its own, even in one process."""
     descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
     try:
         yield descriptor
@@ -110,7 +110,7 @@ def another(path: Path) -> Iterator[int]:
 
 
 def elsewhere(act: Callable[[], _Result]) -> _Result:
-    """Does something in another thread, which has locks of its own."""
+    """Calls a function in another thread, which has locks of its own."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(act).result()
 
@@ -158,7 +158,7 @@ def test_readers_share_a_lock(path: Path, descriptor: int) -> None:
 
 
 class Waiting(threading.Thread):
-    """Does something that has to wait, and keeps what came of it."""
+    """Calls a function that must wait; keeps its result."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -485,7 +485,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @pytest.fixture(params=NO_LOCKS, ids=[errno.errorcode[code] for code in NO_LOCKS])
 def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """A file system that says, in one of the ways in which they do, that it has no locks."""
+    """A file system without locks, with each error that such file systems raise."""
     code = int(request.param)
 
     def refuse(*_: object) -> None:
