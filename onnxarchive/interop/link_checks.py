@@ -72,7 +72,9 @@ def check_link(
             "external"
         )
     if len(locations) > 1:
-        return [_finding(f"expected all external data in one file, found it in {locations}")]
+        first, other = map(shown, locations[:2])
+        found = f"{len(locations)}, such as {first} and {other}"
+        return [_finding(f"expected all external data in one file, found it in {found}")]
     named = _beside(path, locations[0])
     if named is None:
         return [_not_beside(locations[0])]
