@@ -52,6 +52,7 @@ class Conversion:
         assets: Number of assets.
         saved_nbytes: Bytes that merging identical initializers saved.
         warnings: What was left out or could not be kept, a sentence each.
+        error_type: Type of the exception that `error` describes, if the conversion raised one.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Conversion:
     assets: int = 0
     saved_nbytes: int = 0
     warnings: tuple[str, ...] = ()
+    error_type: type[Exception] | None = None
 
 
 def convert(
