@@ -205,7 +205,9 @@ def _add_diff(commands: Any) -> None:
         "Compare the graphs, tensors and assets of two archives; weights by their CRC-32.",
     )
     command.add_argument("other", metavar="OTHER")
-    _add_flag(command, "--full", "also compare the bytes of equal CRC-32s")
+    _add_flag(
+        command, "--full", "also compare the bytes of tensors and assets with the same CRC-32"
+    )
     _add_flag(command, "--stack-traces", "also compare the stack traces in the metadata of nodes")
 
 
