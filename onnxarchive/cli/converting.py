@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any
 
+from onnxarchive import errors
 from onnxarchive.cli.frame import (
     DONE,
     TERMINAL_SIGNALS,
@@ -118,7 +119,9 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
     say(arguments, [_as_json(item) for item in conversions], "\n".join(lines))
-    return max((status_of(item.error_type) for item in failed), default=DONE)
+    return max(
+        (status_of(getattr(errors, item.error_type or "", None)) for item in failed), default=DONE
+    )
 
 
 @contextlib.contextmanager

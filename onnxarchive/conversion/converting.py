@@ -52,7 +52,8 @@ class Conversion:
         assets: Number of assets.
         saved_nbytes: Bytes that merging identical initializers saved.
         warnings: What was left out or could not be kept, a sentence each.
-        error_type: Type of the exception that `error` describes, if the conversion raised one.
+        error_type: Name of the exception's type that `error` describes, such as `"OSError"`; None
+            if the conversion raised none.
     """
 
     source: str
@@ -63,7 +64,7 @@ class Conversion:
     assets: int = 0
     saved_nbytes: int = 0
     warnings: tuple[str, ...] = ()
-    error_type: type[Exception] | None = None
+    error_type: str | None = None
 
 
 def convert(
