@@ -24,7 +24,7 @@ _ARGUMENTS = (
 
 
 def chromium(profile: Path) -> Iterator[Any]:
-    """A browser with a new profile, which ends with the test; skips where there is none."""
+    """A browser with a new profile, closed after the test; skips the test without Chromium."""
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser")
     programs = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
     program, driver = next(filter(None, programs), None), shutil.which("chromedriver")

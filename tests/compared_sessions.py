@@ -1,4 +1,4 @@
-"""Sessions of models and of their archives, and all bits that they give.
+"""Sessions of models and of their archives, compared bit by bit.
 
 Arrays of numpy hold most of what a session gives, but not the types that numpy lacks, which are
 taken from ONNX Runtime's memory.

@@ -1,4 +1,4 @@
-"""Fixtures that several files use, and the counts at the end of a run: what was tried.
+"""Fixtures of several files, and the counts that end a run.
 
 No test asserts a time.
 """
@@ -24,7 +24,7 @@ from onnxarchive.archive import rewriting
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
 
-# Recorded by tests with `record_property`, in the order in which they are shown.
+# Recorded by tests with `record_property`; printed in this order.
 COUNTS = (
     "vectors",
     "rules",
@@ -40,18 +40,18 @@ COUNTS = (
     "schedules of two editors",
     "accepted that should be refused",
 )
-# What a run is to have none of is counted also where it made a test fail.
+# Faults are counted in failed tests, too.
 ALSO_OF_FAILED = COUNTS[-1:]
 
 
 def pytest_configure() -> None:
-    """Lets tests see how processes end; a parent may ignore this signal, which is inherited."""
+    """Restores SIGCHLD, which a parent may ignore, so that tests see how processes end."""
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what was counted by the tests that passed, and what made others fail."""
+    """Prints the counts of the tests that passed, and the faults of those that failed."""
     counts: Counter[str] = Counter()
     for outcome, names in (("passed", COUNTS), ("failed", ALSO_OF_FAILED)):
         for report in terminalreporter.getreports(outcome):
@@ -96,7 +96,7 @@ def link(archive: Path) -> Path:
 
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The three ways in which the end of a file is written; what they take as arguments."""
+    """The three ways to write the end of a file; the arguments that an edit needs for it."""
     clone = copying_clone if request.param == "on a clone" else no_clone
     monkeypatch.setattr(rewriting, "clone", clone)
     return {"copy": request.param == "with copy"}
@@ -104,13 +104,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
 
 @pytest.fixture
 def no_clones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that does not share blocks, on which files are changed in their place."""
+    """A file system that shares no blocks, so that files are changed in place."""
     monkeypatch.setattr(rewriting, "clone", no_clone)
 
 
 @pytest.fixture
 def own_path() -> Iterator[Path]:
-    """A path whose directories everybody may go through, and which belongs to `nobody`."""
+    """A path in a directory that every user can enter and that belongs to `nobody`."""
     if not hasattr(os, "geteuid"):
         pytest.skip("permissions are POSIX's")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
@@ -121,7 +121,7 @@ def own_path() -> Iterator[Path]:
 
 @pytest.fixture
 def nobody(own_path: Path) -> Iterator[None]:
-    """The test is not root's, who may do everything."""
+    """The test runs as `nobody`: root has all permissions."""
     if os.geteuid():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the tests of edits share: models, changes of them, and what an edit leaves."""
+"""Models for the tests of edits, changes of them, and checks after an edit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="links and modes are POSIX's"
 
 
 def weights(count: int, *more: TensorProto) -> onnx.ModelProto:
-    """A model with initializers `w0`, `w1`, ... of 1,200 bytes each, which go outside."""
+    """A model with initializers `w0`, `w1`, ... of 1,200 bytes each, all stored as entries."""
     return model_of(*(raw_tensor(f"w{i}", dims=(300,), seed=i) for i in range(count)), *more)
 
 
@@ -78,7 +78,7 @@ def documented(text: str) -> Change:
 
 
 def with_array(model: onnx.ModelProto, index: int, array: np.ndarray[Any, Any]) -> onnx.ModelProto:
-    """A copy of a model in which an initializer has other elements."""
+    """A copy of a model with other elements in an initializer."""
     tensor = model.graph.initializer[index]
     given = onnx.numpy_helper.from_array(array, tensor.name)
     return changed(model, lambda model: model.graph.initializer[index].CopyFrom(given))

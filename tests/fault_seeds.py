@@ -1,6 +1,6 @@
-"""Small archives to be damaged, and which of their bits no rule is about.
+"""Small archives to damage, and their bits that no rule is about.
 
-An archive is given in pieces: between two of them its file has zeros that nobody stores.
+An archive consists of pieces; between two of them its file has a hole.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pieces:
             yield from range(offset, offset + len(data))
 
     def replaced(self, offset: int, data: bytes, *, instead_of: int) -> Pieces:
-        """Puts `data` in the place of bytes of one piece; what follows moves."""
+        """Replaces bytes of one piece by `data`; the rest of the file moves."""
         parts: list[tuple[int, bytes]] = []
         moved = 0
         for start, piece in self.parts:

@@ -1,4 +1,4 @@
-"""Stops an edit of an archive at each of its calls to the system, and looks at what is left.
+"""Stops an edit of an archive at each of its system calls, and checks the file afterwards.
 
 `python tests/faults.py EDIT DIRECTORY` makes the edit once for each way in which each call can
 fail: the process is killed before it, behind it, or with half of the bytes written; the call fails
@@ -140,7 +140,7 @@ def _saved(path: Path) -> None:
     onnxarchive.save(_generation(2), path)
 
 
-# What is there before, and what is done to it.
+# Archives and edits.
 EDITS: dict[str, tuple[Edit, Edit]] = {
     "save": (_nothing, _saved),
     "save over an archive": (_old, _saved),
@@ -278,7 +278,7 @@ def _inode(descriptor: int) -> int | str:
 
 
 def attempt(edit: Edit, path: Path, calls: Calls) -> str:
-    """Makes an edit: what became of it, the kind of an error or `killed`."""
+    """Makes an edit; returns its outcome: the kind of an error, `killed` or `done`."""
     if calls.way in KILLS:  # in a process of its own
         process = os.fork()
         if not process:
@@ -299,11 +299,11 @@ def attempt(edit: Edit, path: Path, calls: Calls) -> str:
     return "done"
 
 
-# What is left
+# Checks
 
 
 class Scene:
-    """A directory with an archive, and what the archive may be after an edit."""
+    """A directory with an archive, and the contents that it may have after an edit."""
 
     def __init__(self, directory: Path, before: Edit, edit: Edit) -> None:
         self.directory = directory
@@ -340,14 +340,14 @@ class Scene:
         return self.path.read_bytes() if self.path.exists() else None
 
     def _calls_of(self, edit: Edit) -> list[Call]:
-        """Makes an edit, and tells its calls."""
+        """Makes an edit; returns its calls."""
         calls = Calls()
         outcome = attempt(edit, self.path, calls)
         assert outcome == "done", outcome
         return calls.log
 
     def try_fault(self, at: int, way: str) -> tuple[str, str | None]:
-        """What became of the edit, and what is wrong afterwards, if anything is."""
+        """The outcome of the edit, and the fault of the archive afterwards, if any."""
         self.set_up()
         outcome = attempt(self._edit, self.path, Calls(at, way))
         if outcome not in ("done", "killed", "OSError", "ArchiveError"):
@@ -374,7 +374,7 @@ class Scene:
         return kinds[at:] == ["sync"] and kinds[at - 1] == "truncate"
 
     def _problem(self) -> str | None:
-        """What is wrong with what is left, for a reader, and after recovery."""
+        """The fault of the archive, for a reader and after recovery; None if it has none."""
         try:
             with onnxarchive.open(self.path):
                 pass
@@ -425,7 +425,7 @@ class Scene:
                 yield "power failure of recovery", problem
 
     def power_failures(self) -> Iterator[tuple[str, str | None]]:
-        """The power fails behind each call."""
+        """The power fails after each call."""
         for problem in self._power_failures(self._start, self.log):
             yield "power failure", problem
         for files in after_power_failures(self._start, self.log):
@@ -436,7 +436,7 @@ class Scene:
             yield "power failure at the end", problem
 
     def _power_failures(self, start: dict[str, bytes], log: list[Call]) -> Iterator[str | None]:
-        """What is wrong after each state of the disk; each is tried once."""
+        """The faults after each state of the disk; each state is tried once."""
         tried = set()
         for count in range(len(log) + 1):
             for files in after_power_failures(start, log[:count]):
@@ -450,7 +450,7 @@ def faults(log: list[Call], ways: Collection[str] = WAYS) -> Iterator[tuple[int,
     """Each of some calls, in each way in which it can fail."""
     for number, call in enumerate(log):
         for way in ways:
-            if way == "killed before" and number:  # which is behind the call before
+            if way == "killed before" and number:  # which is after the call before
                 continue
             if call.kind == "write" or way not in ("killed amid", "short"):
                 yield number, way
@@ -565,7 +565,7 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
 
 
 def main() -> None:
-    """Tries one edit in every way, and prints what came of it."""
+    """Tries one edit in every way, and prints the outcomes."""
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
     patch.object(rewriting, "clone", lambda *_: False).start()

@@ -1,4 +1,4 @@
-"""States of a file in which an edit of its end can be interrupted, without killing a process."""
+"""States of a file whose edit was interrupted, made without killing a process."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def string_tensor(name: str, values: Sequence[str] = ("a", "ü", "")) -> TensorP
 
 
 def external(tensor: TensorProto, location: str, **pairs: object) -> TensorProto:
-    """The tensor without its data, which is said to be in `location`."""
+    """The tensor as external data in `location`."""
     result = TensorProto(
         name=tensor.name,
         data_type=tensor.data_type,
@@ -157,7 +157,7 @@ def sparse_tensor(name: str, seed: int = 0, count: int = 3) -> onnx.SparseTensor
 
 
 def attribute(name: str, **value: Any) -> AttributeProto:
-    """An attribute with its type set, which onnx goes by when it looks for tensors."""
+    """An attribute with its type, which onnx needs to find its tensors."""
     kinds = {
         "t": AttributeProto.TENSOR,
         "tensors": AttributeProto.TENSORS,
@@ -291,7 +291,7 @@ def keys_of(archive: Archive) -> list[str]:
 def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which every tensor has its elements in raw_data, as onnx converts them.
 
-    A data_location that says DEFAULT, as onnx leaves it after loading, is as good as none.
+    A data_location of DEFAULT, which onnx leaves after loading, is removed.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -328,7 +328,7 @@ def runnable_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
 
 
 def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDArray[Any]]:
-    """What onnxruntime makes of a model."""
+    """The outputs that ONNX Runtime computes of a model."""
     ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
     options = ort.SessionOptions()
@@ -340,7 +340,7 @@ def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDAr
 
 
 def run_python(code: str, *arguments: object, **environment: str) -> str:
-    """What a Python program of its own prints; it must end well."""
+    """Runs a Python program in a process, which must succeed; returns its output."""
     tests = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Mounts for tests, which root may make; others skip the test."""
+"""Mounts for tests; without root the test is skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def attempt(command: list[str]) -> str | None:
-    """Runs a command of the system's; gives what went wrong, or None."""
+    """Runs a command of the system; returns the reason of its failure, or None."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     program = shutil.which(command[0], path=path)
     if program is None:

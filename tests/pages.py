@@ -1,4 +1,4 @@
-"""Which pages of an archive a process has touched."""
+"""The pages of an archive that a process has touched."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Po
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Waits for a condition, which has to come true while `process` runs."""
+    """Waits until a condition is true, which must happen while `process` runs."""
     deadline = time.monotonic() + 60
     while not holds():
         assert process is None or process.poll() is None, process.communicate()

@@ -1,4 +1,4 @@
-"""Runs several editors of a file in every order in which their locks let them.
+"""Runs several editors of a file in every order that their locks allow.
 
 An editor stops before each call that others may notice: `fcntl.flock`, `os.replace`, and wherever
 its own code says so. One editor runs at a time, until its next stop; which one goes on is the
@@ -17,12 +17,12 @@ from typing import Any
 from unittest.mock import patch
 
 _FLOCK, _REPLACE, _FSYNC = fcntl.flock, os.replace, os.fsync
-_WAIT = 60  # seconds, after which an editor that goes on without a stop is given up
+_WAIT = 60  # seconds before an editor that never stops is given up
 
 
 @dataclass
 class Outcome:
-    """What became of an editor.
+    """The outcome of an editor.
 
     Attributes:
         error: What it raised, or None.
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class _Editor:
-    """A thread that goes on only when it is told to."""
+    """A thread that runs one step at a time."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -86,9 +86,9 @@ class Run:
     """One schedule that was run.
 
     Attributes:
-        choices: Which editor went on at each step.
-        others: Which else could have.
-        outcomes: What became of each editor.
+        choices: The editor that went on at each step.
+        others: The other editors that could have.
+        outcomes: The outcome of each editor.
     """
 
     choices: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ def _forget() -> None:
 
 
 def _run(calls: Mapping[str, Callable[[], object]], prefix: list[str]) -> Run:
-    """Runs one schedule: that of `prefix`, and then whoever comes first."""
+    """Runs one schedule: `prefix`, then always the first editor that can go on."""
     run = Run()
     editors = {name: _Editor(call) for name, call in calls.items()}
     _editors.clear()

@@ -54,7 +54,7 @@ def external(
 
 
 def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
-    """A model of these initializers, which are its outputs."""
+    """A model whose outputs are these initializers."""
     nodes = [helper.make_node("Identity", [tensor.name], [f"{tensor.name}!"]) for tensor in tensors]
     outputs = [
         helper.make_tensor_value_info(f"{tensor.name}!", tensor.data_type, tensor.dims)

@@ -15,7 +15,7 @@ from models import model_of, raw_tensor, run_python
 import onnxarchive
 
 ROOT = Path(__file__).resolve().parent.parent
-# What only one function, or nobody, needs.
+# Modules that one function needs, or none.
 LAZY = [
     "distributed",
     "http.server",
@@ -60,7 +60,7 @@ def _require_arguments_explained(name: str, function: Any) -> None:
 def test_the_version_is_that_of_the_project() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     found = re.search(r'^version = "(.*)"$', text, re.MULTILINE)
-    # It stands once: here, or in the package, where the project reads it.
+    # It is there once: here, or in the package for the project to read.
     assert onnxarchive.__version__
     if found:
         assert found[1] == onnxarchive.__version__

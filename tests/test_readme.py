@@ -81,7 +81,7 @@ def test_commands_run_one_after_another(
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
     own = [arguments for program, *arguments in commands if program == "onnxarchive"]
-    assert len(own) == 17
+    assert len(own) == 18
     for arguments in own:
         assert main(arguments) == 0, f"{arguments}: {capsys.readouterr().err}"
     assert (directory / "many" / "model.onnxa").exists()

@@ -142,7 +142,7 @@ class Run:
 
     Args:
         folder: The directory.
-        arguments: What the command line says.
+        arguments: The command line, parsed.
         missing: Packages that are not installed, and a sentence about each.
     """
 
@@ -268,7 +268,7 @@ class Run:
                         _drop(path)
                     elif not place.group.is_sparse:
                         _warm(path)
-            # A rehearsal would bring back what was dropped.
+            # A rehearsal would read the dropped files again.
             return run_measure(
                 case, measure.name, self._folder, self._scale, rehearses=not self._is_cold
             )
@@ -286,7 +286,7 @@ def _warm(path: Path) -> None:
 
 
 def _drop(path: Path) -> None:
-    """Drops a file, of which nothing is unwritten, from the page cache."""
+    """Drops a file from the page cache; all of it must be on disk."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

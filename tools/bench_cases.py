@@ -1,7 +1,7 @@
-"""What tools/bench.py measures: cases, each a few ways to do the same, and what is held to what.
+"""The cases of tools/bench.py: each compares a few ways to do the same, and has targets.
 
-A measure prepares a step from a place's files, or from its tensors in memory, and gives the step,
-which alone is timed. It imports what it needs itself, so that a process has only what it measures.
+A measure prepares a step from a place's files, or from its tensors in memory, and returns
+the step, which alone is timed. It imports its own libraries, so that a process loads no others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Step: TypeAlias = Callable[[], object]
 
 @dataclass(frozen=True)
 class Told:
-    """What a step gives that has another process measure.
+    """Result of a step that another process measures.
 
     Attributes:
         seconds: Wall time.
@@ -42,12 +42,12 @@ class Told:
 
 @dataclass(frozen=True)
 class Measure:
-    """A way to do what a case is about.
+    """One way to do the work of a case.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         group: The group of files or tensors that it takes.
-        prepare: Gives the step that is timed.
+        prepare: Returns the step that is timed.
         reads: The kinds of files that it reads.
         needs: The packages that it needs beyond this library's own.
         writes: Whether it writes the bytes of the group anew.
@@ -72,7 +72,7 @@ _peer: Final = partial(Measure, is_peer=True)
 
 @dataclass(frozen=True)
 class Target:
-    """What is to hold of a case's first measure, or of `measure`.
+    """A target of a case's first measure, or of `measure`.
 
     Attributes:
         bound: "at most" for a ratio of this measure to the other, or for a figure alone; "at
@@ -95,9 +95,9 @@ class Case:
     """Ways to do the same, taken in turn.
 
     Attributes:
-        title: What is done.
+        title: The work, in words.
         measures: The ways; the others are compared with the first.
-        targets: What is to hold.
+        targets: Its targets.
         times: How many figures of each way a round takes if there are several rounds: more of what
             is short.
         moves_bytes: Whether it is about the bytes of the tensors, so that bytes a second are told.
@@ -124,7 +124,7 @@ def open_archive(place: Place) -> Step:
 
 
 def view_archive(place: Place) -> Step:
-    """Opens the archive and looks every tensor up, which compares its local header."""
+    """Opens the archive and looks up every tensor, with a check of its local header."""
     import onnxarchive
 
     def step() -> object:
@@ -190,7 +190,7 @@ def _arrays_of(model: Any) -> tuple[object, list[Any]]:
 
 
 def load_torch(place: Place) -> Step:
-    """Loads what PyTorch saved, over a map."""
+    """Loads a PyTorch file through a map."""
     import torch
 
     return lambda: torch.load(place.pickled, mmap=True, weights_only=True)
@@ -237,7 +237,7 @@ def read_onnx_ir(place: Place) -> Step:
 
 
 def _sum(array: Any) -> int:
-    """The elements added up as numbers of 8 bytes, which is as fast as memory is read."""
+    """The sum of the data as 8-byte numbers, computed at memory speed."""
     import numpy as np
 
     return int(np.add.reduce(array.reshape(-1).view(np.uint64)))
@@ -257,7 +257,7 @@ def read_map(place: Place) -> Step:
     return step
 
 
-# Saving what is in memory
+# Saving models in memory
 
 
 def save_archive(place: Place, *, is_synced: bool = False) -> Step:
@@ -271,7 +271,7 @@ def save_archive(place: Place, *, is_synced: bool = False) -> Step:
 
 
 def _sync_nothing(is_synced: bool = False) -> None:
-    """Leaves out what waits for the disk, since others do not wait for it."""
+    """Leaves out waiting for the disk, as other libraries do."""
     from onnxarchive.storage import filesystem
 
     if not is_synced:
@@ -359,7 +359,7 @@ def save_torch(place: Place) -> Step:
     return lambda: torch.save(tensors, place.output / "tensors.pt")
 
 
-# Converting what is on disk
+# Converting files
 
 
 def convert(place: Place, *, kind: str) -> Step:
@@ -728,7 +728,7 @@ def names(cases: Sequence[str] = ()) -> list[str]:
 
 
 def missing() -> dict[str, str]:
-    """What is not installed of what measures need, and says so."""
+    """Packages that measures need and that are missing, each with a sentence."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
     found = {}
     for package in sorted(needed):

@@ -74,12 +74,12 @@ class Group:
 
 
 GROUPS: Final[Mapping[str, Group]] = {
-    "warm": Group(3, 32),  # what every process reads or writes before the clock starts
+    "warm": Group(3, 32),  # files to warm up with before the clock starts
     "large": Group(1000, 806),  # 2.6 GB
     "light": Group(1000, 81),  # 26 MB
     "many": Group(60_000, 4),  # 64 bytes each
     "one": Group(1, 22_360),  # 2 GB
-    "single": Group(743, 806),  # 1.8 GiB, which a single .onnx just holds
+    "single": Group(743, 806),  # 1.8 GiB: just fits into a single .onnx
     "chain": Group(500, 806, is_chain=True),  # 1.3 GB
     "huge": Group(1024, 4096, is_sparse=True),  # 64 GiB
     "small": Group(1024, 128, is_sparse=True),  # 64 MiB
@@ -92,7 +92,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "safetensors": ("tensors.safetensors",),
     "pickled": ("tensors.pt",),
 }
-# What a kind of file takes to be made, beyond onnx and this library.
+# Packages that a kind of file needs, beyond onnx and this library.
 MADE_WITH: Final[Mapping[str, str]] = {"safetensors": "safetensors", "pickled": "torch"}
 
 
@@ -112,7 +112,7 @@ class Place:
 
     @property
     def output(self) -> Path:
-        """A directory for what is written while the clock runs, removed afterwards."""
+        """A directory for the output of steps, removed afterwards."""
         return self.folder / f"{self.name}-output"
 
     @property
@@ -248,7 +248,7 @@ def key_of(name: str) -> str:
 def places(folder: Path, scale: float) -> dict[str, Place]:
     """The places of all groups in a directory, at a scale.
 
-    What every process warms up with is always as small.
+    The files to warm up with have the same size at every scale.
     """
     return {
         name: Place(folder, name, group if name == "warm" else group.scaled(scale))

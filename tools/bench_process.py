@@ -43,7 +43,7 @@ _answers: TextIO | None = None  # standard output
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of one process.
+    """Figures of one process.
 
     Attributes:
         seconds: Wall time.
@@ -59,7 +59,7 @@ class Figures:
 
 
 class FailedError(Exception):
-    """A process that was to measure failed; the message is the end of what it said."""
+    """A measuring process failed; the message is the end of its output."""
 
 
 # The process that measures
@@ -72,7 +72,7 @@ def measure(case: str, name: str, folder: Path, scale: float, *, rehearses: bool
         case: The case.
         name: The name of the measure.
         folder: The directory of all groups.
-        scale: What sizes are multiplied by.
+        scale: Factor for all sizes.
         rehearses: Whether to rehearse where the case says so.
     """
     import bench_cases
@@ -130,7 +130,7 @@ def _rehearse(step: Callable[[], object]) -> None:
 
 
 def status(process: int | str = "self") -> dict[str, int]:
-    """What /proc tells of a process's memory, in bytes; nothing where there is no /proc."""
+    """Memory of a process by /proc, in bytes; empty without /proc."""
     found = {}
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
         for line in file:
@@ -293,7 +293,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # What libraries print is not for the process that watches.
+    # Output of libraries must not reach the watching process.
     _answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.exit(main(sys.argv[1:]))

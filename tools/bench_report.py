@@ -1,4 +1,4 @@
-"""What tools/bench.py tells of its figures: medians, ratios and their spread, targets, a plot."""
+"""The report of tools/bench.py: medians, ratios and their spread, targets, a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 GB: Final = 10**9
 
-_LINES_SHOWN: Final = 2  # of what a failed process said
+_LINES_SHOWN: Final = 2  # of the output of a failed process
 
 LIBRARIES: Final = (
     "onnxarchive",
@@ -45,17 +45,17 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of values, of which there is one at least."""
+        """The spread of one value or more."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a target.
+    """Result of a target.
 
     Attributes:
-        target: It.
-        measure: What it is about.
+        target: The target.
+        measure: The measure that it is about.
         spread: The ratio or figure, or None where it was not measured.
         best: The same of the least figures of all rounds, on which other programs weigh least.
         met: Whether it is met by the median; None where it was not measured.
@@ -76,12 +76,12 @@ class Verdict:
 
 @dataclass
 class Result:
-    """What came of a case.
+    """Results of a case.
 
     Attributes:
         name: The case's name.
-        case: It.
-        size: What was read or written, in words.
+        case: The case.
+        size: The data that was read or written, in words.
         nbytes: Bytes of the tensors.
         rounds: The figures of each measure, in the order of the rounds.
         left_out: Why which measures were not taken.
@@ -102,18 +102,18 @@ class Result:
         return any(it.name in self.failures and not it.is_peer for it in self.case.measures)
 
     def verdicts(self) -> list[Verdict]:
-        """What came of each of its targets."""
+        """The results of its targets."""
         return [judge(it, self) for it in self.case.targets]
 
 
 def values(figures: Sequence[Figures], name: str) -> list[float]:
-    """One of the figures of every round, where all rounds tell it."""
+    """One figure of every round; empty if a round lacks it."""
     found = [getattr(it, name) for it in figures]
     return [] if None in found else found
 
 
 def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """The ratio of each round; none where one cannot be told."""
+    """The ratio of each round; empty if one is unknown."""
     if len(ours) != len(others) or not all(others):
         return []
     return [own / other for own, other in zip(ours, others, strict=True)]
@@ -268,7 +268,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def machine(directory: Path) -> dict[str, str]:
-    """What the figures are of."""
+    """Describes the machine and the versions."""
     versions = {}
     for name in LIBRARIES:
         try:
@@ -301,7 +301,7 @@ def _memory_size() -> str:
 
 
 def _file_system(directory: Path) -> str:
-    """The kind of the file system in which a directory is, where the system tells."""
+    """The kind of file system of a directory, or None if unknown."""
     found = (Path("/"), "unknown")
     for line in _lines("/proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")

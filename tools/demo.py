@@ -49,7 +49,7 @@ def build_model() -> onnx.ModelProto:
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Prints what is being done and how long it took."""
+    """Prints the step and its duration."""
     print(f"\n== {title}", flush=True)
     begun = time.perf_counter()
     yield

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-# Holds what the environment was made from, once it is complete.
+# Written when the environment is complete: a digest of its description.
 STAMP = ENVIRONMENT / "made-from"
 OLDEST_PYTHON = (3, 10)
 OLDEST_PYTHON_OF_IMPORT_LINTER = (3, 11)

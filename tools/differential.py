@@ -86,7 +86,7 @@ NAMES: Final = (
 
 
 def random_bytes(random_: random.Random, data_type: int, count: int) -> bytes:
-    """Elements of a type as they are stored; what is left of the last byte is 0."""
+    """Stored elements of a type; unused bits of the last byte are 0."""
     nbits = BIT_WIDTHS[data_type] * count
     data = bytearray(random_.randbytes(-(-nbits // 8)))
     if nbits % 8:
@@ -211,7 +211,7 @@ def write_many(path: Path, count: int) -> None:
 
 
 class SparseFile:
-    """A file of which whole pieces of zeros are holes."""
+    """A file with holes for pieces of zeros."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
@@ -281,14 +281,14 @@ def make_archives(directory: Path, *, many: bool = False, large: bool = False) -
 
 @dataclass(frozen=True)
 class Accepted:
-    """An archive that the library accepts, and what it finds in it."""
+    """An archive that the library accepts, with its entries."""
 
     path: Path
     entries: list[Extracted]
 
 
 def read_by_library(path: Path) -> Accepted | None:
-    """What the library finds in a file, or None where a rule is broken."""
+    """The entries that the library finds in a file, or None if it breaks a rule."""
     if onnxarchive.check(path, full=True):
         return None
     with onnxarchive.open(path) as archive:
@@ -313,7 +313,7 @@ def accepted_vectors() -> list[Accepted]:
 def differences(
     reader: Reader, expected: Sequence[Extracted], found: Sequence[Extracted]
 ) -> Iterator[str]:
-    """Tells what a reader finds otherwise, in a line each.
+    """Describes the differences of a reader, one in a line.
 
     Args:
         reader: The reader; what it is known not to show is no difference.
@@ -336,7 +336,7 @@ def differences(
 
 @dataclass
 class Comparison:
-    """What came of one reader.
+    """Results of one reader.
 
     Attributes:
         archives: How many archives were read.
@@ -367,7 +367,7 @@ def batches(archives: Sequence[Accepted]) -> Iterator[list[Accepted]]:
 
 
 def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comparison:
-    """Lets a reader read archives, and compares.
+    """Compares the entries that a reader finds with the library's.
 
     Args:
         reader: The reader, which must be installed.
@@ -441,7 +441,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare_all(
     paths: Sequence[Path], required_names: Sequence[str], large: bool, directory: Path
 ) -> list[str]:
-    """Lets every reader read every archive, prints the table, and gives what is wrong."""
+    """Has every reader read every archive, prints the table, and returns the differences."""
     failures = []
     archives = []
     for path in paths or make_archives(directory, many=True, large=large):

@@ -1,4 +1,4 @@
-"""Fuzzes what reads untrusted bytes, with atheris (`pip install atheris`), which libFuzzer drives.
+"""Fuzzes the readers of untrusted bytes with atheris (`pip install atheris`), driven by libFuzzer.
 
 A target is a function of bytes that raises on a finding. Bytes that are refused by an error of the
 library are none; anything else that is raised is one, and so are the disagreements that each
@@ -54,7 +54,7 @@ from onnxarchive.zipformat.local_header import check_local_header
 ROOT: Final = Path(__file__).resolve().parent.parent
 VECTORS: Final = ROOT / "conformance" / "vectors"
 LARGEST_SEED: Final = 1 << 16  # bytes
-# Rules about the data of tensors, which is looked at here anew.
+# Rules about the data of tensors, which this tool checks by itself.
 DATA_RULES: Final = frozenset({"DATA-6", "TENSOR-4", "TENSOR-5"})
 SIX_BIT_TYPES: Final = (TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2)
 BITS: Final[dict[int, int]] = {
@@ -70,7 +70,7 @@ UNKNOWN_FIELDS: Final = (
     b"\x9b\6\x9c\6",
     b"\x9d\6" + b"\xff" * 4,
 )
-# Instruments the library, which therefore has to be imported here first.
+# Instruments the library, so nothing may import it before.
 CHILD: Final = """
 import sys
 import atheris
@@ -168,7 +168,7 @@ def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
 
 
 def run_wire(data: bytes) -> bool:
-    """Whether protobuf parses a model, with which the wire's reader must agree.
+    """Whether protobuf parses a model; the wire reader must agree.
 
     What protobuf parses can be stripped of its weights and filled again to the same model, and is
     a model if protobuf parses what is left.
@@ -421,7 +421,7 @@ def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
 
 
 def run_source(data: bytes) -> bool:
-    """Whether a file of these bytes can be converted; what comes of it breaks no rule."""
+    """Whether a file of these bytes can be converted; its archive must break no rule."""
     path, target = (_scratch() / name for name in ("fuzzed", "converted.onnxa"))
     path.write_bytes(data)
     options: dict[str, Any] = {"size_threshold": 0, "convert_attribute": True, "dedupe": True}
@@ -462,7 +462,7 @@ def _with_undo_log(archive: bytes) -> bytes:
 
 
 def serialized_models() -> list[bytes]:
-    """Small models: complete, and as they stand in the archives."""
+    """Small models: complete, and as in their archives."""
     found = [model.SerializeToString() for model in _models()]
     for data in archives():
         path = _scratch() / "seed.onnxa"

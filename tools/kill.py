@@ -1,12 +1,12 @@
-"""Kills conversions at every moment and looks at what they leave.
+"""Kills conversions at every moment and checks the target afterwards.
 
 `onnxarchive convert` runs in a process of its own, again and again, and is killed (SIGKILL) at
 moments spread evenly from its start to somewhat past its usual end. Every other run has an older
-archive in the target's place. After each run the target must be what it was, absent or the older
-archive, or complete: no rule broken, and byte for byte what an undisturbed conversion writes. What
-else a killed run may leave is its own temporary file beside the target.
+archive in the target's place. After each run the target must be as before, absent or the older
+archive, or complete: no rule broken, and byte for byte as after an undisturbed conversion. Beside
+the target a killed run may leave its own temporary file and nothing else.
 
-Prints a line of figures. Exit status: 0, or 1 where a run left anything else.
+Prints a line of figures. Exit status: 0, or 1 if a run left anything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import onnxarchive
 
 MEGABYTE: Final = 1_000_000
 TENSORS: Final = 20
-# The last kill comes when an undisturbed conversion has been done for this part of its time.
+# The last kill comes this part of an undisturbed conversion's time after its end.
 BEYOND: Final = 0.15
 UNDISTURBED_RUNS: Final = 3
 
@@ -51,9 +51,9 @@ class Scene:
 
     Attributes:
         source: The model.
-        expected: What an undisturbed conversion of it writes.
+        expected: The archive of an undisturbed conversion.
         old: An older archive, of another model.
-        work: An empty directory; the target is in it.
+        work: The directory of the target, otherwise empty.
     """
 
     source: Path
@@ -63,7 +63,7 @@ class Scene:
 
     @property
     def target(self) -> Path:
-        """Where the conversions write to."""
+        """The path that the conversions write to."""
         return self.work / "model.onnxa"
 
     def command(self) -> list[str]:
@@ -87,7 +87,7 @@ def write_model(path: Path, megabytes: int, seed: int) -> None:
 
 
 def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
-    """Makes model and archives; gives how long a conversion takes, in seconds."""
+    """Makes model and archives; returns the seconds that a conversion takes."""
     scene = Scene(
         directory / "model.onnx",
         directory / "expected.onnxa",
@@ -118,7 +118,7 @@ def moments(runs: int, duration: float) -> Iterator[float]:
 
 
 def convert_and_kill(scene: Scene, moment: float) -> int:
-    """Starts a conversion and kills it; gives its exit status."""
+    """Starts a conversion and kills it; returns its exit status."""
     begun = time.monotonic()
     process = subprocess.Popen(
         scene.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -132,7 +132,7 @@ def convert_and_kill(scene: Scene, moment: float) -> int:
 
 
 def what_is_left(scene: Scene) -> str:
-    """What the target is: `ABSENT`, `OLD`, `COMPLETE`, or what is wrong with it."""
+    """The target's state: `ABSENT`, `OLD`, `COMPLETE`, or a description of its fault."""
     if not os.path.lexists(scene.target):
         return ABSENT
     if filecmp.cmp(scene.target, scene.old, shallow=False):
@@ -146,12 +146,12 @@ def what_is_left(scene: Scene) -> str:
 
 
 def violation(before: str, status: int, left: str) -> str | None:
-    """What a run has done wrong, or None.
+    """Describes the fault of a run, or returns None.
 
     Args:
-        before: What the target was before: `ABSENT` or `OLD`.
+        before: The target's state before the run: `ABSENT` or `OLD`.
         status: The exit status.
-        left: What the target is now.
+        left: The target's state after the run.
     """
     if status not in (DONE, KILLED):
         return f"ended with status {status}, left {left}"
@@ -166,7 +166,7 @@ def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], l
     """Runs and kills conversions.
 
     Returns:
-        How often each outcome came, and what is wrong.
+        The number of each outcome, and the faults.
     """
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
@@ -193,7 +193,7 @@ def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], l
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool and gives its exit status."""
+    """Runs the tool and returns its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

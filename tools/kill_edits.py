@@ -1,20 +1,19 @@
-"""Kills edits of an archive at random moments and looks at what they leave.
+"""Kills edits of an archive at random moments and checks the file afterwards.
 
-In each run two writers, each a process of its own, change one archive without end, in every way
-there is: a new model in the file's place, with and without new tensors, several changes in a block
-of `edit`, a copy, entries that move, a new tensor, a save over everything, a recovery. A third
-process reads it all the time. Each of them says what it is about to do, and afterwards that it is
-done. One writer or both are killed (SIGKILL) at a random moment of an edit, while it waits for the
-lock or does nothing. The archive is recovered, by `recover`, by opening it for editing, by an edit
-or a save, while the others go on; then these are killed, too, and it is recovered once more.
+In each run two writer processes keep changing one archive, in every way there is: a new model in
+place, with and without new tensors, several changes in a block of `edit`, a copy, moved entries, a
+new tensor, a save over everything, a recovery. A reader process keeps reading it. Every process
+announces each operation and reports its end. One writer or both are killed (SIGKILL) at a random
+moment of an edit, of a wait for the lock, or between edits. The archive is recovered, by `recover`,
+by opening it for editing, by an edit or by a save, while the other processes go on; then these are
+killed, too, and it is recovered once more.
 
 Afterwards no file may be left beside the archive. The archive must break no rule, and hold the
-model and the tensors that were written last: of everything that was said to be done nothing is
-lost, what was interrupted is done or not, and what the reader has seen agrees with it. That is so
-if the edits and what was read can be put in one order, each between its announcement and its end.
+model and the tensors that were written last: no finished edit is lost, an interrupted edit is done
+or undone as a whole, and the reads agree. That is so if all edits and reads can be put in one
+order, each between its announcement and its end.
 
-Prints a few lines of figures. Exit status: 0, or 1 where a run showed anything else. It needs
-`fork`.
+Prints a few lines of figures. Exit status: 0, or 1 if a run showed anything else. Needs `fork`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ MAX_PADDING: Final = 4 << 20
 WRITERS: Final = ("first writer", "second writer")
 READER: Final = "reader"
 PARENT: Final = "parent"
-# Whose numbers are which: every edit has a number of its own.
+# Every edit has a number of its own: number % 3 is the index of its process here.
 _TURNS: Final = (*WRITERS, PARENT)
 _TURNS_OF_A_RUN: Final = 1_000_000
 
@@ -80,35 +79,35 @@ EDITS: Final = {
     "recover": 5,
 }
 IMPATIENCE: Final = 0.01  # seconds to wait for the lock
-# What is done after a kill, while the writers that are left go on.
+# The operation after a kill, while the remaining writers go on.
 RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "save", "nothing")
-# Those who leave an archive as they find it.
+# Operations that do not change an archive.
 _LOOKS: Final = ("read", "recover", "open for editing")
 
 BETWEEN: Final = "between edits"
 LOG: Final = "in an undo log"
 NEW_END: Final = "in a new end"
-ELSEWHERE: Final = "elsewhere in an edit"  # before the log, behind the new end, or in a new file
+ELSEWHERE: Final = "elsewhere in an edit"  # before the log, after the new end, or in a new file
 PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 
-# The latest kill of an edit comes this part of a usual duration behind its start.
+# The latest kill of an edit comes after this multiple of its usual duration.
 BEYOND: Final = 1.2
-PATIENCE: Final = 60.0  # seconds for which a process may say nothing
-USUAL: Final = 0.1  # seconds for an edit of which none is known
+PATIENCE: Final = 60.0  # seconds without any event
+USUAL: Final = 0.1  # seconds of an edit before one was timed
 CLOSE: Final = 0.5  # how often a kill comes soon after an undo log is begun
 
 
-# What is in the archive
+# Content of the archive
 
 
 class Traits(NamedTuple):
-    """What the model of a number is like.
+    """Traits of the model with some number.
 
     Attributes:
         padding: Bytes of its doc_string.
-        has_added: Whether it has a tensor behind all others.
-        has_asset: Whether there is an asset, where the number is that of a save.
-        is_referring: Whether its tensors name keys where it is given to `replace_model`.
+        has_added: Whether it has a further tensor, the last one.
+        has_asset: Whether a save with this number writes an asset.
+        is_referring: Whether its tensors name keys when it is given to `replace_model`.
     """
 
     padding: int
@@ -118,7 +117,7 @@ class Traits(NamedTuple):
 
 
 def traits(number: int) -> Traits:
-    """What the model of this number is like."""
+    """The traits of the model with this number."""
     drawn = random.Random(number)
     padding = drawn.randrange(MIN_PADDING, MAX_PADDING)
     return Traits(padding, *(drawn.random() < share for share in (0.8, 0.5, 0.5)))
@@ -126,42 +125,42 @@ def traits(number: int) -> Traits:
 
 @functools.cache
 def weight(name: str) -> bytes:
-    """The bytes of a tensor that never changes."""
+    """The data of a tensor that never changes."""
     return random.Random(name).randbytes(WEIGHT_NBYTES)
 
 
 def weights(number: int) -> list[str]:
-    """The names of those tensors of a model that never change."""
+    """Names of the tensors that never change."""
     names = [f"weight_{index}" for index in range(WEIGHTS)]
     return [*names, ADDED] if traits(number).has_added else names
 
 
 @functools.lru_cache(maxsize=32)
 def changing(number: int) -> bytes:
-    """The bytes of the tensor that is replaced; they begin with the number."""
+    """The data of the replaced tensor, which begins with the number."""
     head = number.to_bytes(8, "little")
     return head + random.Random(number).randbytes(CHANGING_NBYTES - len(head))
 
 
 @functools.cache
 def asset() -> bytes:
-    """The bytes of the asset."""
+    """The data of the asset."""
     return random.Random(ASSET).randbytes(10_000)
 
 
 def padding(number: int) -> str:
-    """The doc_string of a model, which shows its number all over."""
+    """The doc_string of a model: its number, repeated."""
     size = traits(number).padding
     line = f"model {number:08} "
     return (line * (size // len(line) + 1))[:size]
 
 
 def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
-    """The model of a number.
+    """Builds the model with some number.
 
     Args:
         number: The number.
-        tensor: The number of the tensor that is replaced; None for whichever the archive has.
+        tensor: The number of the replaced tensor; None refers to the tensor of the archive.
     """
     is_referring = tensor is None and traits(number).is_referring
     initializers = []
@@ -186,11 +185,11 @@ def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
 
 
 class State(NamedTuple):
-    """What an archive holds.
+    """The content of an archive.
 
     Attributes:
         model: The number of its model.
-        tensor: The number of the tensor that is replaced.
+        tensor: The number of its replaced tensor.
         has_asset: Whether it has an asset.
     """
 
@@ -205,20 +204,20 @@ class State(NamedTuple):
 
 
 class WrongError(Exception):
-    """What was read is nothing that anybody has written."""
+    """An archive has content that no process has written."""
 
 
 def require(is_right: bool, problem: str) -> None:
-    """Raises a `WrongError` that says what the problem is, unless all is right."""
+    """Raises a `WrongError` with this problem unless `is_right`."""
     if not is_right:
         raise WrongError(problem)
 
 
 def read_state(archive: Archive) -> State:
-    """What an open archive holds.
+    """Reads the content of an open archive.
 
     Raises:
-        WrongError: It holds anything else than what was written.
+        WrongError: It is not content that the tool has written.
     """
     number = int(archive.metadata["number"])
     require(archive.model.doc_string == padding(number), f"model {number} has another doc_string")
@@ -236,18 +235,18 @@ def read_state(archive: Archive) -> State:
     return State(number, tensor, has_asset)
 
 
-# What is done to it
+# Operations
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An edit, or a look at the archive.
+    """An edit or a read of the archive.
 
     Attributes:
-        process: Whose it is.
-        number: Tells it from all others; that of the model or the tensor that it writes.
+        process: The process that does it.
+        number: Its own number, and that of the model or tensor that it writes.
         kind: One of `EDITS` or `RECOVERIES`.
-        seen: What a look has shown, once that is known.
+        seen: The state that was read, once known.
     """
 
     process: str
@@ -256,7 +255,7 @@ class Operation:
     seen: State | None = None
 
     def apply(self, state: State) -> State | None:
-        """What this makes of an archive; None where it cannot have met it so."""
+        """The state after this operation; None if it cannot have begun with `state`."""
         if self.kind in _LOOKS:
             return state if self.seen in (None, state) else None
         if self.kind == "tensor":
@@ -266,7 +265,7 @@ class Operation:
         return state._replace(model=self.number)
 
     def perform(self, path: Path) -> State | None:
-        """Does it; gives what was read."""
+        """Performs the operation; returns the state that it read."""
         if self.kind == "read":
             with onnxarchive.open(path) as archive:
                 return read_state(archive)
@@ -297,24 +296,24 @@ class Operation:
 
 
 def saved(number: int) -> State:
-    """What a save of this number writes."""
+    """The state after a save with this number."""
     return State(number, number, traits(number).has_asset)
 
 
-# What the processes say
+# Events
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a process has said, or what has become of it.
+    """A report of a process, or its end.
 
     Attributes:
-        process: Whose it is.
-        what: "begin", "done" or "refused", of an operation; "wrong"; "killing", "killed" or
-            "undone", where the edit that was interrupted is to be rolled back.
+        process: The process.
+        what: "begin", "done" or "refused" for an operation; "wrong"; "killing", "killed", or
+            "undone" if the interrupted edit is to be rolled back.
         number: The operation's number.
         kind: The operation's kind.
-        detail: A message, or what was read.
+        detail: A message, or the state that was read.
         moment: When, in seconds.
     """
 
@@ -331,9 +330,9 @@ class Event:
 
 
 class Log:
-    """A pipe into which all processes write: what is in it stays when they are killed.
+    """A pipe for the events of all processes, which keeps them when a process is killed.
 
-    Lines are short enough to be written in one piece, so that all of them are in one order.
+    A line is short enough to be written at once, so all lines have one order.
     """
 
     def __init__(self) -> None:
@@ -348,7 +347,7 @@ class Log:
         os.write(self._write_end, line)
 
     def read(self, seconds: float = 0) -> Iterator[Event]:
-        """The events that have come, if any come within some seconds."""
+        """Yields events; waits up to `seconds` for the first."""
         while select.select([self._read_end], [], [], max(seconds, 0))[0]:
             *lines, self._begun = (self._begun + os.read(self._read_end, 1 << 16)).split(b"\n")
             yield from (Event(*json.loads(line)) for line in lines)
@@ -360,28 +359,28 @@ class Log:
         os.close(self._write_end)
 
 
-# Whether it agrees
+# Possible states
 
-# An archive as it may be by now, and the operations under way that have not come into effect in it.
+# A possible state, and the operations under way that have not taken effect in it.
 _Possible = tuple[State, frozenset[Operation]]
 
 
 class DisagreementError(Exception):
-    """What was read, or done, cannot have been so."""
+    """No order of the operations explains the events."""
 
 
 def possible_states(before: State, events: Sequence[Event]) -> set[State]:
-    """What an archive may hold after some events, which end all operations that they begin.
+    """The possible states of an archive after events that end all operations that they begin.
 
-    An operation comes into effect at one moment between its beginning and its end; one that is
-    refused or undone never does, and one that is killed does before that or never.
+    An operation takes effect at one moment between its beginning and its end; a refused or undone
+    one never does, and a killed one does before the kill or never.
 
     Args:
-        before: What it held before.
-        events: What was said and done since, in order.
+        before: The state before.
+        events: The events since, in order.
 
     Raises:
-        DisagreementError: No order of the operations shows what was read.
+        DisagreementError: No order of the operations explains the reads.
     """
     seen = {
         (event.process, event.number): State(*event.detail)
@@ -416,7 +415,7 @@ def possible_states(before: State, events: Sequence[Event]) -> set[State]:
 
 
 def _come_into_effect(possible: Iterable[_Possible]) -> Iterator[_Possible]:
-    """What an archive may be when any operations that are under way come into effect, or none."""
+    """Yields the states in which any operations under way, or none, have taken effect."""
     left = list(possible)
     known = set(left)
     while left:
@@ -432,10 +431,10 @@ def _come_into_effect(possible: Iterable[_Possible]) -> Iterator[_Possible]:
 
 
 def unfounded(events: Sequence[Event]) -> list[str]:
-    """Refusals that have no cause, and whatever else a process has found wrong.
+    """Describes refusals without a cause, and other faults that processes have reported.
 
-    From a kill on, an edit may be found unfinished by those who roll none back, until anything else
-    that began after the kill was done.
+    After a kill, operations that roll nothing back may find an unfinished edit, until another
+    operation that began after the kill is done.
     """
     wrong = []
     may_be_unfinished = False
@@ -470,7 +469,7 @@ def unfounded(events: Sequence[Event]) -> list[str]:
 
 def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
     error, message = event.detail
-    if error == "UnfinishedEditError":  # others roll the edit back
+    if error == "UnfinishedEditError":  # other operations roll the edit back
         return may_be_unfinished and event.kind in ("read", "copy")
     if error == "ValueError":
         return event.kind in ("in place", "impatient", "block of edit") and "--compact" in message
@@ -483,7 +482,7 @@ def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
 
 
 def attempt(operation: Operation, say: Callable[..., None], path: Path) -> State | None:
-    """Announces an operation, performs it, and says how that ended; gives what was read."""
+    """Announces an operation, performs it and reports its end; returns the state that it read."""
     about = (operation.number, operation.kind)
     say("begin", *about)
     try:
@@ -508,7 +507,7 @@ def write_on(
 
 
 def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
-    """Reads the archive without end, and looks again at what was opened before."""
+    """Reads the archive without end, and each opened archive a second time."""
     for number in itertools.count(1):
         with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path) as archive:
             before = read_state(archive)
@@ -520,7 +519,7 @@ def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
 
 
 def fork(name: str, log: Log, work: Callable[[Callable[..., None]], Iterator[None]]) -> int:
-    """Lets a process of its own work, as long as its parent lives; gives its id."""
+    """Forks a process that works as long as its parent lives; returns its id."""
     parent = os.getpid()
     process = os.fork()
     if process:
@@ -542,14 +541,14 @@ def fork(name: str, log: Log, work: Callable[[Callable[..., None]], Iterator[Non
 
 @dataclass
 class Figures:
-    """What came of all runs.
+    """Figures of all runs.
 
     Attributes:
-        runs: How many there were.
-        killed: How many writers were killed while others went on, or both at once.
-        phases: In which moment of an edit, how often.
-        ended: How many operations were done, by kind, or refused, by error.
-        wrong: What is wrong.
+        runs: Number of runs.
+        killed: Number of writers killed before the end of a run.
+        phases: Number of kills, by phase of the edit.
+        ended: Number of operations done, by kind, or refused, by error.
+        wrong: Faults.
     """
 
     runs: int = 0
@@ -574,7 +573,7 @@ class Figures:
 
 
 class Scene:
-    """An archive, those who are at work on it, and what is known of it."""
+    """An archive, the processes at work on it, and its known state."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.path = path
@@ -585,11 +584,11 @@ class Scene:
         self._state = State(0, 0, True)
         self._state.write(path)
         self._events: list[Event] = []  # of this run
-        self._looked_at = 0  # how many of these have been waited for
-        self._durations: dict[str, float] = {}  # of the latest operation of a kind, in seconds
+        self._looked_at = 0  # number of these that were waited for
+        self._durations: dict[str, float] = {}  # of the latest operation of each kind, in seconds
 
     def run(self) -> None:
-        """Kills a writer, or both, once, then everybody, and looks at what is left."""
+        """Kills one writer or both, then all processes, and checks the archive."""
         self.figures.runs += 1
         self._events.clear()
         self._looked_at = 0
@@ -619,18 +618,18 @@ class Scene:
     # Events
 
     def _take(self, seconds: float = 0) -> None:
-        """Takes what has been said, if anything is said within some seconds."""
+        """Takes the events; waits up to `seconds` for the first."""
         self._events += self._log.read(seconds)
 
     def _say(
         self, process: str, what: str, number: int = 0, kind: str = "", detail: Any = None
     ) -> None:
-        """Notes what has become of a process, or what this one does."""
+        """Notes an event of this process, or the end of another."""
         self._take()
         self._events.append(Event(process, what, number, kind, detail, time.monotonic()))
 
     def _wait_for(self, what: str, process: str) -> Event:
-        """The next such event, from those that no one has waited for yet."""
+        """Waits for the next such event."""
         deadline = time.monotonic() + PATIENCE
         while True:
             while self._looked_at < len(self._events):
@@ -640,7 +639,9 @@ class Scene:
                     return event
             if time.monotonic() > deadline:
                 last = "; ".join(map(str, self._events[-10:]))
-                raise TimeoutError(f"for {PATIENCE:.0f} s nothing came behind: {last}")
+                raise TimeoutError(
+                    f"expected an event within {PATIENCE:.0f} s, found none after: {last}"
+                )
             self._take(1)
 
     # Processes
@@ -665,13 +666,13 @@ class Scene:
         os.waitpid(process, 0)
 
     def _wait_for_log(self) -> None:
-        """Waits, for a while, until an edit in the file's place begins."""
+        """Waits for a while until an edit writes an undo log."""
         deadline = time.monotonic() + 10 * USUAL
         while time.monotonic() < deadline and ends_whole(self.path):
             time.sleep(0.0002)
 
     def _kill_writers(self, victims: Collection[str]) -> None:
-        """Kills, and counts in what moment that was; whoever lives is stopped meanwhile."""
+        """Kills writers and counts their phase of an edit, with the other writer stopped."""
         living = [self._processes[name] for name in WRITERS if name not in victims]
         self._say(PARENT, "killing")
         for process in living:
@@ -690,7 +691,7 @@ class Scene:
             os.kill(process, signal.SIGCONT)
 
     def _phase(self, victims: Collection[str]) -> str:
-        """In what moment of an edit writers were killed; the other one, if any, is stopped."""
+        """The phase of the edit in which writers were killed; the other writer is stopped."""
         last = {event.process: event.what for event in self._events if event.kind}
         if all(last.get(name) != "begin" for name in victims):
             return BETWEEN
@@ -700,10 +701,10 @@ class Scene:
                     if ends_whole(self.path):
                         return ELSEWHERE
                     return LOG if undo.find(file) is None else NEW_END
-            except LockedError:  # the other one is at work on it
+            except LockedError:  # the other writer has it
                 return ELSEWHERE
 
-    # What is left
+    # Checks
 
     def _perform(self, kind: str, turn: int) -> None:
         if kind != "nothing":
@@ -714,7 +715,7 @@ class Scene:
             )
 
     def _look(self) -> None:
-        """Counts what was done, and looks whether all is right."""
+        """Counts the operations and checks the archive."""
         begun: dict[tuple[str, int], float] = {}
         for event in self._events:
             operation = (event.process, event.number)
@@ -750,14 +751,14 @@ class Scene:
 
 
 def ends_whole(path: Path) -> bool:
-    """Whether a file ends with an end record, as archives do whose edit is finished."""
+    """Whether a file ends with an end record, so that no edit of it is unfinished."""
     with open(path, "rb") as file:
         file.seek(-EndRecord.SIZE, os.SEEK_END)
         return EndRecord.unpack(file.read()) is not None
 
 
 def kill_many(path: Path, runs: int, seed: int) -> Figures:
-    """Kills writers, as often as there are to be runs."""
+    """Makes this many runs."""
     scene = Scene(path, seed)
     try:
         for _ in range(runs):
@@ -768,7 +769,7 @@ def kill_many(path: Path, runs: int, seed: int) -> Figures:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool and gives its exit status."""
+    """Runs the tool and returns its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

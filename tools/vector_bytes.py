@@ -98,7 +98,7 @@ def zip64_field(*values: int) -> bytes:
 
 @dataclass(frozen=True)
 class Zeros:
-    """Data of zero bytes that nobody stores."""
+    """Data of zero bytes, not held in memory."""
 
     nbytes: int
 
@@ -215,7 +215,7 @@ class Image:
         return placed
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """The bytes of the file with their offsets; what lies between is zero."""
+        """The stored bytes of the file with their offsets; all other bytes are zero."""
         placed = self.place()
         yield 0, self.prefix
         position = len(self.prefix)

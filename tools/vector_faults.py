@@ -831,7 +831,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive with a tensor of this name, which the model names as well as it can."""
+        """An archive with a tensor of this name, also as far as possible in the model."""
 
         def source() -> Image:
             text = name.decode(errors="replace")
@@ -1031,7 +1031,7 @@ def _odd(graph_fields: bytes) -> bytes:
 
 
 def _in_w(fields: bytes) -> bytes:
-    """A further initializer, which is not external, with these bytes in it."""
+    """A further initializer with these bytes as raw_data."""
     return content(5, content(8, "inside") + fields)
 
 

@@ -1,4 +1,4 @@
-"""What vectors are made of: models, tensors and archives, and the vectors themselves."""
+"""Parts of vectors: models, tensors and archives; and the vectors themselves."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Vector:
-    """A file, and what a reader has to make of it.
+    """A file and the verdict that a reader must give.
 
     Attributes:
         name: Its name.

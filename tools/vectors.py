@@ -32,7 +32,7 @@ from vector_parts import Tensor, Vector
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "conformance"
 FORMAT_VERSION = 1
-# What cannot be stored in a repository; the runner makes it.
+# Too large for a repository; the runner makes it.
 SPECIAL: tuple[dict[str, Any], ...] = (
     {
         "name": "file-link",
@@ -114,7 +114,7 @@ def manifest(listed: Iterable[Mapping[str, Any]]) -> str:
 
 
 def describe(vector: Vector) -> dict[str, Any]:
-    """What the manifest says of a vector without making it."""
+    """A vector's part of the manifest that needs no file."""
     described: dict[str, Any] = {
         "name": vector.name,
         "about": vector.about,
@@ -193,7 +193,7 @@ def write_large(folder: Path) -> None:
 
 
 def write_sparse(path: Path, image: Image) -> None:
-    """Writes a file and leaves out what is zero; complete once it has its name."""
+    """Writes a file with holes for zeros; it gets its name when it is complete."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     with open(unfinished, "wb") as file:
         for offset, piece in image.pieces():

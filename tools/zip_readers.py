@@ -1,13 +1,14 @@
-"""Zip readers of others, behind one interface: what each of them finds in an archive.
+"""Other zip readers with one interface: the entries that each finds in an archive.
 
-Those of Java and JavaScript are in the directory zip_readers, beside this file; they take many
-archives a process. Each reader is asked for the names, sizes and CRC-32s of its listing, and for
-the bytes that it extracts. Whatever a reader complains about is an error: an exit status, a CRC-32
-that does not match, a word on standard error. What a reader cannot do is said beside it, as data.
+The programs in the directory zip_readers, beside this file, take many archives a process. Each
+reader is asked for the names, sizes and CRC-32s of its listing, and for the bytes that it extracts.
+Whatever a reader complains about is an error: an exit status, a CRC-32 that does not match, a word
+on standard error. What a reader cannot do is said beside it, as data.
 """
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import hashlib
 import json
@@ -16,6 +17,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,10 +81,12 @@ class Reader:
     """A zip reader.
 
     Attributes:
-        name: What it is called here.
+        name: Its name here.
         program: The command that it needs, or None where Python is all.
         read_all: Reads archives in turn.
         package: The npm package that it is, or None.
+        library: The shared library that it is, or None.
+        module: The module of Perl that it is, or None.
         hides_crc32: Why it shows no CRC-32, or None where it shows them.
         limits: Which archives it cannot read.
     """
@@ -91,15 +95,26 @@ class Reader:
     program: str | None
     read_all: ReadAll
     package: str | None = None
+    library: str | None = None
+    module: str | None = None
     hides_crc32: str | None = None
     limits: tuple[Limit, ...] = ()
 
     def missing(self) -> str | None:
-        """What has to be installed before this reader can be used, or None."""
+        """The missing program or package of this reader, or None."""
         if self.program is not None and shutil.which(self.program) is None:
             return f"{self.program} is not installed"
         if self.package is not None and not (DIRECTORY / "node_modules" / self.package).exists():
             return f"{self.package} is not installed (npm install --prefix {DIRECTORY})"
+        if self.library is not None and not _can_be_loaded(self.library):
+            return f"{self.library} is not installed"
+        if (
+            self.module is not None
+            and subprocess.run(
+                ["perl", f"-M{self.module}", "-e1"], capture_output=True, check=False
+            ).returncode
+        ):
+            return f"{self.module} is not installed"
         return None
 
     def is_installed(self) -> bool:
@@ -121,6 +136,15 @@ class Reader:
         if isinstance(outcome, ReaderError):
             raise outcome
         return outcome
+
+
+def _can_be_loaded(library: str) -> bool:
+    """Whether a shared library is installed."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 # Readers that extract to files, one archive a process
@@ -239,7 +263,7 @@ def _bsdtar_listing(output: str) -> Listing:
 
 
 def _unescaped(name: str) -> str:
-    r"""Undoes what bsdtar does to bytes of characters that it cannot print: \342 and so on."""
+    r"""Undoes bsdtar's escapes of bytes that it cannot print: \342 and so on."""
     octal = re.compile(rb"\\([0-7]{3})")
     return octal.sub(lambda found: bytes([int(found[1], 8)]), name.encode()).decode()
 
@@ -326,7 +350,7 @@ def printing(*command: str | Path) -> ReadAll:
             return
         lines = done.stdout.decode().split("\n")[:-1]
         if done.returncode or done.stderr or len(lines) != len(paths):
-            # Which archive it was that brought the process down, its output may tell.
+            # The output may name the archive that crashed the process.
             error = ReaderError(
                 f"{command[0]}: status {done.returncode}, {len(lines)} results for {len(paths)} "
                 f"archives: {done.stderr.decode()[-2000:]}"
@@ -354,6 +378,10 @@ _SATURATED_SIZE: Final = Limit(
     "field of the next entry for that",
     lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
 )
+_IN_MEMORY: Final = Limit(
+    "Node.js reads a file of 2 GiB or more into memory only in pieces",
+    lambda entries: sum(entry.nbytes for entry in entries) >= 1 << 31,
+)
 
 READERS: Final[Mapping[str, Reader]] = {
     reader.name: reader
@@ -365,6 +393,17 @@ READERS: Final[Mapping[str, Reader]] = {
             Reader(name, "bsdtar", extracting(read), hides_crc32=_LISTED_AS_TAR)
             for name, read in (("bsdtar", by_bsdtar), ("bsdtar-pipe", by_bsdtar_from_a_pipe))
         ),
+        *(
+            Reader(
+                name,
+                None,
+                printing(sys.executable, DIRECTORY / "list_c_libraries.py", name),
+                library=library,
+            )
+            for name, library in (("minizip", "libminizip.so.1"), ("libzip", "libzip.so.4"))
+        ),
+        Reader("go", "go", printing("go", "run", DIRECTORY / "list_zip.go")),
+        Reader("perl", "perl", printing("perl", DIRECTORY / "list_zip.pl"), module="Archive::Zip"),
         Reader("java-file", "java", printing("java", DIRECTORY / "ListZip.java", "file")),
         Reader("java-stream", "java", printing("java", DIRECTORY / "ListZip.java", "stream")),
         Reader("yauzl", "node", printing("node", DIRECTORY / "list_yauzl.mjs"), package="yauzl"),
@@ -373,6 +412,27 @@ READERS: Final[Mapping[str, Reader]] = {
             "node",
             printing("node", DIRECTORY / "list_zip_js.mjs"),
             package="@zip.js/zip.js",
+        ),
+        Reader(
+            "unzipper",
+            "node",
+            printing("node", DIRECTORY / "list_unzipper.mjs"),
+            package="unzipper",
+        ),
+        *(
+            Reader(
+                name,
+                "node",
+                printing("node", DIRECTORY / "list_in_memory.mjs", name),
+                package=name,
+                hides_crc32=hides_crc32,
+                limits=(_IN_MEMORY,),
+            )
+            for name, hides_crc32 in (
+                ("adm-zip", None),
+                ("fflate", "fflate ignores CRC-32s"),
+                ("jszip", "jszip compares CRC-32s with the data, and shows none"),
+            )
         ),
     )
 }

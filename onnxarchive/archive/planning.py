@@ -185,7 +185,7 @@ def _asset_name(path: str) -> str:
             f"expected the path of an asset in {keys.ASSET_FORM}, found "
             f"{shown(path, in_ascii=True)}; give unicodedata.normalize('NFC', path)"
         )
-    raise ValueError(f"expected the path of an asset as {keys.PLAIN_PATH}, found {shown(path)}")
+    raise ValueError(f"expected the path of an asset as {keys.ASSET_PATH}, found {shown(path)}")
 
 
 def plan_archive(

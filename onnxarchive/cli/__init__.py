@@ -10,10 +10,9 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.frame import DONE, FAULTY_FILE, TERMINAL_SIGNALS, WRONG_USE, call
+from onnxarchive.cli.frame import DONE, TERMINAL_SIGNALS, WRONG_USE, call, fail, status_of, warn
 from onnxarchive.cli.parser import parser
-from onnxarchive.cli.table import printable
-from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
+from onnxarchive.errors import ArchiveError
 
 _INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 
@@ -22,18 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: The arguments without the program's name; those of the process where None.
+        argv: The arguments without the program's name; None for those of the process.
 
     Returns:
-        0 done, 1 a check or comparison found something, 2 wrong use, an error of the system or a
-        library that is not installed, 3 the file is corrupt or unsafe.
+        The exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an error of
+        the system or a missing library; 3 a corrupt or unsafe file.
 
     Raises:
-        BrokenPipeError: Nobody reads the output any more.
+        BrokenPipeError: The reader of the output has closed it.
     """
     try:
         arguments = parser().parse_args(argv)
-    except SystemExit as end:  # argparse has said why
+    except SystemExit as end:  # argparse has printed the reason
         return end.code if isinstance(end.code, int) else WRONG_USE
     try:
         with warnings.catch_warnings():
@@ -43,43 +42,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except (LockedError, UnsupportedFeatureError) as error:
-        return _fail(error, WRONG_USE)
-    except ArchiveError as error:
-        return _fail(error, FAULTY_FILE)
-    except OSError as error:
-        return _fail(describe(error), WRONG_USE)
-    except (ImportError, ValueError) as error:
-        return _fail(error, WRONG_USE)
+    except (ArchiveError, ImportError, OSError, ValueError) as error:
+        return fail(error, status_of(type(error)))
     except KeyboardInterrupt:
-        return _fail("interrupted; no incomplete file is left", _INTERRUPTED)
+        return fail("interrupted; no incomplete file is left", _INTERRUPTED)
     return status
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"onnxarchive: warning: {printable(str(message))}", file=sys.stderr)
-
-
-def _fail(error: object, status: int) -> int:
-    lines = (printable(line) for line in str(error).splitlines())
-    print("onnxarchive: " + "\n".join(lines), file=sys.stderr)
-    return status
+    warn(str(message))
 
 
 def run() -> None:
-    """Runs the command of this process and ends it."""
-    # Ended from outside, a command cleans up as it does when interrupted. A signal that is ignored
-    # on its start, as nohup has it, stays ignored.
+    """Runs the command of this process and ends the process."""
+    # A terminated command cleans up as after Ctrl-C. Signals that are ignored from the start, as by
+    # nohup, stay ignored.
     for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _raise_interrupt)
-    for stream in (sys.stdout, sys.stderr):  # names may have letters that the terminal lacks
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # names may have characters that the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         status = main()
     except BrokenPipeError:
-        # Whoever read the output has seen enough; what is buffered must not be tried again.
+        # The buffered output must not be written once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = DONE
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""The command that converts models, one or many, in this process or in several."""
+"""The command that converts models: one, or many in several processes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any
 
-from onnxarchive.cli.frame import DONE, FOUND, TERMINAL_SIGNALS, require_free, say
+from onnxarchive import errors
+from onnxarchive.cli.frame import (
+    DONE,
+    TERMINAL_SIGNALS,
+    WRONG_USE,
+    require_free,
+    say,
+    status_of,
+    warn,
+)
 from onnxarchive.cli.progress import count_bar, progress_bar
 from onnxarchive.cli.table import count, printable, size, table
 from onnxarchive.conversion.batch import convert_many
 from onnxarchive.conversion.converting import Conversion, convert
 from onnxarchive.storage.replacement import remove_temporaries
-from onnxarchive.storage.threads import require_jobs
 
 _STANDARD_STREAM = "-"
 
 
 def convert_command(arguments: argparse.Namespace) -> int:
     """Runs `convert`."""
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise ValueError(f"--jobs must be 1 or more, got {arguments.jobs}")
     options = {
         "size_threshold": arguments.size_threshold,
         "alignment": arguments.alignment,
@@ -43,10 +49,10 @@ def convert_command(arguments: argparse.Namespace) -> int:
         raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir")
     source, target = arguments.paths
     if source == _STANDARD_STREAM:
-        raise ValueError("a source must be a file, which is mapped; save standard input to one")
+        raise ValueError("convert cannot read standard input: save it to a file")
     to_stream = target == _STANDARD_STREAM
     if to_stream and arguments.json and not arguments.dry_run:
-        raise ValueError("standard output takes either the archive or --json")
+        raise ValueError("--json cannot share standard output with the archive")
     if not to_stream:
         require_free(target, arguments.force)
     with progress_bar("convert") as progress:
@@ -58,12 +64,16 @@ def convert_command(arguments: argparse.Namespace) -> int:
             **options,
         )
     if not to_stream or arguments.dry_run:
-        say(arguments, _described(conversion), _told(conversion, arguments.dry_run))
+        text = (
+            f"{printable(conversion.target)}: {'would be ' if arguments.dry_run else ''}"
+            f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
+            f"{size(conversion.nbytes or 0)}{_saved(conversion)}"
+        )
+        say(arguments, _as_json(conversion), text)
     return DONE
 
 
-def _described(conversion: Conversion) -> dict[str, Any]:
-    """A conversion as JSON has it."""
+def _as_json(conversion: Conversion) -> dict[str, Any]:
     return {
         "source": conversion.source,
         "path": conversion.target,
@@ -76,21 +86,15 @@ def _described(conversion: Conversion) -> dict[str, Any]:
     }
 
 
-def _told(conversion: Conversion, is_dry_run: bool) -> str:
-    told = (
-        f"{printable(conversion.target)}: {'would be ' if is_dry_run else ''}"
-        f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
-        f"{size(conversion.nbytes or 0)}"
-    )
-    if conversion.saved_nbytes:
-        told += f"; {size(conversion.saved_nbytes)} saved by merging identical initializers"
-    return told
+def _saved(*conversions: Conversion) -> str:
+    nbytes = sum(conversion.saved_nbytes for conversion in conversions)
+    return f"; {size(nbytes)} saved by merging identical initializers" if nbytes else ""
 
 
 def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     with contextlib.ExitStack() as stack:
-        processes = arguments.jobs or 1
-        executor = stack.enter_context(_executor(processes)) if processes > 1 else None
+        jobs = arguments.jobs
+        executor = None if jobs in (None, 1) else stack.enter_context(_executor(jobs))
         advance = stack.enter_context(count_bar("convert", "model"))
         conversions = convert_many(
             arguments.paths,
@@ -98,37 +102,34 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
             executor,
             replace=arguments.force,
             on_done=lambda _, done, total: advance(done, total),
-            jobs=max(require_jobs(None) // processes, 1),
+            jobs=None if jobs is None else 1,
             **options,
         )
     for item in conversions:
         for warning in item.warnings:
-            print(
-                f"onnxarchive: warning: {printable(item.source)}: {printable(warning)}",
-                file=sys.stderr,
-            )
+            warn(f"{item.source}: {warning}")
     failed = [item for item in conversions if item.error is not None]
     rows = [
         [item.source, item.target, "failed" if item.nbytes is None else item.nbytes]
         for item in conversions
     ]
     verb = "would be converted" if arguments.dry_run else "converted"
-    total = f"{count(len(conversions) - len(failed), 'model')} {verb}, {len(failed)} failed"
-    saved = sum(item.saved_nbytes for item in conversions)
-    if saved:
-        total += f"; {size(saved)} saved by merging identical initializers"
+    done = count(len(conversions) - len(failed), "model")
+    total = f"{done} {verb}, {len(failed)} failed{_saved(*conversions)}"
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
-    say(arguments, [_described(item) for item in conversions], "\n".join(lines))
-    return FOUND if failed else DONE
+    say(arguments, [_as_json(item) for item in conversions], "\n".join(lines))
+    return max(
+        (status_of(getattr(errors, item.error_type or "", None)) for item in failed), default=DONE
+    )
 
 
 @contextlib.contextmanager
 def _executor(jobs: int) -> Iterator[Executor]:
-    """Processes that convert; an interrupt ends them, and they clean up after themselves."""
+    """Worker processes; an interrupt ends them, and they remove their temporary files."""
     context = multiprocessing.get_context("spawn")
-    # Processes that start while interrupts are ignored ignore them from their first moment: here
-    # multiprocessing's resource tracker, below a worker for each task, as none is idle yet.
+    # Processes inherit ignored interrupts: multiprocessing's resource tracker here, and below the
+    # workers, one for each task since none is idle yet.
     with _interrupts_ignored():
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:
@@ -145,7 +146,7 @@ def _executor(jobs: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # which alone gets them
+    if threading.current_thread() is not threading.main_thread():  # only it receives interrupts
         yield
         return
     before = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINAL_SIGNALS}
@@ -157,7 +158,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    """In a worker: the terminal's signals are for the parent, which then terminates this one."""
+    """In a worker: leaves the terminal's signals to the parent, which terminates the worker."""
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_worker)
@@ -165,7 +166,7 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """In a worker: ends it when the parent was killed, which could not terminate it."""
+    """In a worker: ends it if the parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -173,10 +174,10 @@ def _end_with_parent() -> None:
 
 
 def _end_worker(*_: object) -> None:
+    """In a worker: ends it at once; an exception would be the result of a task."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends it, too
-    # An exception would be taken for the outcome of the work, and the worker would go on.
     remove_temporaries()
-    os._exit(FOUND)
+    os._exit(WRONG_USE)
 
 
 def _assets(given: list[str]) -> dict[str, str]:
@@ -186,6 +187,6 @@ def _assets(given: list[str]) -> dict[str, str]:
         if not equals:
             name, path = os.path.basename(argument), argument
         if name in assets:
-            raise ValueError(f"expected each asset once, found {name!r} again")
+            raise ValueError(f"--asset: {name!r} is given twice")
         assets[name] = path
     return assets

@@ -1,4 +1,4 @@
-"""The commands that change an archive and leave its weights where they are."""
+"""The commands that edit an archive; weights stay in place."""
 
 from __future__ import annotations
 
@@ -48,10 +48,7 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
         for key in arguments.remove:
             if key not in metadata:
                 listed = ", ".join(map(shown, metadata)) or "none"
-                raise ValueError(
-                    f"--remove: expected a key of the metadata, which has {listed}, found "
-                    f"{shown(key)}"
-                )
+                raise ValueError(f"--remove: no metadata {shown(key)}; there is {listed}")
             del metadata[key]
         metadata.update(pairs)
         proto.set_metadata(model, metadata)
@@ -64,7 +61,7 @@ def rename_command(arguments: argparse.Namespace) -> int:
     """Runs `rename`."""
     inputs, outputs = _pairs("--input", arguments.input), _pairs("--output", arguments.output)
     if not (inputs or outputs):
-        raise ValueError("rename takes --input OLD=NEW or --output OLD=NEW")
+        raise ValueError("rename needs --input OLD=NEW or --output OLD=NEW")
     return _change(arguments, lambda model: renaming.renamed(model, inputs, outputs))
 
 
@@ -88,18 +85,14 @@ def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
         if not equals or not key:
             raise ValueError(f"{option}: expected KEY=VALUE, found {argument!r}")
         if key in pairs:
-            raise ValueError(f"{option}: expected each name once, found {key!r} again")
+            raise ValueError(f"{option}: {key!r} is given twice")
         pairs[key] = value
     return pairs
 
 
 def _say_size(arguments: argparse.Namespace) -> int:
-    nbytes = os.path.getsize(arguments.archive)
-    say(
-        arguments,
-        {"path": arguments.archive, "nbytes": nbytes},
-        f"{printable(arguments.archive)}: {size(nbytes)}",
-    )
+    path, nbytes = arguments.archive, os.path.getsize(arguments.archive)
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}")
     return DONE
 
 
@@ -116,6 +109,6 @@ def recover_command(arguments: argparse.Namespace) -> int:
     if recovery.is_rolled_back:
         lines.append(f"{path}: an interrupted edit was rolled back")
     elif not lines:
-        lines.append(f"{path}: there was nothing to recover")
+        lines.append(f"{path}: nothing to recover")
     say(arguments, result, "\n".join(lines))
     return DONE

@@ -1,4 +1,4 @@
-"""The commands that give an archive to tools which know none."""
+"""The commands that write archives as other tools read them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,10 @@ def link_command(arguments: argparse.Namespace) -> int:
     """Runs `link`."""
     require_free(arguments.target, arguments.force)
     onnxarchive.link(arguments.archive, arguments.target)
-    result = {
-        "path": arguments.target,
-        "archive": arguments.archive,
-        "nbytes": os.path.getsize(arguments.target),
-    }
-    told = (
-        f"{printable(arguments.target)}: {size(result['nbytes'])}, "
-        f"its large tensors in {printable(arguments.archive)}"
-    )
-    say(arguments, result, told)
+    target, archive = arguments.target, arguments.archive
+    nbytes = os.path.getsize(target)
+    text = f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}"
+    say(arguments, {"path": target, "archive": archive, "nbytes": nbytes}, text)
     return DONE
 
 
@@ -55,5 +49,5 @@ def extract_command(arguments: argparse.Namespace) -> int:
     with progress_bar("extract") as progress:
         onnxarchive.extract(arguments.archive, arguments.directory, progress=progress)
     model = os.path.join(arguments.directory, MODEL_PROTO)
-    say(arguments, {"model": model}, f"{printable(model)}: the model, its tensors beside it")
+    say(arguments, {"model": model}, f"{printable(model)}: the model, with its tensors beside it")
     return DONE

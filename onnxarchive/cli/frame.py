@@ -1,4 +1,4 @@
-"""What all commands share: statuses, arguments, and how a result is said."""
+"""Exit statuses, and functions that all commands use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import errno
 import json
 import os
 import signal
+import sys
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
+
+from onnxarchive.cli.table import printable
+from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -19,43 +23,42 @@ FAULTY_FILE: Final = 3
 TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
 
 
-def add_command(commands: Any, name: str, command: str, help: str) -> argparse.ArgumentParser:
-    """Adds a command, which gives its result as JSON, too.
-
-    Args:
-        commands: Where to add it.
-        name: Its name.
-        command: What carries it out, as `module.function` of this package.
-        help: What it does.
-    """
-    added: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
-    added.set_defaults(command=command)
-    added.add_argument("--json", action="store_true", help="print the result as JSON")
-    return added
-
-
 def call(arguments: argparse.Namespace) -> int:
-    """Carries out the command of parsed arguments, and gives the exit status."""
-    module, _, function = arguments.command.rpartition(".")
-    status: int = getattr(import_module(f"onnxarchive.cli.{module}"), function)(arguments)
+    """Runs the command of parsed arguments and returns its exit status."""
+    module = import_module(f"onnxarchive.cli.{arguments.module}")
+    status: int = getattr(module, arguments.function)(arguments)
     return status
 
 
-def add_force(command: argparse.ArgumentParser) -> None:
-    """Adds the argument that lets a file be replaced."""
-    command.add_argument("--force", action="store_true", help="replace a file that exists")
+def status_of(error: type[BaseException] | None) -> int:
+    """The exit status for an error."""
+    if error is None or issubclass(error, LockedError | UnsupportedFeatureError):
+        return WRONG_USE
+    return FAULTY_FILE if issubclass(error, ArchiveError) else WRONG_USE
+
+
+def fail(error: object, status: int) -> int:
+    """Prints an error to standard error and returns the exit status."""
+    text = describe(error) if isinstance(error, OSError) else str(error)
+    print("onnxarchive: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
+    return status
+
+
+def warn(message: str) -> None:
+    """Prints a warning to standard error."""
+    print(f"onnxarchive: warning: {printable(message)}", file=sys.stderr)
 
 
 def require_free(path: str, force: bool) -> None:
-    """Refuses a target that exists.
+    """Refuses to replace a target.
 
     Raises:
-        FileExistsError: It exists, and is not to be replaced.
+        FileExistsError: The target exists, and `force` is false.
     """
     if not force and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "exists; --force replaces it", path)
 
 
-def say(arguments: argparse.Namespace, result: object, told: str) -> None:
-    """Prints a result: as JSON if that was asked for, else as it is told to people."""
-    print(json.dumps(result, indent=2) if arguments.json else told)
+def say(arguments: argparse.Namespace, result: object, text: str) -> None:
+    """Prints a result: `result` as JSON under `--json`, else `text`."""
+    print(json.dumps(result, indent=2) if arguments.json else text, flush=True)

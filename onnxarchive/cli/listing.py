@@ -1,4 +1,4 @@
-"""The commands that look at an archive: its entries, its model, the rules that it keeps."""
+"""The commands that list, describe and check archives."""
 
 from __future__ import annotations
 
@@ -10,84 +10,60 @@ from typing import Any
 
 import onnxarchive
 from onnxarchive.archive.reading import Archive
-from onnxarchive.cli.frame import DONE, FOUND, say
+from onnxarchive.cli.frame import DONE, FOUND, fail, say, status_of
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
+from onnxarchive.errors import ArchiveError
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import text
+from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.layout import Placement
 
 
 def ls_command(arguments: argparse.Namespace) -> int:
     """Runs `ls`."""
+    listed: list[dict[str, Any]] = []
     with onnxarchive.open(arguments.archive) as archive:
-        listed = _listed_tensors(archive)
-        others = [
-            {
-                "name": entry.name,
-                "nbytes": entry.nbytes,
-                "data_offset": entry.data_offset,
-                "crc32": entry.crc32,
-            }
-            for entry in archive.entries.values()
-            if entry.name == MODEL_PROTO or entry.name.startswith(ASSET_PREFIX)
-        ]
-        counts = _counts(archive)
-    nbytes = os.path.getsize(arguments.archive)
-    rows: list[list[object]] = [
-        [
-            item["name"],
-            item["key"],
-            item["data_type"],
-            shape(item["dims"]),
-            item["nbytes"],
-            item["data_offset"],
-        ]
-        for item in listed
-    ]
-    rows += [["", item["name"], "", "", item["nbytes"], item["data_offset"]] for item in others]
-    shown = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
-    weights = sum(item["nbytes"] for item in listed)
-    shown += (
-        f"\n\n{count(counts['tensors'], 'tensor')} of {size(weights)}, "
-        f"{counts['in_model']:,} more in the model, {count(counts['assets'], 'asset')}; "
-        f"archive of {size(nbytes)}"
-    )
-    result = {
-        "path": arguments.archive,
-        "tensors": listed,
-        "others": others,
-        "totals": {**counts, "weights": weights, "nbytes": nbytes},
-    }
-    say(arguments, result, shown)
-    return DONE
-
-
-def _listed_tensors(archive: Archive) -> list[dict[str, Any]]:
-    listed = []
-    for key, ref in archive._refs.items():
-        entry = archive.entries[key]
-        listed.append(
-            {
+        for key, ref in archive._refs.items():
+            described = {
                 "name": ref.name,
                 "key": key,
                 "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
                 "dims": list(ref.tensor.dims),
-                "nbytes": entry.nbytes,
-                "data_offset": entry.data_offset,
-                "crc32": entry.crc32,
             }
-        )
-    return sorted(listed, key=lambda item: item["data_offset"])
+            listed.append(described | _place(archive.entries[key]))
+        others = [
+            {"name": entry.name, **_place(entry)}
+            for entry in archive.entries.values()
+            if entry.name == MODEL_PROTO or entry.name.startswith(ASSET_PREFIX)
+        ]
+        totals = {
+            "tensors": len(listed),
+            "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(listed),
+            "assets": len(archive.assets),
+            "weights": sum(item["nbytes"] for item in listed),
+            "nbytes": os.path.getsize(arguments.archive),
+        }
+    listed.sort(key=lambda item: item["data_offset"])
+    rows = [
+        [*list(it.values())[:3], shape(it["dims"]), it["nbytes"], it["data_offset"]]
+        for it in listed
+    ]
+    rows += [["", it["name"], "", "", it["nbytes"], it["data_offset"]] for it in others]
+    lines = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
+    summary = (
+        f"{count(totals['tensors'], 'tensor')} of {size(totals['weights'])}, "
+        f"{totals['in_model']:,} more in the model, {count(totals['assets'], 'asset')}; "
+        f"archive of {size(totals['nbytes'])}"
+    )
+    result = {"path": arguments.archive, "tensors": listed, "others": others, "totals": totals}
+    say(arguments, result, f"{lines}\n\n{summary}")
+    return DONE
 
 
-def _counts(archive: Archive) -> dict[str, int]:
-    return {
-        "tensors": len(archive._refs),
-        "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(archive._refs),
-        "assets": len(archive.assets),
-    }
+def _place(entry: Entry) -> dict[str, int]:
+    return {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
 
 
 def info_command(arguments: argparse.Namespace) -> int:
@@ -118,20 +94,17 @@ def info_command(arguments: argparse.Namespace) -> int:
         if label == "bytes":
             lines += [f"{part:<12}{size(nbytes)}" for part, nbytes in value.items()]
         elif isinstance(value, dict):
-            described = [printable(f"{name}: {what}") for name, what in value.items()]
-            lines += [f"{label if not row else '':<12}{line}" for row, line in enumerate(described)]
+            for row, item in enumerate(value.items()):
+                lines.append(f"{label if not row else '':<12}{printable('{}: {}'.format(*item))}")
         elif value:
-            lines.append(f"{label:<12}{value:,}" if isinstance(value, int) else _line(label, value))
+            shown = f"{value:,}" if isinstance(value, int) else printable(value)
+            lines.append(f"{label:<12}{shown}")
     say(arguments, result, "\n".join(lines))
     return DONE
 
 
-def _line(label: str, value: str) -> str:
-    return f"{label:<12}{printable(value)}"
-
-
 def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
-    """Where the bytes of an archive are."""
+    """The bytes of an archive by use."""
     entries = archive.entries.values()
     assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
     model = archive.entries[MODEL_PROTO].nbytes
@@ -153,33 +126,36 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
 
 def check_command(arguments: argparse.Namespace) -> int:
     """Runs `check`."""
-    archives: list[str] = arguments.archives
-    link = arguments.link
+    archives, link = arguments.archives, arguments.link
     if len(archives) > 1 and link is not None:
-        raise ValueError("check takes several ARCHIVEs, or --link LINK and one at most")
+        raise ValueError("check takes only one ARCHIVE with --link")
     if not (archives or link):
         raise ValueError("check takes an ARCHIVE, or --link LINK")
     result: list[dict[str, Any]] = []
     lines: list[str] = []
+    status = DONE
     for archive in archives or _linked(link):
-        with progress_bar("check") as progress:
-            findings = onnxarchive.check(archive, full=arguments.full, progress=progress)
+        try:
+            with progress_bar("check") as progress:
+                findings = onnxarchive.check(
+                    archive, full=arguments.full, progress=progress, jobs=arguments.jobs
+                )
+        except (ArchiveError, OSError) as error:  # the other archives are checked
+            status = max(status, fail(error, status_of(type(error))))
+            continue
         result += [{"archive": archive, **dataclasses.asdict(finding)} for finding in findings]
-        lines += [f"{archive}: {finding}" for finding in findings]
-        if not findings:
-            lines.append(f"{archive}: {_passed(arguments.full)}")
-    if link is not None and not result:
+        lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]
+    if link is not None and not result and status == DONE:
         findings = onnxarchive.check_link(link, *archives)
         result = [{"link": link, **dataclasses.asdict(finding)} for finding in findings]
-        lines += [f"{link}: {finding}" for finding in findings]
-        if not findings:
-            lines.append(f"{link}: fits it")
-    say(arguments, result, "\n".join(map(printable, lines)))
-    return FOUND if result else DONE
+        lines += [f"{link}: {it}" for it in findings or ("fits the archive",)]
+    if lines:
+        say(arguments, result, "\n".join(map(printable, lines)))
+    return max(status, FOUND if result else DONE)
 
 
 def _linked(link: str) -> list[str]:
-    """The archive that a link names, if it is there; otherwise the link's own check says so."""
+    """The archive of a link; nothing if it is missing, which the check of the link reports."""
     from onnxarchive.interop.link_checks import linked_archive
 
     archive = linked_archive(link)
@@ -189,6 +165,6 @@ def _linked(link: str) -> list[str]:
 def _passed(full: bool) -> str:
     from onnxarchive.archive.rules import rules
 
-    passed = [rule for rule in rules().values() if full or rule.seen != "data"]
-    unread = "" if full else "; weights were not read (--full)"
-    return f"keeps all {len(passed)} rules that were checked{unread}"
+    checked = [rule for rule in rules().values() if full or rule.seen != "data"]
+    unread = "" if full else "; weights not read, --full reads them"
+    return f"valid ({len(checked)} rules checked{unread})"

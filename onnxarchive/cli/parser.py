@@ -1,7 +1,6 @@
-"""What the command line takes.
+"""The arguments of the command line.
 
-The module that carries a command out is imported when the command is called, and not to tell what
-commands there are.
+A command's own module is imported when the command is called: help needs none of them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import argparse
 from typing import Any, Final
 
 import onnxarchive
-from onnxarchive.cli.frame import add_command, add_force
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 
@@ -19,59 +17,100 @@ WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's arguments."""
+    """The parser of the command line."""
     top = argparse.ArgumentParser(
         prog="onnxarchive",
-        description="ONNX models as one zip file that is mapped, not read.",
-        epilog="Exit status: 0 done, 1 a check or comparison found something, 2 wrong use or an "
-        "error of the system, 3 the file is corrupt or unsafe.",
+        description="Work with ONNX archives: zip files whose weights are mapped into memory.",
+        epilog="Exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an "
+        "error of the system or a missing library; 3 a corrupt or unsafe file. Of several files, "
+        "the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     _add_convert(commands)
     _add_export(commands)
     _add_link(commands)
-    _add_ls(commands)
-    _add_info(commands)
-    _add_check(commands)
     _add_extract(commands)
+    _add(commands, "ls", "listing", "List the tensors and assets of an archive.")
+    _add(commands, "info", "listing", "Describe the model in an archive.")
+    _add_check(commands)
+    _add_diff(commands)
     _add_replace_model(commands)
     _add_set_metadata(commands)
     _add_rename(commands)
     _add_recover(commands)
-    _add_diff(commands)
     _add_run(commands)
     _add_view(commands)
     return top
 
 
+def _add(
+    commands: Any, name: str, module: str, help: str, *, archive: bool = True
+) -> argparse.ArgumentParser:
+    """Adds a command.
+
+    Args:
+        commands: The commands so far.
+        name: Its name.
+        module: The module of this package with its function, such as `set_metadata_command`.
+        help: What it does, in a sentence.
+        archive: Whether its first argument is an archive.
+    """
+    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+    command.set_defaults(module=module, function=f"{name.replace('-', '_')}_command")
+    _add_flag(command, "--json", "print the result as JSON")
+    if archive:
+        command.add_argument("archive", metavar="ARCHIVE")
+    return command
+
+
+def _add_flag(command: argparse.ArgumentParser, name: str, help: str) -> None:
+    command.add_argument(name, action="store_true", help=help)
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    _add_flag(command, "--force", "replace files that exist")
+
+
+def _add_jobs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--jobs", type=_positive, metavar="N", help="use N cores (default: all of them)"
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of 1 or more, found {number}")
+    return number
+
+
 def _add_convert(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "convert",
-        "converting.convert_command",
-        "Convert a model to an archive: a .onnx, a directory, a zip of any tool, an archive.",
+        "converting",
+        "Convert models to archives: .onnx files, directories, zips of any tool, archives.",
+        archive=False,
     )
     command.usage = (
-        "onnxarchive convert [options] SOURCE TARGET [--jobs N]\n"
-        "       onnxarchive convert [options] DIR_OR_FILE... --output-dir OUT [--jobs N]"
+        "onnxarchive convert [options] SOURCE TARGET\n"
+        "       onnxarchive convert [options] SOURCE... --output-dir DIR"
     )
     command.add_argument(
         "paths",
         nargs="+",
         metavar="PATH",
-        help="SOURCE and TARGET (- for standard output), or with --output-dir the sources",
+        help="SOURCE and TARGET (- for standard output); several files or directory trees with "
+        "--output-dir",
     )
     command.add_argument(
-        "--output-dir", metavar="OUT", help="convert every model of the sources, keeping their tree"
+        "--output-dir",
+        metavar="DIR",
+        help="convert every model below the sources to an archive at the same place below DIR: "
+        "one at a time, or N at a time with --jobs N",
     )
-    command.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="use N threads (default one for each core); with --output-dir, convert N models at "
-        "once (default 1), each with its share of the cores",
-    )
+    _add_jobs(command)
     command.add_argument(
         "--size-threshold",
         type=int,
@@ -84,135 +123,123 @@ def _add_convert(commands: Any) -> None:
         type=int,
         default=layout.MIN_ALIGNMENT,
         metavar="BYTES",
-        help="align every entry's data, a power of two from 64 to 32768 (default %(default)s)",
+        help="align the data of every entry to a power of two from 64 to 32768 (default "
+        "%(default)s)",
     )
-    command.add_argument(
+    _add_flag(
+        command,
         "--convert-attribute",
-        action="store_true",
-        help="store tensors of attributes, functions and sparse tensors outside, too",
+        "also store tensors of attributes, functions and sparse tensors outside the model",
     )
     command.add_argument(
         "--asset",
         action="append",
         default=[],
         metavar="[NAME=]PATH",
-        help="a file that the archive shall carry, under its own name or NAME",
+        help="add a file to the archive, under its own name or NAME",
     )
-    command.add_argument(
-        "--dedupe",
-        action="store_true",
-        help="let identical initializers of a graph become one",
+    _add_flag(command, "--dedupe", "merge identical initializers of a graph")
+    _add_flag(
+        command, "--verify-checksum", "compare data files with the SHA-1 checksums in the model"
     )
-    command.add_argument(
-        "--verify-checksum",
-        action="store_true",
-        help="compare data files with the SHA-1 that their tensors name",
-    )
-    command.add_argument(
-        "--dry-run", action="store_true", help="tell what would be written, and write nothing"
-    )
-    add_force(command)
+    _add_flag(command, "--dry-run", "report the result without writing it")
+    _add_force(command)
 
 
 def _add_export(commands: Any) -> None:
-    command = add_command(
-        commands, "export", "exporting.export_command", "Write an archive's model as a .onnx."
-    )
-    command.add_argument("archive")
-    command.add_argument("target", help="the .onnx to write")
+    command = _add(commands, "export", "exporting", "Write the model of an archive as a .onnx.")
+    command.add_argument("target", metavar="TARGET", help="the .onnx to write")
     command.add_argument(
         "--external-data",
         metavar="NAME",
-        help="put the large tensors into this file beside it; needed from 2 GiB on",
+        help="write large tensors to this file beside the .onnx; needed from 2 GiB on",
     )
-    add_force(command)
+    _add_force(command)
 
 
 def _add_link(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "link",
-        "exporting.link_command",
-        "Write a small .onnx whose external data points into an archive, for tools that know none.",
-    )
-    command.add_argument("archive")
-    command.add_argument("target", help="the .onnx to write, in the archive's directory or above")
-    add_force(command)
-
-
-def _add_ls(commands: Any) -> None:
-    command = add_command(
-        commands, "ls", "listing.ls_command", "List an archive's tensors and assets."
-    )
-    command.add_argument("archive")
-
-
-def _add_info(commands: Any) -> None:
-    command = add_command(
-        commands, "info", "listing.info_command", "Tell what model an archive holds."
-    )
-    command.add_argument("archive")
-
-
-def _add_check(commands: Any) -> None:
-    command = add_command(
-        commands, "check", "listing.check_command", "List every rule that an archive breaks."
-    )
-    command.usage = (
-        "onnxarchive check [--full] [--json] ARCHIVE ...\n"
-        "       onnxarchive check [--full] [--json] --link LINK [ARCHIVE]"
+        "exporting",
+        "Write a small .onnx with its data in an archive, for tools that cannot open archives.",
     )
     command.add_argument(
-        "archives",
-        nargs="*",
-        metavar="ARCHIVE",
-        help="the archives; with --link at most one, or the one that LINK names",
+        "target", metavar="TARGET", help="the .onnx to write, in the archive's directory or above"
     )
-    command.add_argument("--full", action="store_true", help="read every byte, for checksums")
-    command.add_argument("--link", metavar="LINK", help="whether this .onnx fits the archive, too")
+    _add_force(command)
 
 
 def _add_extract(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "extract",
-        "exporting.extract_command",
-        "Unzip an archive to a directory that ONNX tools read.",
+    command = _add(
+        commands, "extract", "exporting", "Unzip an archive to a directory of ONNX external data."
     )
-    command.add_argument("archive")
-    command.add_argument("directory", help="the directory to make")
+    command.add_argument("directory", metavar="DIRECTORY", help="a new or an empty directory")
+
+
+def _add_check(commands: Any) -> None:
+    command = _add(
+        commands,
+        "check",
+        "listing",
+        "List the rules of the specification that archives break.",
+        archive=False,
+    )
+    command.usage = (
+        "onnxarchive check [options] ARCHIVE...\n"
+        "       onnxarchive check [options] --link LINK [ARCHIVE]"
+    )
+    command.add_argument(
+        "archives", nargs="*", metavar="ARCHIVE", help="an archive; with --link, the linked one"
+    )
+    _add_flag(command, "--full", "read every byte and compare checksums")
+    command.add_argument("--link", metavar="LINK", help="check that this link fits the archive")
+    _add_jobs(command)
+
+
+def _add_diff(commands: Any) -> None:
+    command = _add(
+        commands,
+        "diff",
+        "comparing",
+        "Compare the graphs, tensors and assets of two archives; weights by their CRC-32.",
+    )
+    command.add_argument("other", metavar="OTHER")
+    _add_flag(
+        command, "--full", "also compare the bytes of tensors and assets with the same CRC-32"
+    )
+    _add_flag(command, "--stack-traces", "also compare the stack traces in the metadata of nodes")
 
 
 def _add_replace_model(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "replace-model",
-        "editing.replace_model_command",
-        "Give an archive another model; weights are neither read nor moved.",
+        "editing",
+        "Replace the model of an archive; weights are neither read nor moved.",
     )
-    command.add_argument("archive")
     command.add_argument(
         "model",
-        help="a .onnx whose external data is in the archive (a changed link, or the archive's own "
-        "__MODEL_PROTO), beside it, or in it",
+        metavar="MODEL",
+        help="a .onnx with external data in the archive (a changed link, or the archive's own "
+        "__MODEL_PROTO), in data files or in itself",
     )
     command.add_argument(
         "--size-threshold",
         type=int,
         metavar="BYTES",
-        help="store tensors of this size or more outside the model (default: as the archive does)",
+        help="store tensors of this size or more outside the model (default: as in the archive)",
     )
-    _add_common(command)
+    _add_edit_options(command)
 
 
 def _add_set_metadata(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "set-metadata",
-        "editing.set_metadata_command",
-        "Set metadata and other words of an archive's model.",
+        "editing",
+        "Set metadata, doc string, producer and domain of an archive's model.",
     )
-    command.add_argument("archive")
     command.add_argument(
         "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set, before any option"
     )
@@ -220,72 +247,43 @@ def _add_set_metadata(commands: Any) -> None:
         "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"
     )
     for field in WORDS:
-        words = field.replace("_", " ")
-        command.add_argument(
-            f"--{field.replace('_', '-')}", metavar="TEXT", help=f"set the {words}; '' removes it"
-        )
-    _add_common(command)
+        option, words = field.replace("_", "-"), field.replace("_", " ")
+        command.add_argument(f"--{option}", metavar="TEXT", help=f"set the {words}; '' removes it")
+    _add_edit_options(command)
 
 
 def _add_rename(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "rename",
-        "editing.rename_command",
-        "Give inputs and outputs of an archive's model other names, wherever they are used.",
+        "editing",
+        "Rename inputs and outputs of an archive's model wherever they are used.",
     )
-    command.add_argument("archive")
     for kind in ("input", "output"):
         command.add_argument(
-            f"--{kind}",
-            action="append",
-            default=[],
-            metavar="OLD=NEW",
-            help=f"the new name of an {kind}",
+            f"--{kind}", action="append", default=[], metavar="OLD=NEW", help=f"rename an {kind}"
         )
-    _add_common(command)
+    _add_edit_options(command)
 
 
 def _add_recover(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "recover",
-        "editing.recover_command",
-        "Roll back an edit that a crash interrupted, and remove what killed processes left.",
+        "editing",
+        "Roll back an interrupted edit, and remove temporary files of killed processes.",
     )
-    command.add_argument("archive")
     _add_timeout(command)
 
 
-def _add_diff(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "diff",
-        "comparing.diff_command",
-        "Compare graphs, tensors and assets of two archives, weights by their CRC-32.",
-    )
-    command.add_argument("archive")
-    command.add_argument("other")
-    command.add_argument(
-        "--full", action="store_true", help="compare the bytes of equal CRC-32s, too"
-    )
-    command.add_argument(
-        "--stack-traces",
-        action="store_true",
-        help="compare stack traces in the metadata of nodes, too",
-    )
-
-
-def _add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+def _add_edit_options(command: argparse.ArgumentParser) -> None:
+    _add_flag(
+        command,
         "--compact",
-        action="store_true",
-        help="write the whole archive as convert does, without tensors that the model lacks",
+        "write the whole archive anew, without tensors that the new model lacks",
     )
-    command.add_argument(
-        "--copy",
-        action="store_true",
-        help="put a new file in the archive's place, for one with several names (links)",
+    _add_flag(
+        command, "--copy", "replace the file by a new one; needed if it has several names (links)"
     )
     _add_timeout(command)
 
@@ -295,54 +293,48 @@ def _add_timeout(command: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="wait so long for others who change the archive, 0 for not at all (default: for ever)",
+        help="wait this long for other processes that edit the archive (default: without limit)",
     )
 
 
 def _add_run(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "run",
-        "running.run_command",
-        "Run a model once with ONNX Runtime, and tell what came out, how fast, in how much memory.",
+        "running",
+        "Run a model with ONNX Runtime, and print inputs, outputs, time and growth of memory.",
+        archive=False,
     )
-    command.add_argument("model", help="an archive, or a .onnx")
+    command.add_argument("model", help="an archive or a .onnx")
     command.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="NAME=FILE.npy",
-        help="an input (.npz for a sequence); those that are not given are random",
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of random inputs (default %(default)s)"
+        help="an input (.npz for a sequence); inputs that are not given are random",
     )
     command.add_argument(
         "--dim",
         action="append",
         default=[],
         metavar="NAME=SIZE",
-        help="the size of a dimension that the model leaves open (default 1)",
+        help="the size of an open dimension (default 1)",
     )
     command.add_argument(
         "--provider",
         action="append",
         metavar="NAME",
-        help="an execution provider, such as cpu or cuda; several in the order of preference",
+        help="an execution provider, such as cpu or cuda; several in order of preference",
     )
     command.add_argument(
         "--repeat",
         type=int,
         default=1,
         metavar="N",
-        help="run it N times and tell the median (default %(default)s)",
+        help="run the model N times and print the median time (default %(default)s)",
     )
     command.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="DIR|NAME=FILE.npy",
-        help="save every output in a directory, or one as a file",
+        "--output", metavar="DIR", help="save the outputs as .npy files in a new directory"
     )
     command.add_argument(
         "--compare",
@@ -354,35 +346,25 @@ def _add_run(commands: Any) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="how far numbers may be apart (default 0: every bit the same)",
+        help="absolute tolerance of --compare (default 0: every bit is equal)",
     )
     command.add_argument(
         "--rtol",
         type=float,
         default=0.0,
         metavar="X",
-        help="how far beyond that in proportion to OTHER's (default 0)",
+        help="relative tolerance, a factor of OTHER's number that is added to --atol (default 0)",
     )
-    add_force(command)
 
 
 def _add_view(commands: Any) -> None:
-    command = add_command(
+    command = _add(
         commands,
         "view",
-        "viewing.view_command",
-        "Show an archive's graph and weights in a browser, with Netron.",
-    )
-    command.add_argument("archive")
-    command.add_argument(
-        "--port", type=int, default=0, metavar="N", help="the port to serve at (default any free)"
+        "viewing",
+        "Show the graph and the weights of an archive in a browser, with Netron.",
     )
     command.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="the address to serve at (default %(default)s, for this machine alone)",
+        "--port", type=int, default=0, metavar="N", help="the port to serve at (default: any free)"
     )
-    command.add_argument(
-        "--no-browser", action="store_true", help="print the address, and start no browser"
-    )
+    _add_flag(command, "--no-browser", "print the address, and start no browser")

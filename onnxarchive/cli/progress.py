@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for what takes a while on a terminal."""
+"""Progress bars on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxarchive.buffers.counting import Progress
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-DELAY = 1.0  # seconds; what is done sooner shows no bar
+DELAY = 1.0  # seconds before a bar appears
 
 
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Progress | None]:
-    """A callback that moves a bar with throughput; None where standard error is no terminal."""
+    """Gives a callback that moves a bar of bytes; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -38,7 +38,7 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
 
 @contextlib.contextmanager
 def count_bar(description: str, unit: str) -> Iterator[Progress]:
-    """A callback that moves a bar of things done; it does nothing where there is no terminal."""
+    """Gives a callback that moves a bar of things done; it does nothing without a terminal."""
     from tqdm import tqdm
 
     with tqdm(

@@ -1,4 +1,4 @@
-"""Text for people: aligned tables, sizes, and names that cannot play tricks on a terminal."""
+"""Text for a terminal: aligned tables, sizes, and names without control characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STEP = 1024
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows below a header, columns aligned: numbers to the right, text to the left."""
+    """A header and rows in aligned columns: numbers to the right, text to the left."""
     cells = [[*header], *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     is_number = [
@@ -31,28 +31,27 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with every character that does not print written as an escape."""
+    """The text with escape sequences for characters that do not print."""
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def count(number: int, noun: str) -> str:
-    """How many of something: `1 tensor`, `2 tensors`."""
+    """A number of things: `1 tensor`, `2 tensors`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shape(dims: Sequence[object]) -> str:
-    """A shape as people write it: `1x3x224x224`, or `scalar`."""
+    """A shape: `1x3x224x224`, or `scalar`."""
     return "x".join(str(dim) for dim in dims) or "scalar"
 
 
 def size(nbytes: int) -> str:
-    """A size in bytes, and in the largest unit that it fills: `1,536 bytes (1.5 KiB)`."""
+    """A size in bytes and in a larger unit: `1,536 bytes (1.5 KiB)`."""
     exact = f"{nbytes:,} bytes"
     if nbytes < _STEP:
         return exact

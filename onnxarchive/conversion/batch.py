@@ -253,8 +253,8 @@ class _Convert:
                 )
             return with_changes(conversion, warnings=(*conversion.warnings, *lost))
         except (ArchiveError, ValueError) as error:
-            return Conversion(source, target, str(error))
+            return Conversion(source, target, str(error), error_type=type(error).__name__)
         except OSError as error:
-            return Conversion(source, target, describe(error))
+            return Conversion(source, target, describe(error), error_type=type(error).__name__)
         except Exception as error:  # the other conversions go on
             return Conversion(source, target, f"{type(error).__name__}: {error}")

@@ -59,6 +59,8 @@ class Conversion:
         saved_nbytes: Bytes that merging identical initializers saved.
         shared_nbytes: Bytes that storing equal tensors of several models once saved.
         warnings: What was left out or could not be kept, a sentence each.
+        error_type: Name of the exception's type that `error` describes, such as `"OSError"`; None
+            if the conversion raised none.
     """
 
     source: str
@@ -70,6 +72,7 @@ class Conversion:
     saved_nbytes: int = 0
     shared_nbytes: int = 0
     warnings: tuple[str, ...] = ()
+    error_type: str | None = None
 
 
 def convert(

@@ -18,7 +18,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.paths import is_below
+from onnxarchive.storage.paths import is_below, leads_out
 
 # The fields of a tensor without its data and the place of its data.
 _DESCRIBING_FIELDS: Final = tuple(
@@ -72,7 +72,9 @@ def check_link(
             "external"
         )
     if len(locations) > 1:
-        return [_finding(f"expected all external data in one file, found it in {locations}")]
+        first, other = map(shown, locations[:2])
+        found = f"{len(locations)}, such as {first} and {other}"
+        return [_finding(f"expected all external data in one file, found it in {found}")]
     named = _beside(path, locations[0])
     if named is None:
         return [_not_beside(locations[0])]
@@ -121,7 +123,7 @@ def _locations(model: onnx.ModelProto) -> list[str]:
 
 def _beside(path: str | os.PathLike[str], location: str) -> str | None:
     """The file at a location; None if it is not in the directory of `path` or below."""
-    if {"\0", "\\"} & set(location) or os.path.isabs(location) or ".." in location.split("/"):
+    if {"\0", "\\"} & set(location) or leads_out(location):
         return None
     directory = os.path.dirname(os.fspath(path))
     found = os.path.join(directory, location)

@@ -1,24 +1,20 @@
-"""Running a model once with ONNX Runtime, on random or given inputs, and what that takes."""
+"""Running a model with ONNX Runtime on given or random inputs; its outputs, times and memory."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import ctypes
 import os
-import statistics
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
-from onnxarchive.interop import inputs as inputs_
-from onnxarchive.interop.inputs import Given, Port
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError, with_path
+from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.interop.ort_options import require_onnxruntime
 from onnxarchive.model import dtypes
@@ -28,462 +24,254 @@ from onnxarchive.zipformat.records import LocalHeader
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.buffers.counting import Progress
-
-_PIECE: Final = 1 << 20  # elements summed up at a time
-_STATUS: Final = "/proc/self/status"
-_SAMPLING_INTERVAL: Final = 0.005  # seconds
-_SILENT: Final = 4  # what goes wrong is raised, too
-_PROVIDER: Final = "executionprovider"
+STRING: Final = "STRING"
+STATUS: Final = "/proc/self/status"
+_KINDS: Final = {"RssAnon": "anonymous", "RssFile": "mapped", "RssShmem": "mapped"}
+_SUFFIX: Final = "executionprovider"
 
 
 class RunError(UnsupportedFeatureError):
     """ONNX Runtime does not load the model, or does not run it on these inputs."""
 
 
+class Summary(NamedTuple):
+    """Statistics of an array: those of its numbers, and the number of NaN; None for strings."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
+    nans: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An array that went into a model or came out of it.
+    """An array among the inputs or outputs of a model.
 
     Attributes:
-        name: The name of the input or output; behind it where in a sequence or map the array is:
-            `y[0]`, `y[0].values`.
-        data_type: The name of its data type as ONNX has it.
-        array: The array; of objects where it holds strings.
+        name: Name of the input or output, with the position in a sequence or map: `y[0].values`.
+        array: The array; of objects if it holds strings.
     """
 
     name: str
-    data_type: str
     array: NDArray[Any]
 
-    def summary(self) -> Summary | None:
-        """A few numbers about it; None where it holds no numbers, or complex ones."""
-        array = self.array.reshape(-1)
-        if array.dtype.kind in "OUc":
-            return None
-        if array.dtype.kind in "iu":
-            if not array.size:
-                return Summary(None, None, None, 0)
-            mean = float(array.mean(dtype=np.float64))
-            return Summary(array.min().item(), array.max().item(), mean, 0)
-        least, greatest, total, count = math.inf, -math.inf, 0.0, 0
-        for begin in range(0, array.size, _PIECE):
-            piece = array[begin : begin + _PIECE].astype(np.float64)
-            piece = piece[~np.isnan(piece)]
-            count += piece.size
-            least = min(least, float(piece.min(initial=math.inf)))
-            greatest = max(greatest, float(piece.max(initial=-math.inf)))
-            with np.errstate(invalid="ignore", over="ignore"):  # of both infinities
-                total += float(piece.sum())
+    @property
+    def data_type(self) -> str:
+        """ONNX's name of its data type."""
+        return STRING if self.array.dtype.kind in "UO" else dtypes.of_array(self.array).name
+
+    def summary(self) -> Summary:
+        """Computes statistics."""
+        if self.data_type == STRING:
+            return Summary()
+        numbers = self.array
+        if numbers.dtype.kind not in "fiu":  # bool, and the types of ml_dtypes
+            numbers = numbers.astype(np.float32)
+        are_numbers = ~np.isnan(numbers)
+        count = int(np.count_nonzero(are_numbers))
         if not count:
-            return Summary(None, None, None, array.size)
-        return Summary(least, greatest, total / count, array.size - count)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A few numbers about an array.
-
-    Attributes:
-        minimum: Its least number; None where it has none.
-        maximum: Its greatest number, likewise.
-        mean: The mean of its numbers, likewise.
-        nans: How many of its elements are NaN, which the others leave out.
-    """
-
-    minimum: float | None
-    maximum: float | None
-    mean: float | None
-    nans: int
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """How much memory this process took at most for a session and its runs.
-
-    Attributes:
-        anonymous: Bytes of its own that it took beyond those of before, sampled every 5 ms; None
-            where the system does not tell.
-        mapped: Bytes of mapped files that it had in memory beyond those of before, such as weights
-            in an archive, which it shares with other processes; None as above.
-        resident: The most bytes that the process ever had in memory, all in all; None as above.
-    """
-
-    anonymous: int | None
-    mapped: int | None
-    resident: int | None
+            return Summary(nans=numbers.size)
+        with np.errstate(invalid="ignore", over="ignore"):  # sums of infinities
+            mean = np.mean(numbers, dtype=np.float64, where=are_numbers).item()
+        least, greatest = (it.reduce(numbers, axis=None).item() for it in (np.fmin, np.fmax))
+        return Summary(least, greatest, mean, numbers.size - count)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of running a model.
+    """Results of running a model.
 
     Attributes:
         path: The model.
-        providers: The execution providers that the session has, the first preferred.
-        ports: What the model takes.
-        feed: What it was given, by name.
-        random: The names of the inputs that were made up.
-        assumed: The sizes that the model leaves open and that were assumed, by name.
-        inputs: The arrays of the inputs.
-        outputs: The arrays of the outputs.
-        session_seconds: How long it took to make the session.
-        run_seconds: How long each of the runs took.
-        memory: How much memory that took.
+        providers: Execution providers of the session, in order of preference.
+        feed: The inputs by name.
+        random: Names of the inputs that were not given.
+        assumed: Sizes of open dimensions that nothing set, by name.
+        inputs: Arrays of the inputs.
+        outputs: Arrays of the outputs.
+        session_seconds: Time to make the session.
+        run_seconds: Time of each run.
+        memory: Growth in bytes from before the session until after the last run of the process's
+            own memory (`"anonymous"`), and of mapped files in memory, which processes share
+            (`"mapped"`). Empty if the system does not report memory.
     """
 
     path: str
     providers: tuple[str, ...]
-    ports: tuple[Port, ...]
-    feed: Mapping[str, Given]
+    feed: Mapping[str, Input]
     random: frozenset[str]
     assumed: Mapping[str, int]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     session_seconds: float
     run_seconds: tuple[float, ...]
-    memory: Memory
-
-    @property
-    def median_seconds(self) -> float:
-        """The median of `run_seconds`."""
-        return statistics.median(self.run_seconds)
+    memory: Mapping[str, int]
 
 
 def run(
     path: str | os.PathLike[str],
-    inputs: Mapping[str, Given] | None = None,
+    inputs: Mapping[str, Input] | None = None,
     *,
-    seed: int = 0,
     dims: Mapping[str, int] | None = None,
     providers: Sequence[str] | None = None,
     repeat: int = 1,
-    progress: Progress | None = None,
 ) -> Outcome:
-    """Runs a model with ONNX Runtime and tells what came out, how fast, and in how much memory.
+    """Runs a model with ONNX Runtime and measures time and memory.
 
     Args:
-        path: An archive, whose weights are mapped as by `onnxarchive.session`, or a `.onnx`.
-        inputs: Arrays by the names of the inputs; a list of arrays for a sequence. What is not
-            given is made up (`onnxarchive.interop.inputs.random`).
-        seed: Random inputs follow from it.
-        dims: Sizes of dimensions that the model leaves open, by their names; those without a name
-            have that of the input with the number of the axis: `x[0]`. A size that neither this
-            nor a given input says is assumed to be 1.
-        providers: Execution providers in the order of preference, with or without the ending of
-            their names, in any case: `["cuda", "cpu"]`. None for what ONNX Runtime takes itself.
-        repeat: How often to run the model.
-        progress: Called with the runs done and the runs in all, after each.
+        path: An archive, whose weights are mapped as in `onnxarchive.session`, or a `.onnx`.
+        inputs: Arrays by the names of the inputs; a list of arrays for a sequence. The others are
+            random (`onnxarchive.interop.inputs.random_input`).
+        dims: Sizes of open dimensions by name; one without a name is named after the input and the
+            axis: `x[0]`. A size that neither this nor a given input sets is 1.
+        providers: Execution providers in order of preference, in any case, with or without the
+            suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
+        repeat: Number of runs.
 
     Raises:
         ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
-        RunError: ONNX Runtime does not load or run the model, or has not such a provider.
+        RunError: ONNX Runtime does not load or run the model, or makes no session with a provider.
         UnsupportedFeatureError: As in `onnxarchive.session`.
-        ValueError: An input or dimension is unknown or does not fit, an input cannot be made up
-            and is not given, or `repeat` is below 1.
+        ValueError: An input, dimension or provider is unknown or does not fit, an input cannot be
+            random, or `repeat` is below 1.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
-    require_repeat(repeat)
-    if seed < 0:
-        raise ValueError(f"expected a seed of 0 or more, found {seed}")
-    model = Model(path, providers)
-    return model.run(inputs or {}, seed, dims or {}, repeat, progress)
-
-
-def require_repeat(repeat: int) -> None:
-    """Refuses to run a model less than once.
-
-    Raises:
-        ValueError: `repeat` is below 1.
-    """
     if repeat < 1:
         raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
-
-
-class Model:
-    """A model that ONNX Runtime has loaded.
-
-    Attributes:
-        path: Its path as it was given.
-        inputs: What it takes.
-        outputs: What it gives.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str], providers: Sequence[str] | None = None
-    ) -> None:
-        """Makes a session of an archive or a `.onnx`; arguments and errors are those of `run`."""
-        self.path = os.fsdecode(path)
-        self._ort = require_onnxruntime()
-        names = None if providers is None else _provider_names(self._ort, providers)
-        self._watch = _Watch()
+    path, given = os.fsdecode(path), inputs or {}
+    require_onnxruntime()  # its import is not measured
+    before = _memory()
+    with with_path(path):
         begin = time.perf_counter()
-        with self._watch:
-            self._session = self._make(names)
-        self._seconds = time.perf_counter() - begin
-        self._providers = tuple(self._session.get_providers())
-        missing = [name for name in names or () if name not in self._providers]
-        if missing:
-            raise self._error(
-                f"expected a session with {', '.join(missing)}, found ONNX Runtime made one with "
-                f"{', '.join(self._providers)}; it has logged why"
-            )
-        self.inputs = tuple(Port.of(it) for it in self._session.get_inputs())
-        self.outputs = tuple(Port.of(it) for it in self._session.get_outputs())
-
-    def _make(self, providers: Sequence[str] | None) -> Any:
-        with MappedFile(self.path) as file:
-            signature = file.read(0, len(LocalHeader.SIGNATURE))
-        options = self._ort.SessionOptions()
-        options.log_severity_level = _SILENT
+        ort_session = _make_session(path, providers)
+        session_seconds = time.perf_counter() - begin
+        ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
-            if signature == LocalHeader.SIGNATURE:
-                return session(self.path, options, providers, enable_fallback=0)
-            return self._ort.InferenceSession(self.path, options, providers, enable_fallback=0)
-        except _runtime_errors() as error:
-            if type(error).__name__ == "InvalidProtobuf":
-                wrong = ArchiveFormatError(
-                    f"expected an archive or a serialized ModelProto, found neither: {_line(error)}"
-                )
-                wrong.path = self.path
-                raise wrong from error
-            raise self._error(f"ONNX Runtime does not load the model: {_line(error)}") from error
-
-    def run(
-        self,
-        given: Mapping[str, Given],
-        seed: int = 0,
-        dims: Mapping[str, int] = MappingProxyType({}),
-        repeat: int = 1,
-        progress: Progress | None = None,
-    ) -> Outcome:
-        """Runs it; arguments and errors are those of the function `run`."""
-        try:
-            feed, assumed = inputs_.make(self.inputs, given, dims, seed)
+            feed, assumed = make_inputs(ports, given, dims or {})
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
-        seconds = []
+            raise ValueError(f"{path}: {error}") from error
+        run_seconds: list[float] = []
         results: list[Any] = []
-        with self._watch:  # and not over what the inputs take, which were made before
-            call = self._prepared(feed)
-            for done in range(repeat):
-                results.clear()
+        with _as_run_error("run"):
+            call = _prepare(ort_session, ports, feed)
+            for _ in range(repeat):
+                results.clear()  # frees the outputs of the run before
                 begin = time.perf_counter()
-                results += self._try(call)
-                seconds.append(time.perf_counter() - begin)
-                if progress is not None:
-                    progress(done + 1, repeat)
-        outputs = self._outputs(results, feed)
-        return Outcome(
-            path=self.path,
-            providers=self._providers,
-            ports=self.inputs,
-            feed=feed,
-            random=frozenset(feed) - frozenset(given),
-            assumed=assumed,
-            inputs=_values(self.inputs, feed.values()),
-            outputs=_values(self.outputs, outputs),
-            session_seconds=self._seconds,
-            run_seconds=tuple(seconds),
-            memory=self._watch.memory(),
-        )
-
-    def _prepared(self, feed: Mapping[str, Given]) -> Callable[[], Any]:
-        """The call that runs the model and is timed."""
-        handed = self._handed(feed)
-        if not any(port.is_foreign for port in self.outputs):
-            return partial(self._session.run, None, handed)
-        # Tensors of types that numpy lacks are given out only so, and then all must be taken so.
-        for port in self.inputs:
-            if not port.is_tensor or port.data_type == inputs_.STRING:
-                raise self._error(
-                    f"expected inputs that are tensors of numbers, since an output is of a type "
-                    f"that ONNX Runtime gives out only then, found input {port.name!r} of type "
-                    f"{port.type}"
-                )
-        tensors = {
-            name: value
-            if isinstance(value, self._ort.OrtValue)
-            else self._ort.OrtValue.ortvalue_from_numpy(value)
-            for name, value in handed.items()
-        }
-        return partial(self._session.run_with_ort_values, None, tensors)
-
-    def _outputs(self, results: Sequence[Any], feed: Mapping[str, Given]) -> list[Any]:
-        """The outputs of a run as arrays, lists and dicts of them."""
-        outputs = []
-        for port, result in zip(self.outputs, results, strict=True):
-            if not isinstance(result, self._ort.OrtValue):
-                outputs.append(result)
-            elif result.is_tensor():
-                outputs.append(inputs_.from_runtime(result))
-            else:
-                outputs += self._try(partial(self._session.run, [port.name], self._handed(feed)))
-        return outputs
-
-    def _handed(self, feed: Mapping[str, Given]) -> dict[str, Any]:
-        return {
-            port.name: self._try(partial(inputs_.to_runtime, self._ort, port, feed[port.name]))
-            for port in self.inputs
-        }
-
-    def _try(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except _run_errors() as error:
-            raise self._error(f"ONNX Runtime does not run the model: {_line(error)}") from error
-
-    def _error(self, message: str) -> ArchiveError:
-        error = RunError(message)
-        error.path = self.path
-        return error
+                results += call()
+                run_seconds.append(time.perf_counter() - begin)
+            memory = _memory()
+            names = [argument.name for argument in ort_session.get_outputs()]
+            outputs = dict(zip(names, map(_as_array, results), strict=True))
+    return Outcome(
+        path=path,
+        providers=tuple(ort_session.get_providers()),
+        feed=feed,
+        random=frozenset(feed) - frozenset(given),
+        assumed=assumed,
+        inputs=tuple(_values(feed)),
+        outputs=tuple(_values(outputs)),
+        session_seconds=session_seconds,
+        run_seconds=tuple(run_seconds),
+        memory={kind: max(memory[kind] - nbytes, 0) for kind, nbytes in before.items()},
+    )
 
 
-@cache
-def _runtime_errors() -> tuple[type[Exception], ...]:
-    """What ONNX Runtime raises; its own exceptions have no common base."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    own = [it for it in vars(state).values() if isinstance(it, type) and issubclass(it, Exception)]
-    return (*own, RuntimeError, MemoryError)
-
-
-def _run_errors() -> tuple[type[Exception], ...]:
-    """What it raises for inputs, in addition."""
-    return (*_runtime_errors(), ValueError, TypeError)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _provider_names(ort: Any, given: Sequence[str]) -> list[str]:
-    """The full names of execution providers.
-
-    Raises:
-        ValueError: This ONNX Runtime has no such provider.
-    """
-    known = {_bare(name): name for name in ort.get_available_providers()}
-    for name in given:
-        if _bare(name) not in known:
+def _make_session(path: str, providers: Sequence[str] | None) -> Any:
+    """Makes a session of an archive or a `.onnx`, recognised by content."""
+    ort, chosen = require_onnxruntime(), None
+    if providers is not None:
+        known = {it.lower().removesuffix(_SUFFIX): it for it in ort.get_available_providers()}
+        chosen = [known.get(it.lower().removesuffix(_SUFFIX), "") for it in providers]
+        if not all(chosen):
             raise ValueError(
-                f"expected an execution provider of this ONNX Runtime, which has "
-                f"{', '.join(known.values())}, found {name!r}"
+                f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
-    return [known[_bare(name)] for name in given]
-
-
-def _bare(provider: str) -> str:
-    return provider.lower().removesuffix(_PROVIDER)
-
-
-def _values(ports: Sequence[Port], values: Any) -> tuple[Value, ...]:
-    found: list[Value] = []
-    for port, value in zip(ports, values, strict=True):
-        _collect(port.name, port, value, found)
-    return tuple(found)
-
-
-def _collect(name: str, port: Port, value: Any, found: list[Value]) -> None:
-    """The arrays in a value: itself, those of a sequence, keys and values of a map."""
-    if value is None:  # an optional without a value
-        return
-    if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _collect(f"{name}[{index}]", port, item, found)
-    elif isinstance(value, dict):
-        _collect(f"{name}.keys", port, np.array(list(value)), found)
-        _collect(f"{name}.values", port, np.array(list(value.values())), found)
-    else:
-        array = np.asarray(value)
-        found.append(Value(name, port.data_type if port.is_tensor else _type_of(array), array))
-
-
-def _type_of(array: NDArray[Any]) -> str:
-    return inputs_.STRING if array.dtype.kind in "UO" else dtypes.of_array(array).name
-
-
-# Memory
-
-
-@dataclass
-class _Watch:
-    """The most memory that this process took in the blocks under watch.
-
-    What it took or gave back between two blocks is not counted.
-    """
-
-    _before: tuple[int, int] | None = None
-    _after: tuple[int, int] = (0, 0)
-    _peaks: list[int] = field(default_factory=lambda: [0, 0])
-    _done: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def __enter__(self) -> _Watch:
-        found = _resident_parts()
-        if found is None:
-            return self
-        if self._before is None:
-            self._before = found
-        else:
-            anonymous, mapped = (
-                before + now - after
-                for before, now, after in zip(self._before, found, self._after, strict=True)
-            )
-            self._before = (anonymous, mapped)
-        self._done.clear()
-        self._thread = threading.Thread(target=self._sample_often, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._thread is not None:
-            self._done.set()
-            self._thread.join()
-            self._sample()
-            self._after = _resident_parts() or self._after
-
-    def memory(self) -> Memory:
-        """What was found."""
-        if self._before is None:
-            return Memory(None, None, _most_resident())
-        return Memory(self._peaks[0], self._peaks[1], _most_resident())
-
-    def _sample_often(self) -> None:
-        while not self._done.wait(_SAMPLING_INTERVAL):
-            self._sample()
-
-    def _sample(self) -> None:
-        found = _resident_parts()
-        if found is None or self._before is None:
-            return
-        for part, (now, before) in enumerate(zip(found, self._before, strict=True)):
-            self._peaks[part] = max(self._peaks[part], now - before)
-
-
-def _resident_parts() -> tuple[int, int] | None:
-    """Bytes in memory that are this process's own, and those of mapped files; None: not known."""
-    try:
-        with open(_STATUS, encoding="ascii", errors="replace") as status:
-            lines = dict(line.split(":", 1) for line in status)
-        anonymous, files, shared = (
-            int(lines[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem")
+    with MappedFile(path) as file:
+        is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # fatal; errors are raised
+    with _as_run_error("load"):
+        make = session if is_zip else ort.InferenceSession
+        ort_session = make(path, options, chosen, enable_fallback=0)
+    missing = {*(chosen or ())} - {*ort_session.get_providers()}
+    if missing:
+        raise RunError(
+            f"ONNX Runtime makes no session with {', '.join(sorted(missing))}; it logged the reason"
         )
-    except (OSError, KeyError, ValueError):
-        return None
-    return anonymous, files + shared
+    return ort_session
 
 
-def _most_resident() -> int | None:
+@contextlib.contextmanager
+def _as_run_error(action: str) -> Iterator[None]:
+    """Raises ONNX Runtime's exceptions, which have no common base, as `RunError`."""
     try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most << 10
+        yield
+    except (ArchiveError, ImportError, OSError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if type(error).__name__ == "InvalidProtobuf":
+            raise ArchiveFormatError(
+                f"expected an archive or a serialized ModelProto, found neither: {reason}"
+            ) from error
+        raise RunError(f"ONNX Runtime does not {action} the model: {reason}") from error
+
+
+def _prepare(
+    ort_session: Any, ports: Sequence[Port], feed: Mapping[str, Input]
+) -> Callable[[], Sequence[Any]]:
+    """Hands the inputs to ONNX Runtime, and returns the call that runs the model."""
+    values = {port.name: _for_runtime(port, feed[port.name]) for port in ports}
+    if not any(Port.of(argument).needs_ml_dtypes for argument in ort_session.get_outputs()):
+        return partial(ort_session.run, None, values)
+    # ONNX Runtime gives such outputs as OrtValues only, and takes OrtValues only then.
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            values[name] = require_onnxruntime().OrtValue.ortvalue_from_numpy(value)
+    return partial(ort_session.run_with_ort_values, None, values)
+
+
+def _for_runtime(port: Port, value: Input) -> Any:
+    """Copies an array of ml_dtypes, which ONNX Runtime does not know, to an OrtValue."""
+    if not port.needs_ml_dtypes:
+        return value
+    make = require_onnxruntime().OrtValue.ortvalue_from_shape_and_type
+    tensor = make(value.shape, dtypes.of_array(value).number)
+    data = bytes(dtypes.as_raw_data(value))
+    ctypes.memmove(tensor.data_ptr(), data, len(data))
+    return tensor
+
+
+def _as_array(value: Any) -> Any:
+    """Converts a tensor that is an OrtValue; other outputs stay as they are."""
+    if not isinstance(value, require_onnxruntime().OrtValue):
+        return value
+    data_type = dtypes.BY_NUMBER.get(value.element_type())
+    if data_type is None or not dtypes.is_extension(data_type.dtype):
+        return value.numpy()
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return dtypes.as_array(memoryview(data), data_type, value.shape())
+
+
+def _values(named: Mapping[str, Any]) -> Iterator[Value]:
+    """Names the arrays of tensors, sequences, maps and optionals."""
+    for name, value in named.items():
+        if isinstance(value, list | tuple):
+            yield from _values({f"{name}[{index}]": item for index, item in enumerate(value)})
+        elif isinstance(value, dict):
+            yield Value(f"{name}.keys", np.array(list(value)))
+            yield Value(f"{name}.values", np.array(list(value.values())))
+        elif value is not None:  # as an empty optional is
+            yield Value(name, np.asarray(value))
+
+
+def _memory() -> dict[str, int]:
+    """Reads this process's memory in bytes, by kind; empty if the system does not report it."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError), open(STATUS, errors="replace") as status:
+        for line in status:
+            name, _, size = line.partition(":")
+            if name in _KINDS:  # in KiB
+                found[_KINDS[name]] = found.get(_KINDS[name], 0) + (int(size.split()[0]) << 10)
+    return found

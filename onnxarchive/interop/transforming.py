@@ -34,7 +34,7 @@ from onnxarchive.zipformat import layout
 
 __all__ = ["Function", "Weights", "transform"]
 
-# Returns the model that it is given, changed, or another one. onnxsim returns (model, is it valid).
+# Returns the given model, changed, or another one. onnxsim returns (model, whether it is valid).
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
@@ -142,7 +142,9 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
 
 def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
     returned = function(model)
-    result, is_valid = returned if isinstance(returned, tuple) else (returned, True)
+    result, is_valid = (
+        returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, True)
+    )
     name = getattr(function, "__name__", type(function).__name__)
     if not isinstance(result, onnx.ModelProto):
         raise TypeError(f"expected {name} to return an onnx.ModelProto, found {type(result)}")

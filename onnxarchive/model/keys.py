@@ -14,6 +14,7 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
+from onnxarchive.buffers.names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
@@ -23,11 +24,8 @@ ASSET_PREFIX = "assets/"
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
-# What the path of an asset is (rule ASSET-1), for messages.
-PLAIN_PATH = (
-    "a relative path whose parts have at most 255 bytes and are not '.' or '..', without control "
-    "characters, backslash, colon and semicolon"
-)
+# The path of an asset (rule ASSET-1), for messages.
+ASSET_PATH = f"{PLAIN_PATH}, without colon and semicolon, of components of at most 255 bytes"
 ASSET_FORM = "Normalization Form C of Unicode"
 # What the id of a further model is (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
@@ -38,7 +36,6 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
-_NOT_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 # What Windows takes for a device, with any extension and in any case.
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII | re.IGNORECASE)
 
@@ -92,12 +89,10 @@ def is_asset_name(name: str) -> bool:
         name.startswith(ASSET_PREFIX)
         and size <= MAX_ASSET_NAME_SIZE
         and unicodedata.is_normalized("NFC", name)
-        and _NOT_IN_ASSET.search(path) is None
+        and is_plain_path(path)
+        and {":", ";"}.isdisjoint(path)
+        and all(len(it.encode()) <= MAX_ASSET_COMPONENT_SIZE for it in path.split("/"))
         and (name.isascii() or _UNASSIGNED not in map(unicodedata.category, name))
-        and all(
-            component not in ("", ".", "..") and len(component.encode()) <= MAX_ASSET_COMPONENT_SIZE
-            for component in path.split("/")
-        )
     )
 
 
@@ -312,6 +307,6 @@ def _is_named_as_asset(name: str, report: Report) -> bool:
         expected = f"a name in {ASSET_FORM}"
     else:
         found = shown(name)
-        expected = f"{ASSET_PREFIX} and {PLAIN_PATH}"
+        expected = f"{ASSET_PREFIX} and {ASSET_PATH}"
     report.broken("ASSET-1", f"expected {expected}, found {found}", entry=name)
     return False

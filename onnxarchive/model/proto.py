@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
     shown,
 )
-from onnxarchive.model import dtypes, references, tensors, weights, wire
+from onnxarchive.model import dtypes, references_at_once, tensors, weights, wire
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -213,7 +213,7 @@ def refs_at_once(
     Returns:
         The tensors by key, and their data types and shapes in the order of `keys`.
     """
-    found = references.read(data)
+    found = references_at_once.read_references(data)
     if found is None or not len(found.indexes) == len(keys) == len({*keys}):
         return None
     located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)

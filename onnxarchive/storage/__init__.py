@@ -1,6 +1,7 @@
-"""Files of this machine: maps, locks, clones, replacing a file, undoing an edit of its end.
+"""Files of this machine, and threads.
 
-`files` opens and maps, `replacement` gives a path new content at once, `undo` changes the end of a
-file at once, `locking` keeps processes apart, `beneath` opens within a directory, `attributes`
-keeps owner and permissions, and `threads` fetches ahead. This room imports buffers.
+`files` opens, locks and maps a file, `replacement` replaces it in one step, `undo` edits its end in
+one step, `locking` separates processes, `filesystem` clones, reserves and syncs, `beneath` opens
+within a directory, `attributes` keeps owner and permissions, `file_data` and `spooling` provide the
+bytes of entries, and `threads` maps functions in order. This room imports buffers and errors.
 """

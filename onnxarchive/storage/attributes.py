@@ -1,7 +1,7 @@
-"""Owner, permissions and extended attributes of what takes the place of another file or directory.
+"""Keeps owner, permissions and extended attributes when a file or directory is replaced.
 
-The new one never grants more than the old one does, at any moment. What cannot be kept is reported
-as an `AttributesWarning`.
+At no moment does the new one grant more than the old one. Lost attributes are reported as an
+`AttributesWarning`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from contextvars import ContextVar
 
 from onnxarchive.errors import AttributesWarning
 
-_ACLS = "system."  # begins the names of access control lists
+_ACLS = "system."  # prefix of the names of access control lists
 _POSIX_ACLS = "system.posix_acl_"
 _ACCESS = "system.posix_acl_access"
 _ACL_HEADER_SIZE = 4
-_ACL_ENTRY = struct.Struct("<HHI")  # whom it is for, permissions, id
+_ACL_ENTRY = struct.Struct("<HHI")  # tag, permissions, id
 _ACL_OWNER = 0x01
-# What the system derives from the content of a file.
+# Attributes that the system computes from the content of a file.
 _OF_CONTENT = ("security.evm", "security.ima")
 _collection: ContextVar[list[str] | None] = ContextVar("collection", default=None)
 # Errors of a file system without permission bits.
@@ -33,26 +33,26 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
-    """The permission bits with which something is made: its owner's alone if it replaces another.
+    """The permission bits of a new file or directory: only the owner's if it replaces another.
 
     Args:
-        old: Status of what it will replace, or None.
-        new: The bits of what replaces nothing.
+        old: Status of the one that will be replaced, or None.
+        new: The bits if none is replaced.
     """
     return new if old is None else old.st_mode & new & stat.S_IRWXU
 
 
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
-    """Gives a new file or directory owner, permissions and attributes of the one it replaces.
+    """Copies owner, permissions and attributes of a file or directory to the one that replaces it.
 
-    Where the owner cannot be kept, permissions are those of a new file as far as the old one
-    grants them, too. Where the group or an access control list cannot be kept, nobody but the owner
-    gets more than all others had.
+    If the owner is lost, the new file gets the permissions of any new file that the old one had
+    too. If the group or an access control list is lost, group and others get the permissions that
+    all of them had.
 
     Args:
-        descriptor: The new file, open. So far it grants nothing to anybody but its owner.
+        descriptor: The new file, open. So far it grants permissions to its owner only.
         path: Its path.
-        target: Path of the old file, which the warning names.
+        target: Path of the old file, for the warning.
         old: Status of the old file.
 
     Raises:
@@ -60,7 +60,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """
     inherited = _listed(descriptor)
     for name in inherited:
-        if name.startswith(_POSIX_ACLS):  # the directory's default
+        if name.startswith(_POSIX_ACLS):  # the default of the directory
             os.removexattr(descriptor, name)
     lost = []
     if not keep_owner(descriptor, old):
@@ -87,21 +87,18 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     if mode != stat.S_IMODE(old.st_mode):
         lost.append(f"mode {stat.S_IMODE(old.st_mode):#o} (now {mode:#o})")
     if lost:
-        _warn(
-            f"expected {target} to keep the attributes of the file that it replaces, found that "
-            f"these could not be kept: {', '.join(lost)}"
-        )
+        _warn(f"{target} was replaced, and these attributes could not be kept: {', '.join(lost)}")
 
 
 def keep_owner(descriptor: int, old: os.stat_result) -> bool:
-    """Gives a new file owner and group of the one it replaces.
+    """Copies owner and group of a file to the one that replaces it.
 
     Args:
         descriptor: The new file.
-        old: Status of the old one.
+        old: Status of the old file.
 
     Returns:
-        Whether the system permits that.
+        True if the system permits it.
     """
     if not hasattr(os, "fchown"):  # Windows
         return True
@@ -114,7 +111,7 @@ def keep_owner(descriptor: int, old: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[str]]:
-    """Collects the warnings of this thread while the block runs, and issues none."""
+    """Collects the warnings of this thread during a block, instead of issuing them."""
     collection: list[str] = []
     before = _collection.set(collection)
     try:
@@ -132,20 +129,20 @@ def _warn(message: str) -> None:
 
 
 def _of_all(mode: int, acl: bytes = b"") -> int:
-    """A mode in which group and others have what all had but the owner.
+    """The mode with group and others reduced to the permissions common to all but the owner.
 
     Args:
         mode: The mode.
-        acl: The access control list that goes with it, as Linux encodes it.
+        acl: The access control list of the same file, in Linux's encoding.
     """
     entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER_SIZE:])
-    granted = [permissions for whom, permissions, _ in entries if whom != _ACL_OWNER]
+    granted = [permissions for tag, permissions, _ in entries if tag != _ACL_OWNER]
     common = functools.reduce(operator.and_, granted, mode & mode >> 3) & 0o7
     return mode & ~0o077 | common << 3 | common
 
 
 def _keep_extended(descriptor: int, target: str, *, has_owner: bool) -> list[str]:
-    """Copies extended attributes, access control lists among them; gives those that are lost."""
+    """Copies extended attributes with access control lists; returns the names of lost ones."""
     lost = []
     found = _listed(descriptor)
     for name in _listed(target):
@@ -163,7 +160,7 @@ def _keep_extended(descriptor: int, target: str, *, has_owner: bool) -> list[str
 
 
 def _listed(file: int | str) -> list[str]:
-    """The names of the extended attributes of a file; none on a system without them."""
+    """The names of the extended attributes of a file; empty on a system without them."""
     if hasattr(os, "listxattr"):
         with contextlib.suppress(OSError):  # a file system without them
             return os.listxattr(file)
@@ -175,6 +172,6 @@ def _umask() -> int:
         for line in status:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    umask = os.umask(0o077)  # no system tells it without setting it
+    umask = os.umask(0o077)  # it can only be read by setting it
     os.umask(umask)
     return umask

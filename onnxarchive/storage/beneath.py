@@ -1,10 +1,9 @@
-"""Opens files beneath a directory and nowhere else, even if its names are changed meanwhile.
+"""Opens files beneath a directory only, even if its names change meanwhile.
 
-A path that has been checked may lead elsewhere when it is opened: anyone who may write to the
-directory can replace a name by a symbolic link in between. So each component is opened beneath the
-one before, from the open directory on, and no link is followed. If there is a link, the path is
-resolved first, and refused if it leads out. The result has no links and is opened in the same way.
-Linux does most of this in one call.
+A checked path may lead elsewhere when it is opened: anyone with write permission can replace a name
+by a symbolic link in between. So each component is opened relative to the previous one, from the
+open directory on, without following links. If there is a link, the path is resolved first, refused
+if it leads outside, and then opened in the same way. Linux does most of this in one call.
 """
 
 from __future__ import annotations
@@ -18,43 +17,43 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.storage.paths import is_below
+from onnxarchive.storage.paths import is_below, leads_out
 
-# As `MappedFile` opens files.
+# The flags of `MappedFile`.
 _FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-# With O_PATH, a directory on the way need not be readable.
+# With O_PATH, the directories of a path need not be readable.
 _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
-# Errors of systems that meet a symbolic link with O_NOFOLLOW; ENOTDIR if O_DIRECTORY is there, too.
+# Errors for a symbolic link with O_NOFOLLOW; ENOTDIR with O_DIRECTORY too.
 _MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 HAS_DIR_FD = os.open in os.supports_dir_fd
-_RESOLVED = 3  # times at most that a path is resolved: once, unless its links change meanwhile
-_OPENAT2 = 437  # number of Linux's call on these machines
+_RESOLVED = 3  # maximum times to resolve a path: once, unless its links change meanwhile
+_OPENAT2 = 437  # number of the system call on these machines
 _OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
 _BENEATH = 0x08 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS
 
 
 class OutsideError(ArchiveFormatError):
-    """A symbolic link leads out of the directory."""
+    """A symbolic link leads outside the directory."""
 
 
 class Root:
-    """A directory whose files, and those of the directories below it, are opened.
+    """A directory beneath which files are opened.
 
-    Windows cannot open a file beneath an open directory. There a file is opened by its path, and
-    refused if its handle says that it lies elsewhere. Directories are listed by their paths, so a
-    list may have names from elsewhere, but none of these files is opened.
+    Windows cannot open a file relative to an open directory. There a file is opened by its path,
+    and refused if its handle lies elsewhere. Directories are listed by path, so a list may have
+    names from elsewhere, but none of these files is opened.
 
     Attributes:
-        path: The directory's path when it was opened, without symbolic links.
+        path: The path of the directory at the time of opening, without symbolic links.
     """
 
     def __init__(self, path: str) -> None:
         """Opens the directory.
 
         Args:
-            path: The directory. Links in this path may lead anywhere.
+            path: The directory. Links in this path are followed.
 
         Raises:
             OSError: It cannot be opened.
@@ -63,10 +62,10 @@ class Root:
         self._descriptor = os.open(path, _PASSED) if HAS_DIR_FD else -1
 
     def open(self, path: str) -> int:
-        """Opens a file to be read.
+        """Opens a file for reading.
 
         Args:
-            path: The file, relative to the directory, with slashes and without `..`.
+            path: The file: a path relative to the directory, with slashes, without `..`.
 
         Returns:
             A new descriptor.
@@ -79,10 +78,10 @@ class Root:
         return self._open(path, _FILE)
 
     def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
-        """Lists a directory; each entry can be used until the next one is taken.
+        """Lists a directory; each entry is valid until the next one is taken.
 
         Args:
-            path: The directory, as in `open`; `""` for this one.
+            path: The directory, as for `open`; `""` for this one.
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.
@@ -101,11 +100,11 @@ class Root:
             os.close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """Whether a name in the directory leads to this file, which may lie anywhere.
+        """True if a name in the directory leads to the file, which may be anywhere.
 
         Args:
             name: The name.
-            identity: The file's, as `MappedFile` gives it.
+            identity: The identity of the file; see `MappedFile`.
         """
         try:
             if not HAS_DIR_FD:
@@ -117,7 +116,7 @@ class Root:
         return (status.st_dev, status.st_ino) == identity
 
     def close(self) -> None:
-        """Closes the directory. Nothing can be opened beneath it afterwards."""
+        """Closes the directory; no file can be opened beneath it afterwards."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -133,18 +132,18 @@ class Root:
                 opened = open_beneath(self._descriptor, path, flags)
             return opened if opened >= 0 else self._walked(path, flags)
         except OSError as error:
-            error.filename = whole  # not only the component that failed
+            error.filename = whole  # instead of the component
             raise
 
     def _walked(self, path: str, flags: int) -> int:
-        """Opens a path that may have links."""
+        """Opens a path with or without links."""
         for _ in range(_RESOLVED):
             try:
                 return self._descend(path, flags)
             except OSError as error:
                 if error.errno not in _MET_A_LINK:
                     raise
-            with contextlib.suppress(OSError):  # the link has gone meanwhile
+            with contextlib.suppress(OSError):  # the link was removed meanwhile
                 path = os.path.relpath(self._resolved(path), self.path)
         return self._descend(path, flags)
 
@@ -161,7 +160,7 @@ class Root:
         return opened
 
     def _judged(self, path: str, flags: int) -> int:
-        """Opens a path, and refuses the file if it lies elsewhere."""
+        """Opens a path, and refuses a file outside the directory."""
         descriptor = os.open(self._joined(path), flags)
         try:
             self._require_beneath(path, _final_path(descriptor))
@@ -171,47 +170,47 @@ class Root:
         return descriptor
 
     def _resolved(self, path: str) -> str:
-        """The path without symbolic links, and not relative."""
+        """The absolute path without symbolic links."""
         resolved = os.path.realpath(self._joined(path))
         self._require_beneath(path, resolved)
         return resolved
 
     def _joined(self, path: str) -> str:
-        if os.path.isabs(path) or os.pardir in path.split("/"):
+        if leads_out(path):
             raise ValueError(f"expected a relative path without '..', found {path!r}")
         return os.path.join(self.path, path)
 
     def _require_beneath(self, path: str, found: str) -> None:
         if not is_below(_unprefixed(found), _unprefixed(self.path)):
             raise OutsideError(
-                f"expected what lies inside {self.path}, found {path!r} to be a link to {found}; "
-                "copy the files from there in its place"
+                f"expected a path inside {self.path}, found {path!r}, a link to {found}; copy the "
+                "files from there to replace the link"
             )
 
 
 @cache
 def openat2() -> Callable[[int, str, int], int] | None:
-    """Linux's openat2, which opens a path beneath a directory and follows links that stay there.
+    """Linux's openat2, which opens a path beneath a directory and follows links inside it.
 
-    It takes a third of the time. It gives a negative number if it cannot, as in containers that
-    forbid it, or for an absolute link.
+    It takes a third of the time. It returns a negative number if it fails, as for an absolute link
+    or in a container that forbids it.
     """
     if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
         return None
-    if hasattr(sys, "getandroidapilevel"):  # where an unknown call ends the process
+    if hasattr(sys, "getandroidapilevel"):  # Android ends the process for an unknown call
         return None
     try:
         import ctypes
 
         call = ctypes.CDLL(None).syscall
-    except (ImportError, OSError):  # Python was built without it, or is linked statically
+    except (ImportError, OSError):  # Python was built without it, or linked statically
         return None
     text, size = ctypes.c_char_p, ctypes.c_size_t
     call.argtypes = (ctypes.c_long, ctypes.c_int, text, text, size)
     call.restype = ctypes.c_long
 
     def open_beneath(directory: int, path: str, flags: int) -> int:
-        if "\0" in path:  # where C would end it
+        if "\0" in path:  # C would end the path there
             return -1
         how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _BENEATH)  # struct open_how
         return int(call(_OPENAT2, directory, os.fsencode(path), how, len(how)))
@@ -224,7 +223,7 @@ def _final_path(descriptor: int) -> str:
     import ctypes
     import msvcrt
 
-    path = ctypes.create_unicode_buffer(1 << 15)  # no path is longer
+    path = ctypes.create_unicode_buffer(1 << 15)  # maximum length of a path
     handle = ctypes.c_void_p(msvcrt.get_osfhandle(descriptor))  # type: ignore[attr-defined]
     system = ctypes.windll.kernel32  # type: ignore[attr-defined]
     if not system.GetFinalPathNameByHandleW(handle, path, len(path), 0):
@@ -233,7 +232,7 @@ def _final_path(descriptor: int) -> str:
 
 
 def _unprefixed(path: str) -> str:
-    """A path of Windows without the prefix for long paths."""
+    """A Windows path without the prefix for long paths."""
     if path.startswith("\\\\?\\UNC\\"):
         return "\\\\" + path[len("\\\\?\\UNC\\") :]
     return path.removeprefix("\\\\?\\")

@@ -11,7 +11,7 @@ class Closing:
     """Base of classes with `close`, so that `with` closes them."""
 
     def close(self) -> None:
-        """Ends the use of the object."""
+        """Closes the object."""
         raise NotImplementedError
 
     def __enter__(self: _Entered) -> _Entered:

@@ -1,4 +1,4 @@
-"""Bytes of a file as data of an entry: opened when looked at, and judged when opened."""
+"""Bytes of a file as data of an entry; the file is opened and checked on access."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _Bytes = TypeVar("_Bytes", bytes, memoryview)
 
 @dataclass(frozen=True, slots=True)
 class FileData:
-    """Some bytes of a file, which is opened when they are looked at unless it is open anyway.
+    """A range of bytes of a file, which is opened on access unless it is open already.
 
     Attributes:
-        path: The file, relative to `root` where there is one.
-        identity: The file's, as `MappedFile` gives it.
-        offset: Where they begin in it, in bytes.
-        nbytes: How many they are.
-        file: The file, where it stays open; else None.
-        root: The directory beneath which it is opened; None where it may be anywhere.
-        crc32: Not known.
+        path: The path of the file, relative to `root` if there is one.
+        identity: The identity of the file; see `MappedFile`.
+        offset: Offset of the bytes in the file.
+        nbytes: Number of the bytes.
+        file: The open file; None to open it on access.
+        root: The directory beneath which it is opened; None for any place.
+        crc32: None: unknown.
     """
 
     path: str
@@ -40,14 +40,14 @@ class FileData:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], root: Root | None = None) -> FileData:
-        """All bytes of a file.
+        """All bytes of a file, which is opened on access.
 
         Args:
-            path: The file, relative to `root` where there is one.
-            root: The directory beneath which it has to be; None where it may be anywhere.
+            path: The path of the file, relative to `root` if there is one.
+            root: The directory beneath which it must be; None for any place.
 
         Raises:
-            ArchiveFormatError: It is not a regular file, or not beneath `root`.
+            ArchiveFormatError: The file is not regular, or not beneath `root`.
             OSError: It cannot be opened.
         """
         with _open_file(path, root) as file:
@@ -57,12 +57,12 @@ class FileData:
     def kept_open(
         cls, path: str, resources: contextlib.ExitStack, root: Root | None = None
     ) -> FileData:
-        """As `of`, of a file that stays open as long as `resources`, whatever has its path then."""
+        """All bytes of a file, which remains open as long as `resources`; see `of`."""
         file = resources.enter_context(_open_file(path, root))
         return cls(path, file.identity, 0, file.size, file, root)
 
     def part(self, offset: int, nbytes: int) -> FileData:
-        """Some of these bytes."""
+        """A range of these bytes."""
         return FileData(
             self.path, self.identity, self.offset + offset, nbytes, self.file, self.root
         )
@@ -72,20 +72,20 @@ class FileData:
 
     @property
     def view(self) -> memoryview:
-        """The bytes as a view of the file's map, which lives as long as the view.
+        """The bytes as a view of a map of the file, which lives as long as the view.
 
         Raises:
-            ArchiveFormatError: The file has become smaller, or another one has its path.
+            ArchiveFormatError: The file was truncated, or another file has its path.
             OSError: It cannot be opened any more.
         """
         with self._opened() as file:
             return self._all_of(file.view()[self.offset : self.offset + self.nbytes], file)
 
     def read(self) -> bytes:
-        """The bytes as a copy, which is read without a map.
+        """The bytes as a copy, read without a map.
 
         Raises:
-            ArchiveFormatError: As of `view`.
+            ArchiveFormatError: The file was truncated, or another file has its path.
             OSError: It cannot be opened or read any more.
         """
         with self._opened() as file:
@@ -97,7 +97,7 @@ class FileData:
         with kept or _open_file(self.path, self.root) as file, with_path(file.path):
             if file.identity != self.identity:
                 raise ArchiveFormatError(
-                    "expected the file that was found here before, found another"
+                    "expected the file that was opened before, found another file"
                 )
             yield file
 
@@ -105,8 +105,8 @@ class FileData:
         if len(found) != self.nbytes:
             size = os.fstat(file.fileno()).st_size
             raise ArchiveFormatError(
-                f"expected {self.nbytes} bytes from offset {self.offset}, found a file that has "
-                f"become smaller, {size} bytes"
+                f"expected {self.nbytes} bytes at offset {self.offset}, found a file truncated to "
+                f"{size} bytes"
             )
         return found
 

@@ -1,9 +1,9 @@
-"""Advisory locks on open files, which keep editors and readers of an archive apart.
+"""Advisory locks on open files, which separate editors and readers of an archive.
 
 They are `flock`, and on Windows a lock of one byte far beyond the end of the file. The system
-releases them when the process ends, however it ends. A lock belongs to the open file, so forks and
-copies of a descriptor share it. Processes on several machines see each other's locks if the file
-system carries them: NFS and CIFS do unless mounted with `nolock` or `nobrl`, others may not.
+releases them when the process ends in any way. A lock belongs to the open file, so forks and copies
+of a descriptor share it. Processes on several machines share locks on NFS and CIFS, unless these
+are mounted with `nolock` or `nobrl`; on other file systems perhaps not.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-LOCKED_BYTE = 1 << 62  # beyond every file; Windows locks it all the same
-POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at a descriptor's one position
-# Device and inode of each file with an exclusive lock of this process, and the thread that has it.
+LOCKED_BYTE = 1 << 62  # beyond the end of every file, which Windows permits
+POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
+# Files with an exclusive lock of this process: device, inode, process and thread.
 _held: set[tuple[int, int, int, int]] = set()
 
 
 @contextlib.contextmanager
 def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
-    """Holds a lock that readers share and that keeps editors out.
+    """Holds a lock that is shared by readers and excludes editors.
 
-    A file system without locks gives none.
+    On a file system without locks, the block runs without one.
 
     Args:
         descriptor: The open file.
-        timeout: Seconds to wait at most; None waits without limit, 0 not at all.
+        timeout: Maximum seconds to wait; None waits without limit.
 
     Raises:
-        LockedError: The file stayed locked.
+        LockedError: The file remained locked.
     """
     with _unlocked_in_the_end(descriptor):
         try:
@@ -57,14 +57,14 @@ def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
-    """Holds a lock that keeps out readers and other editors.
+    """Holds a lock that excludes readers and other editors.
 
     Args:
-        descriptor: The open file. NFS gives this lock only to a file that is open for writing.
-        timeout: As in `shared`.
+        descriptor: The open file. NFS locks only a file that is open for writing.
+        timeout: Maximum seconds to wait; None waits without limit.
 
     Raises:
-        LockedError: The file stayed locked, or this thread itself holds its lock.
+        LockedError: The file remained locked, or is locked by this thread.
         OSError: The file system has no locks, or the disk failed.
     """
     holder = _this_thread_with(descriptor)
@@ -79,7 +79,7 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
-    """Unlocks a file when the block ends; an interrupt may end it as soon as the lock is held."""
+    """Unlocks a file when the block ends, also by an interrupt as soon as it is locked."""
     process = os.getpid()
     try:
         yield
@@ -89,19 +89,19 @@ def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
 
 
 def keep_exclusive(descriptor: int) -> None:
-    """Takes the exclusive lock until `unlock` or the end of the process; waits for it.
+    """Takes the exclusive lock until `unlock` or the end of the process; waits without limit.
 
-    A file system without locks gives none.
+    On a file system without locks, it does nothing.
     """
     with contextlib.suppress(OSError):
         _lock(descriptor, is_shared=False, timeout=None)
 
 
 def try_exclusive(descriptor: int) -> bool:
-    """Takes the exclusive lock for as long as the file is open, if it is free.
+    """Takes the exclusive lock while the file is open, unless another process has it.
 
     Returns:
-        Whether it did; False on a file system without locks.
+        True if the lock was taken; False on a file system without locks.
     """
     try:
         _lock(descriptor, is_shared=False, timeout=0)
@@ -116,7 +116,7 @@ def try_exclusive(descriptor: int) -> bool:
 
 def unlock(descriptor: int) -> None:
     """Releases the lock of an open file, also for forks and copies of its descriptor."""
-    with contextlib.suppress(OSError):  # a file that was closed is unlocked
+    with contextlib.suppress(OSError):  # a closed file is unlocked
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         else:
@@ -124,10 +124,10 @@ def unlock(descriptor: int) -> None:
 
 
 def require_timeout(timeout: float | None) -> None:
-    """Refuses a timeout that is negative or not a number.
+    """Refuses an invalid timeout.
 
     Raises:
-        ValueError: It is.
+        ValueError: It is negative or not a number.
     """
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")
@@ -136,7 +136,7 @@ def require_timeout(timeout: float | None) -> None:
 def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     require_timeout(timeout)
     if _held and _this_thread_with(descriptor) in _held:
-        if _is_locked_now(descriptor, is_shared):  # an interrupt has ended the edit
+        if _is_locked_now(descriptor, is_shared):  # an interrupt ended the edit
             return
         raise LockedError(
             "expected a file that this thread does not edit, found it locked by this thread; "
@@ -149,8 +149,8 @@ def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     while not _is_locked_now(descriptor, is_shared):
         if deadline is not None and time.monotonic() >= deadline:
             raise LockedError(
-                "expected nobody else at work on the file, found it locked by a process that "
-                "edits or opens it; try again, or give a longer timeout"
+                "expected an unlocked file, found it locked by a process that edits or opens it; "
+                "try again, or with a longer timeout"
             )
         time.sleep(_PAUSE)
 
@@ -174,7 +174,7 @@ def _is_locked_now(descriptor: int, is_shared: bool) -> bool:
 
 
 def _at_locked_byte(descriptor: int, act: Callable[[], None]) -> None:
-    """Windows locks from the descriptor's position on; it is put back."""
+    """Calls a function with the position of the descriptor at the locked byte, then restores it."""
     with POSITION_LOCK:
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
         os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""Paths that lie in one another, and outputs that would be written over inputs."""
+"""Checks of paths: containment, and outputs that would overwrite inputs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from collections.abc import Iterable
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Whether `path` is `directory` or lies in it; both are absolute, without links."""
+    """True if `path` is `directory` or inside it; both are absolute, without links."""
     try:
         return os.path.commonpath([path, directory]) == directory
     except ValueError:  # on another drive
         return False
 
 
+def leads_out(path: str) -> bool:
+    """Whether a path, joined to a directory, may lead out of it without a symbolic link."""
+    return os.path.isabs(path) or os.pardir in path.split("/")
+
+
 def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Refuses to write over what is being read.
+    """Refuses to overwrite an input.
 
     Raises:
-        ValueError: `target` is one of the files `inputs`, under whatever name.
+        ValueError: `target` is one of the files `inputs`, perhaps by another path.
     """
     for path in inputs:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Bytes put aside in a file that has no name, and mapped."""
+"""Bytes spooled to an unnamed temporary file and mapped."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxarchive.storage.files import MappedFile, PositionalWriter
 
 
 def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
-    """Bytes as a view of a file without a name, which goes when the last view does.
+    """Copies bytes to an unnamed file and returns a view of its map; both end with the last view.
 
     Args:
         pieces: The bytes.
-        directory: Where the file is made; None for the system's directory of temporary files.
+        directory: The directory of the file; None for the system's temporary directory.
 
     Raises:
-        OSError: It cannot be made, or the disk is full; the directory is named.
+        OSError: It cannot be created, or the disk is full; the error names the directory.
     """
     with _unnamed(directory) as file:
         try:
@@ -31,7 +31,7 @@ def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), writer.offset, access=mmap.ACCESS_READ))
         except OSError as error:
-            if error.filename is None:  # else it is of what is read
+            if error.filename is None:  # else it is an input's
                 error.filename = _name_of_unnamed(directory)
             raise
 

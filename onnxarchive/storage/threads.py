@@ -1,4 +1,4 @@
-"""Work on many entries in several threads, with the outcome that one thread would have."""
+"""Maps functions over items in several threads, with the result of a single thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
-AHEAD_SIZE = 96 << 20  # bytes that `in_order` works on at most before they are due
+AHEAD_SIZE = 96 << 20  # limit of the bytes that `in_order` works on ahead
 
-# Threads hinder one another where an item takes less than this many bytes: it is Python that works.
+# Smallest item that is worth a thread, in bytes: for smaller ones, most of the work is Python's.
 _LEAST_SIZE = 1 << 17
 
 
 def require_jobs(jobs: int | None) -> int:
-    """How many threads to use: `jobs`, or one for each core that this process may use.
+    """The number of threads: `jobs`, or one for each core available to this process.
 
     Raises:
         ValueError: `jobs` is less than 1.
@@ -44,15 +44,15 @@ def require_jobs(jobs: int | None) -> int:
 def for_each(
     items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], None], jobs: int
 ) -> None:
-    """Calls a function with each item; of errors, the one of the first item is raised.
+    """Calls a function for each item, and raises the error of the first item that failed.
 
-    Every thread takes a run of items in their order. When one fails, those behind it are given up.
+    Each thread takes a run of successive items. After an error, no further items are begun.
 
     Args:
         items: The items.
-        sizes: How many bytes each takes, by which they are shared out.
-        work: The function. It is called from several threads.
-        jobs: How many threads there are at most.
+        sizes: Their sizes in bytes, by which they are distributed.
+        work: The function, called in several threads.
+        jobs: Maximum number of threads.
     """
     total = sum(sizes)
     count = min(jobs, len(items))
@@ -88,28 +88,27 @@ def for_each(
 def in_order(
     items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], _Made], jobs: int
 ) -> Generator[_Made, None, None]:
-    """Gives what a function makes of each item, in order; threads work on those that come next.
+    """Maps a function over items in order, with bounded look-ahead in threads.
 
-    Ahead of the item that is due are at most `jobs` items and `AHEAD_SIZE` bytes. Items that are
-    small, or larger than that alone, are worked on in the caller's thread when they are due. An
-    error is raised when its item is due. Closing the iterator gives up what is not begun, and waits
-    for the rest.
+    The look-ahead is at most `jobs` items and `AHEAD_SIZE` bytes. Small items, and items larger
+    than that, are mapped in the caller's thread. An error is raised in place of the item's result.
+    Closing the iterator cancels pending items and waits for those that have begun.
 
     Args:
         items: The items.
-        sizes: How many bytes each takes.
-        work: The function. It is called from several threads.
-        jobs: How many threads there are at most, the caller's among them.
+        sizes: Their sizes in bytes.
+        work: The function, called in several threads.
+        jobs: Maximum number of threads, including the caller's.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
-    # No more than can be at work, since the allocator keeps memory for each.
+    # No idle threads: the allocator keeps memory for each.
     most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
     executor, _ = _executor(min(jobs - 1, len(coming), most))
     if executor is None:
         yield from map(work, items)
         return
     begun: deque[tuple[int, Future[_Made]]] = deque()
-    nbytes = 0  # of those that are begun
+    nbytes = 0  # of the items in `begun`
     process = os.getpid()
     try:
         for number, item in enumerate(items):
@@ -124,23 +123,22 @@ def in_order(
                 nbytes += sizes[following]
                 begun.append((following, executor.submit(work, items[following])))
             yield work(item) if due is None else due.result()
-            require_process(process)  # a fork has none of the threads
+            require_process(process)  # a fork has no threads
     finally:
         executor.shutdown(cancel_futures=True)
 
 
 def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
-    """Up to `count` threads, all of them started, and how many they are.
+    """An executor with up to `count` started threads, and their number.
 
-    They are fewer where the system has no more, and None where there is not one, as when Python
-    ends.
+    There are fewer if the system has no more; without any, as when Python exits, it is None.
     """
     if not count:
         return None, 0
     try:
-        # It takes as long to import as an archive to open.
+        # Importing it takes as long as opening an archive.
         from concurrent.futures import ThreadPoolExecutor
-    except RuntimeError:  # Python ends
+    except RuntimeError:  # Python exits
         return None, 0
     executor = ThreadPoolExecutor(count)
     are_started = Event()
@@ -150,7 +148,7 @@ def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
             executor.submit(are_started.wait)
             started += 1
     except RuntimeError:
-        pass  # there are no more
+        pass  # the system has no more
     finally:
         are_started.set()
     if started == count:

@@ -1,17 +1,17 @@
-"""Edits of the end of a file that are made whole or not at all, by an undo log in the file itself.
+"""Edits the end of a file completely or not at all, with an undo log in the file itself.
 
-While the end of a file of `old_size` bytes is edited, the file is, from its start:
+During an edit of a file of `old_size` bytes, the file consists of:
 
-- the bytes before `offset`, which stay,
-- from `offset` on the old end, which the new end overwrites,
-- from max(`old_size`, new size) on a copy of the old end with every byte inverted, so that no zip
-  reader finds records in it,
-- the trailer, which is last.
+- the bytes before `offset`, which do not change,
+- at `offset` the old end, which the new end overwrites,
+- at max(`old_size`, new size) the log: a copy of the old end with every byte inverted, so that no
+  zip reader finds records in it,
+- and the trailer of the log, in the last bytes.
 
-The log is complete and synced before the new end is written, and the new end is synced before the
-file is truncated to its new size. That truncation is the moment of the change: before it, the log
-gives the old file back. An incomplete log shows that the old file lies untouched before it. A file
-without a log ends in another way, so rolling back never changes it, whoever put it there.
+The log is complete and synced before the new end is written. The new end is synced before the file
+is truncated to its new size. That truncation completes the edit; before it, the log restores the
+old file. If the log is incomplete, the old file is unchanged before it. A file without a log has
+another end, so a rollback never changes it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from onnxarchive.storage.filesystem import reserve, sync
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
-# More than a model (of less than 2 GiB), directory and end records take. A hole may be of any size.
+# Exceeds the size of a model (less than 2 GiB), directory and end records. Holes can be larger.
 _MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedEdit:
-    """An edit that was interrupted, and where the file as it was before is found.
+    """An interrupted edit.
 
     Attributes:
-        offset: Where the old end belongs, in bytes from the start of the file.
+        offset: Offset of the old end in the old file, in bytes.
         old_size: Size of the old file in bytes.
-        copy_offset: Where the inverted copy of the old end is; None if the log is incomplete and
-            the old end still in its place.
+        copy_offset: Offset of the inverted copy of the old end; None if the log is incomplete, so
+            that the old end is unchanged.
     """
 
     offset: int
@@ -60,7 +60,7 @@ class UnfinishedEdit:
 
 
 class FileBefore(MappedFile):
-    """A file as it was before an unfinished edit, to be read; nothing is copied or changed."""
+    """The old file of an unfinished edit, to be read; the file is not changed."""
 
     def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
         self.path = file.path
@@ -80,7 +80,7 @@ class FileBefore(MappedFile):
 
 
 def find(file: MappedFile) -> UnfinishedEdit | None:
-    """The edit of which a file ends with a complete log; None without one."""
+    """The edit with a complete log at the end of the file; None if there is none."""
     position = file.size - TRAILER_SIZE
     trailer = file.read(max(position, 0), TRAILER_SIZE)
     if position < 0 or len(trailer) != TRAILER_SIZE:
@@ -99,13 +99,13 @@ def find(file: MappedFile) -> UnfinishedEdit | None:
 
 
 def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | None:
-    """The edit of which a file ends with an incomplete log; None if anything else ends it.
+    """The edit with an incomplete log at the end of the file; None if there is none.
 
-    Bytes of the log that did not reach the disk read as zeros.
+    Bytes of the log that did not reach the disk are zeros.
 
     Args:
         file: The file.
-        offset: Where the end of the old file begins, in bytes from the start of the file.
+        offset: Offset of the old end in the old file, in bytes.
         old_size: Size of the old file in bytes.
     """
     edit = UnfinishedEdit(offset, old_size)
@@ -124,7 +124,7 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
 
 
 def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
-    """The log of an edit that has not begun, in pieces."""
+    """Yields the log of an edit before it begins, in pieces."""
     checksum = hashlib.sha256()
     for piece in file.pieces(edit.offset, edit.end_nbytes):
         inverted = piece.translate(_INVERTED)
@@ -137,18 +137,18 @@ def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
 def change_end(
     file: MappedFile, offset: int, new_size: int, write: Callable[[PositionalWriter], object]
 ) -> None:
-    """Gives a file another end: afterwards, and after any crash, all of it or nothing.
+    """Replaces the end of a file, completely or not at all, also after a crash.
 
     Args:
         file: The file, open for writing and locked.
-        offset: Where its end begins, in bytes from the start of the file.
-        new_size: The size in bytes that the file shall have.
+        offset: Offset of its end, in bytes.
+        new_size: The new size of the file in bytes.
         write: Writes the new end.
 
     Raises:
-        ArchiveError: The edit failed, and so did rolling it back.
-        OSError: The file cannot be written. It is as it was; if only the last sync failed, it has
-            its new end, which may not survive a power failure.
+        ArchiveError: The edit failed, and its rollback too.
+        OSError: The file cannot be written. It is unchanged; but if only the last sync failed, it
+            has the new end, which may not survive a power failure.
     """
     edit = UnfinishedEdit(offset, file.size)
     copy_offset = max(edit.old_size, new_size)
@@ -171,7 +171,7 @@ def change_end(
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = file.path
         is_made = edit.copy_offset is not None and os.fstat(descriptor).st_size == new_size
-        if os.getpid() == process and not is_made:  # a fork leaves the edit to its parent
+        if os.getpid() == process and not is_made:  # a fork does not end the edit of its parent
             _roll_back_after(error, file, edit)
         raise
 
@@ -186,23 +186,23 @@ def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdi
         roll_back(file, edit)
     except OSError as second:
         failed = ArchiveError(
-            f"expected to edit the archive, found: {error}; rolling the edit back failed, too: "
-            f"{second}; when the cause is mended, 'onnxarchive recover' does it"
+            f"editing the archive failed: {error}; rolling the edit back failed, too: {second}; "
+            f"remove the cause, then run 'onnxarchive recover'"
         )
         failed.path = file.path
         raise failed from error
 
 
 def roll_back(file: MappedFile, edit: UnfinishedEdit) -> None:
-    """Gives a file its old end and size back; done twice, it is the same.
+    """Restores the old end and size of a file; doing so twice changes nothing.
 
     Args:
         file: The file, open for writing and locked.
-        edit: The edit, as `find` or `find_torn` gives it.
+        edit: The edit, as returned by `find` or `find_torn`.
 
     Raises:
-        ArchiveError: Somebody has truncated the file meanwhile.
-        OSError: The file cannot be written; the log is still there.
+        ArchiveError: Another process has truncated the file meanwhile.
+        OSError: The file cannot be written; the log remains.
     """
     descriptor = file.fileno()
     if edit.copy_offset is not None:

@@ -8,11 +8,11 @@ unused bytes may hold an entry but no other directory.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from onnxarchive.buffers.names import PLAIN_PATH, is_plain_path
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.foreign_end import (
     ForeignBounds,
@@ -52,9 +52,7 @@ _FLAGS_ALLOWED = records.FLAGS_COMPRESSION_LEVEL | records.FLAG_DATA_DESCRIPTOR 
 # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
 _UTF8_REMEDY = "pack it with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
 
-_CONTROL_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f]")
 _HERE = "./"  # prefix of names when tar or bsdtar packs the current folder
-_DRIVE = re.compile("[A-Za-z]:")
 _MAX_SHOWN = 512  # bytes of a name in a message
 
 # The values of a Zip64 field in order, their formats, and the number in the header that refers to
@@ -261,15 +259,8 @@ def _name(record: DirectoryRecord) -> str:
     if name == _HERE:
         return name  # a folder
     path = name.removeprefix(_HERE)
-    components = path.removesuffix("/").split("/")
-    if not {"", ".", ".."}.isdisjoint(components) or "\\" in path or _DRIVE.match(path):
-        raise format_error(
-            "expected a relative path with slashes, without '.', '..' and drive letter, found "
-            "another name",
-            name,
-        )
-    if _CONTROL_CHARACTER.search(name):
-        raise format_error("expected a name without control characters, found some", name)
+    if not is_plain_path(path.removesuffix("/")):
+        raise format_error(f"expected {PLAIN_PATH}, found another name", name)
     return path
 
 

@@ -79,7 +79,7 @@ def archive(path: Path) -> Iterator[Archive]:
         yield archive
 
 
-# What an archive shows
+# Contents
 
 
 def test_entries_are_shown_in_the_order_of_the_archive(path: Path, archive: Archive) -> None:

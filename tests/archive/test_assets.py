@@ -1,4 +1,4 @@
-"""Assets go with a model through everything that gives an archive or a directory.
+"""Every function that writes an archive or a directory keeps the assets.
 
 What goes through a model in memory cannot keep them, since a ModelProto and an onnx_ir.Model have
 no place for them: there they are given anew.

@@ -1,6 +1,6 @@
-"""What save and convert spend on a hostile input grows with what it holds.
+"""The costs of save and convert grow with the size of a hostile input.
 
-It grows neither with its square nor with what the input says of itself.
+They grow neither with its square nor with the sizes that it declares.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def spooled(monkeypatch: pytest.MonkeyPatch) -> Iterable[Callable[[], list[int]]
         os.close(descriptor)
 
 
-# What a zip declares
+# Declared sizes
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,7 +128,7 @@ def test_room_for_what_a_shape_says_is_not_set_aside_before_it_is_there(
     assert 0 < sum(set_aside) < 2000 * path.stat().st_size
 
 
-# What goes to temporary files
+# Temporary files
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,7 +167,7 @@ def test_nothing_is_inflated_before_all_tensors_are_found(
     assert spooled() == []
 
 
-# What would be too large
+# Models that are too large
 
 
 def test_what_is_too_large_for_the_model_is_refused_before_it_is_read() -> None:

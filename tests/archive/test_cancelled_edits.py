@@ -1,4 +1,4 @@
-"""An edit that is interrupted by an exception, and what is left of one that was killed."""
+"""Edits interrupted by an exception, and the files of killed ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_function_that_fails_changes_nothing(path: Path) -> None:
     require(path, before)
 
 
-# What is left behind
+# Files left behind
 
 
 def test_there_is_nothing_to_recover(path: Path) -> None:

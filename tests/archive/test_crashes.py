@@ -1,4 +1,4 @@
-"""An edit of an archive that fails or is interrupted, at whatever call: old or new, never else."""
+"""An edit that fails or is interrupted at any call leaves the old archive or the new one."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def saved_with_asset(model: onnx.ModelProto) -> bytes:
     return saved(model, assets={"labels": b"cat"})
 
 
-# What is written
+# Written changes
 
 
 def test_all_changes_of_a_block_are_written_as_one_when_it_ends(
@@ -163,7 +163,7 @@ def test_a_model_that_lacks_a_tensor_is_refused_at_the_end_of_the_block(
     require(path, saved_with_asset(changed(weights(2), documented("newer"))))
 
 
-# What is discarded
+# Discarded changes
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, SystemExit])

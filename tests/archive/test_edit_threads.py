@@ -25,14 +25,14 @@ from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.storage import files
 
 COUNT = 4  # weights
-WAIT = 60  # seconds, after which a test gives up
+WAIT = 60  # seconds before a test gives up
 EXPECTED = {tensor.name: tensor.raw_data for tensor in weights(COUNT).graph.initializer}
-FOREIGN = b"\xaa" * 20_000  # what other files hold
+FOREIGN = b"\xaa" * 20_000  # content of other files
 
 
 @pytest.fixture
 def archive(path: Path) -> Iterator[EditableArchive]:
-    """An archive that is open for edits, none of whose tensors anybody has asked for."""
+    """An archive that is open for edits and whose tensors have not been read."""
     onnxarchive.save(weights(COUNT), path, assets={"labels": b"cat"})
     with onnxarchive.open(path, mode="r+") as archive:
         yield archive
@@ -415,7 +415,7 @@ def test_verifying_waits_for_an_edit_by_others_before_it_says_what_it_has_found(
 def test_the_end_of_an_edit_leaves_the_lock_of_the_next_one_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that has got the lock is still told from others that wait for it."""
+    """The thread that has the lock is told from threads that wait for it."""
     monkeypatch.setattr(rewriting, "clone", no_clone)
     onnxarchive.save(weights(COUNT), path)
     flock = WatchedFlock(monkeypatch)

@@ -259,7 +259,7 @@ def test_an_archive_is_edited_wherever_the_process_goes(
     require(path, saved(changed(weights(2), documented("again"))))
 
 
-# What would be lost without a word
+# Changes that would be lost silently
 
 
 def test_a_model_that_was_changed_and_not_assigned_is_warned_of(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which files may be edited: names and links, permissions, and what is no archive."""
+"""Files that may be edited: names and links, permissions; other files are refused."""
 
 from __future__ import annotations
 

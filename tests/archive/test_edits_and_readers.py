@@ -1,4 +1,4 @@
-"""What an edit reads, and what those see who have the archive open meanwhile."""
+"""The data that an edit reads, and the views of readers meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who read, save and edit one archive at once, and what crashes leave to others."""
+"""Readers, savers and editors of one archive at once, also after a crash."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ onnxarchive.replace_model(sys.argv[1], model, progress=lambda *_: os._exit(0))
 
 
 class Waiting:
-    """A call in a thread of its own, which has to wait for a lock of the test's."""
+    """A call in a thread, waiting for a lock of the test."""
 
     def __init__(self, path: Path, call: Callable[[], Any]) -> None:
         self._descriptor = os.open(path, os.O_RDWR)
@@ -73,7 +73,7 @@ class Waiting:
             self.result = error
 
     def end(self) -> Any:
-        """Lets go of the lock; what the call gave, or its error."""
+        """Releases the lock; returns the result of the call, or its error."""
         os.close(self._descriptor)
         self._thread.join(60)
         assert not self._thread.is_alive()

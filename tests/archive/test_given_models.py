@@ -1,4 +1,4 @@
-"""What an archive takes as its new model, and which models it refuses."""
+"""New models that an archive accepts or refuses."""
 
 from __future__ import annotations
 

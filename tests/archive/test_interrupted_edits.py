@@ -1,4 +1,4 @@
-"""Interrupted edits, other files that are put in their place, and whoever comes next.
+"""Interrupted edits, files that replace them, and the next operation.
 
 An edit of an archive is interrupted; something is done to the file, with the tools of the system;
 then it is recovered, opened, edited or saved. A file that is whole is never changed by that, and no
@@ -49,7 +49,7 @@ EDITS: dict[str, Callable[..., onnx.ModelProto]] = {
     "a longer end": lambda *seeds: model("new " * 200, *seeds),
     "new tensors": lambda *seeds: model("new", *seeds, 2, 3),
 }
-# What is put in its place.
+# Files put in its place.
 OTHERS: dict[str, Callable[..., onnx.ModelProto]] = {
     "a model alone": lambda *seeds: model("other"),
     "one tensor": lambda *seeds: model("other", 7),
@@ -68,7 +68,7 @@ COMMANDS = {
         f"dd if=others/$n/{NAME} of=targets/$n/{NAME} conv=notrunc status=none || exit 1"
     ),
 }
-# What is done to it without another archive.
+# Changes without another archive.
 ACTS: dict[str, Callable[[Path, Interrupted], object]] = {
     "nothing": lambda path, edit: None,
     "overwritten by a .onnx": lambda path, edit: onnx.save(model("of onnx"), path, "protobuf"),
@@ -165,7 +165,7 @@ def put(case: Case, content: bytes) -> None:
 
 
 def require_right(case: Case, edit: Interrupted) -> None:
-    """Lets the next one come, and looks at what is then there."""
+    """Performs the next operation and checks the file."""
     content = case.path.read_bytes()
     written = {edit.old, edit.new, case.other or edit.old}
     is_whole = content in written

@@ -1,4 +1,4 @@
-"""What killed edits leave; tools/kill_edits.py kills them 500 times."""
+"""Killed edits leave a sound archive; tools/kill_edits.py kills 500 of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A new model for an archive of 64 GiB costs what the model does, and not what the weights do.
+"""The cost of a new model for an archive of 64 GiB does not depend on the weights.
 
-The weights are holes, which have to stay: nothing of them is written.
+The weights are holes and must stay holes: none is written.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def weights_of(sizes: dict[str, int]) -> onnx.ModelProto:
 
 
 def with_small(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the tensor that lies behind all others in the archive."""
+    """The model with the last tensor of the archive."""
     tensor = model.graph.initializer.add(
         name="small",
         data_type=TensorProto.FLOAT,
@@ -139,7 +139,7 @@ def archive(tmp_path: Path) -> Iterator[Path]:
 
 
 def end_of(path: Path) -> bytes:
-    """The model and what follows it."""
+    """The bytes from the model to the end of the file."""
     with onnxarchive.open(path) as archive:
         offset = archive.entries[MODEL_PROTO].header_offset
     with open(path, "rb") as file:
@@ -270,7 +270,7 @@ MEASURED = """
 
 
 def measure(path: Path, model: onnx.ModelProto) -> dict[str, int]:
-    """What a new model costs, in a process of its own."""
+    """The costs of a new model, measured in a process."""
     model_path = path.with_suffix(".model")
     model_path.write_bytes(model.SerializeToString())
     done = subprocess.run(
@@ -301,7 +301,7 @@ def test_a_new_model_takes_memory_for_the_model_and_not_for_64_gib_of_weights(
     for found in (small, large):
         assert found["anonymous"] < 6 * MODEL_SIZE
         assert found["resident"] < 6 * MODEL_SIZE
-        # The model is in memory, of course: so this measures what it should.
+        # The model is in memory: the measurement works.
         assert found["resident"] > MODEL_SIZE
     assert large["resident"] < small["resident"] + MODEL_SIZE
     if not large["is_clone"]:

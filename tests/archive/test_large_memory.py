@@ -1,4 +1,4 @@
-"""How much memory an archive takes: what is looked at, and no more."""
+"""An archive takes memory for the data that is read, and no more."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ BEGINNING = """
 
 
 def measure(program: str, *arguments: Path) -> dict[str, int]:
-    """Runs a program in a process of its own; what it prints is in MiB."""
+    """Runs a program in a process; returns its figures in MiB."""
     code = textwrap.dedent(BEGINNING) + textwrap.dedent(program)
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],

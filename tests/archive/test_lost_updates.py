@@ -34,7 +34,7 @@ from schedules import Run, all_runs, stop
 
 
 class State(NamedTuple):
-    """What edits leave in an archive."""
+    """The edits that an archive contains."""
 
     doc_string: str
     metadata: frozenset[str]
@@ -53,7 +53,7 @@ def state_of(path: Path) -> State:
 
 
 class Editor(NamedTuple):
-    """An edit by somebody, and what it makes of what it finds."""
+    """An edit, and the state that it makes of another."""
 
     edit: Callable[[Path, str, onnx.ModelProto], object]
     apply: Callable[[State, str], State]
@@ -195,7 +195,7 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
     assert both > 20
 
 
-# What reads an archive, and replaces it later
+# Reading an archive and replacing it later
 
 
 def set_doc_string(path: Path) -> None:
@@ -262,7 +262,7 @@ def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edite
     if way == "a symbolic link":
         given = tmp_path / "link"
         given.symlink_to(path)
-    replace(given, lambda _: None)  # which nobody disturbs
+    replace(given, lambda _: None)  # without other editors
     edited: list[bytes] = []
 
     def meanwhile(_: Path) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of an open archive when its file changes below, as the README says of mapping.
+"""Open archives whose file another program changes, as the README describes it.
 
 Each case is a process of its own: one of them is killed by the system, and none may wait for ever.
 """
@@ -219,7 +219,7 @@ except onnxarchive.ArchiveError as error:
     assert run_python(code, path, other).splitlines() == ["{2}", "ZIP-7"]
 
 
-# What is no regular file
+# Other than regular files
 
 
 @posix

@@ -1,5 +1,4 @@
-"""What does not fit 32 bits: a tensor of more than 4 GiB with another behind it, and models over
-2 GiB.
+"""Beyond 32 bits: a tensor of more than 4 GiB followed by another, and models over 2 GiB.
 
 Sources and archives are sparse, but where a test is about writing.
 """

@@ -1,4 +1,4 @@
-"""A new model for an archive: what is written, what stays where it lay, and what is refused."""
+"""A new model for an archive: written entries, unmoved entries, and refusals."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_model_that_lacks_a_tensor_of_the_archive_is_refused_unless_compact(
 
 @st.composite
 def structural_changes(draw: st.DrawFn) -> list[Change]:
-    """Changes of a model of any kind, most of which leave its tensors as they are."""
+    """Changes of any kind of a model; most leave its tensors as they are."""
 
     def at(index: int, tensors: Any) -> int:
         return index % len(tensors)
@@ -299,7 +299,7 @@ def location_of(tensor: TensorProto) -> str | None:
     return next((pair.value for pair in tensor.external_data if pair.key == "location"), None)
 
 
-# Which tensors are stored outside the model
+# Tensors stored outside the model
 
 
 @pytest.mark.parametrize("convert_attribute", [False, True])

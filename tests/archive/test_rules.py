@@ -345,7 +345,7 @@ def test_the_first_record_that_is_missing_is_found_by_number_and_offset(
 
 
 def _write(path: Path, model: onnx.ModelProto | bytes, **entries: bytes) -> Path:
-    """Writes these entries and a model, whatever they are."""
+    """Writes any entries and a model."""
     with open(path, "wb") as file:
         target = ZipWriter(file)
         for name, data in entries.items():
@@ -570,7 +570,7 @@ def test_every_rule_has_an_archive_that_breaks_it() -> None:
     assert covered | COVERED_ELSEWHERE == set(rules())
 
 
-# What check gives
+# Results of check
 
 
 def test_a_sound_archive_breaks_no_rule(path: Path) -> None:

@@ -49,7 +49,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "model.onnxa"
 
 
-# What comes back
+# Round trips
 
 
 @settings(
@@ -206,7 +206,7 @@ def test_text_that_is_not_utf_8_is_kept(target: Path, field: str) -> None:
     assert onnxarchive.load(target).SerializeToString() == model.SerializeToString()
 
 
-# What goes outside
+# Tensors stored outside the model
 
 
 def _outside(model: onnx.ModelProto, **options: Any) -> dict[str, int]:
@@ -446,7 +446,7 @@ def test_progress_goes_up_to_all_bytes(target: Path) -> None:
 
 
 class _Stop(BaseException):
-    """What is no Exception, as KeyboardInterrupt is."""
+    """A BaseException that is no Exception, like KeyboardInterrupt."""
 
 
 def _stop(done: int, total: int) -> None:

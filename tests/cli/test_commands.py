@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import struct
@@ -169,7 +170,7 @@ def test_info_accounts_for_every_byte_in_json(archive: Path, capsys: Captured) -
 
 def test_check_of_a_sound_archive_ends_with_0(archive: Path, capsys: Captured) -> None:
     assert run("check", archive, "--full") == 0
-    assert "keeps all" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{archive}: valid (43 rules checked)\n"
 
 
 def test_check_of_a_damaged_archive_ends_with_1_and_names_the_rule(
@@ -190,16 +191,81 @@ def test_check_takes_several_archives_and_tells_of_each(archive: Path, capsys: C
     other.write_bytes(archive.read_bytes()[:-1])
     assert run("check", archive, other, archive) == 1
     sound, broken, again = capsys.readouterr().out.splitlines()
-    assert (
-        sound
-        == again
-        == (f"{archive}: keeps all 39 rules that were checked; weights were not read (--full)")
-    )
+    valid = "valid (39 rules checked; weights not read, --full reads them)"
+    assert sound == again == f"{archive}: {valid}"
     assert broken.startswith(f"{other}: ZIP-2: expected an end record")
     assert run("check", archive, other, "--json") == 1
     (finding,) = json.loads(capsys.readouterr().out)
     assert (finding["archive"], finding["rule"]) == (str(other), "ZIP-2")
     assert run("check", "--link", archive, archive, other) == 2
+
+
+def test_check_of_several_archives_reports_those_it_cannot_read_and_checks_the_others(
+    archive: Path, capsys: Captured
+) -> None:
+    broken, missing = archive.with_name("broken.onnxa"), archive.with_name("missing.onnxa")
+    broken.write_bytes(archive.read_bytes()[:-1])
+    assert run("check", missing, broken, archive) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"onnxarchive: {missing}: No such file or directory\n"
+    assert [line.split(":")[0] for line in captured.out.splitlines()] == [str(broken), str(archive)]
+    assert run("check", missing, broken, "--json") == 2
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["archive"] == str(broken)
+
+
+def test_of_several_statuses_of_check_the_highest_counts(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def check(path: str, **options: Any) -> list[onnxarchive.Finding]:
+        if path.startswith("unfinished"):
+            raise onnxarchive.UnfinishedEditError("run 'onnxarchive recover'")
+        return original(path, **options)
+
+    original = onnxarchive.check
+    monkeypatch.setattr(onnxarchive, "check", check)
+    assert run("check", "unfinished", "missing", archive) == 3
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
+        "onnxarchive: run 'onnxarchive recover'",
+        "onnxarchive: missing: No such file or directory",
+    ]
+    assert captured.out.startswith(f"{archive}: valid")
+
+
+def test_every_command_takes_jobs_and_force_with_the_same_words(capsys: Captured) -> None:
+    texts: dict[str, set[str]] = {"--force": set(), "--jobs N": set()}
+    for command in ("convert", "export", "link", "run", "check"):
+        assert run(command, "--help") == 0
+        printed = capsys.readouterr().out
+        for option, found in texts.items():
+            found.update(re.findall(rf"^  {option} +(\S.*)$", printed, re.MULTILINE))
+    assert texts == {
+        "--force": {"replace files that exist"},
+        "--jobs N": {"use N cores (default: all of them)"},
+    }
+
+
+@pytest.mark.parametrize("command", ["convert", "check"])
+@pytest.mark.parametrize("number", ["0", "-1", "x"])
+def test_jobs_takes_a_number_from_1(command: str, number: str, capsys: Captured) -> None:
+    assert run(command, "a", "b", "--jobs", number) == 2
+    assert "argument --jobs: " in capsys.readouterr().err
+
+
+def test_check_uses_as_many_threads_as_it_is_given_jobs(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    given: list[int | None] = []
+
+    def check(path: str, *, jobs: int | None, **options: Any) -> list[onnxarchive.Finding]:
+        given.append(jobs)
+        return []
+
+    monkeypatch.setattr(onnxarchive, "check", check)
+    for options in ([], ["--jobs", "3"]):
+        assert run("check", archive, *options) == 0
+    assert given == [None, 3]
 
 
 def test_export_gives_the_model_back(archive: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -242,7 +308,7 @@ def test_extract_gives_a_directory_that_onnx_loads(
         (["convert", "empty", "new.onnxa"], 3, "empty: expected a model"),
         (["convert", "text", "new.onnxa"], 3, "text: "),
         (["convert", ".", "new.onnxa"], 3, "expected one model"),
-        (["convert", "-", "new.onnxa"], 2, "a source must be a file"),
+        (["convert", "-", "new.onnxa"], 2, "convert cannot read standard input"),
         (["convert", "a model.onnx", "an archive.onnxa"], 2, "exists; --force replaces it"),
         (["convert", "a model.onnx", "a model.onnx", "--force"], 2, "another file than the input"),
         (["convert", "a model.onnx", "no/such/new.onnxa"], 2, "No such file or directory"),

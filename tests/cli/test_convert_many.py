@@ -55,7 +55,7 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
     tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], jobs: str
 ) -> None:
     out = tmp_path / "out"
-    assert run(tree, "--output-dir", out, "--jobs", jobs) == 1
+    assert run(tree, "--output-dir", out, "--jobs", jobs) == 3
     assert files_below(out) == set(GOOD)
     for name, seed in GOOD.items():
         assert onnxarchive.check(out / name, full=True) == []
@@ -79,37 +79,52 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
     assert len(captured.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("cores", "jobs", "expected"), [(8, None, 8), (8, 1, 8), (8, 2, 4), (8, 3, 2), (2, 4, 1)]
-)
-def test_models_at_once_share_the_cores(
+@pytest.mark.parametrize(("jobs", "expected"), [(None, None), (1, 1), (2, 1), (3, 1)])
+def test_jobs_are_cores_whether_of_one_model_or_of_several(
     tree: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    cores: int,
     jobs: int | None,
-    expected: int,
+    expected: int | None,
 ) -> None:
-    used: list[int] = []
+    threads: list[int | None] = []
+    processes: list[int] = []
 
-    def convert_many(*_: object, jobs: int, **options: object) -> list[onnxarchive.Conversion]:
-        used.append(jobs)
+    def convert_many(
+        *_: object, jobs: int | None, **options: object
+    ) -> list[onnxarchive.Conversion]:
+        threads.append(jobs)
         return []
 
+    def executor(jobs: int, **_: object) -> ThreadPoolExecutor:
+        processes.append(jobs)
+        return ThreadPoolExecutor(jobs)
+
     monkeypatch.setattr(converting, "convert_many", convert_many)
-    monkeypatch.setattr(converting, "require_jobs", lambda _: cores)
-    monkeypatch.setattr(
-        converting, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs)
-    )
+    monkeypatch.setattr(converting, "ProcessPoolExecutor", executor)
     options = [] if jobs is None else ["--jobs", str(jobs)]
     assert run(tree, "--output-dir", tmp_path / "out", *options) == 0
-    assert used == [expected]
+    assert threads == [expected]
+    assert processes == ([] if jobs in (None, 1) else [jobs])
+
+
+def test_the_status_tells_whether_a_file_is_corrupt_or_another_error_came(
+    tree: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "out"
+    missing = tmp_path / "missing.onnx"
+    sound = tree / "deep" / "down"
+    assert run(sound, "--output-dir", out) == 0
+    assert run(sound, "--output-dir", out) == 2  # it exists
+    assert run(missing, "--output-dir", out) == 2
+    assert run(sound, missing, "--output-dir", out, "--force") == 2
+    assert run(missing, tree / "deep" / "broken.onnx", "--output-dir", out, "--jobs", "2") == 3
 
 
 def test_jobs_make_no_difference(tree: Path, tmp_path: Path, capsys: Captured) -> None:
     printed = []
     for jobs in ("1", "2"):
-        assert run(tree, "--output-dir", tmp_path / "out", "--jobs", jobs, "--force") == 1
+        assert run(tree, "--output-dir", tmp_path / "out", "--jobs", jobs, "--force") == 3
         contents = {name: (tmp_path / "out" / name).read_bytes() for name in GOOD}
         printed.append((capsys.readouterr().out, contents))
     assert printed[0] == printed[1]
@@ -117,7 +132,7 @@ def test_jobs_make_no_difference(tree: Path, tmp_path: Path, capsys: Captured) -
 
 def test_json_tells_of_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out"
-    assert run(tree, "--output-dir", out, "--jobs", "2", "--json") == 1
+    assert run(tree, "--output-dir", out, "--jobs", "2", "--json") == 3
     found = {item["source"]: item for item in json.loads(capsys.readouterr().out)}
     assert len(found) == 4
     broken = found.pop(str(tree / "deep" / "broken.onnx"))
@@ -147,7 +162,7 @@ def test_a_tree_without_models_is_told(tmp_path: Path, capsys: Captured) -> None
     (tmp_path / "empty").mkdir()
     source = tmp_path / "m.onnx"
     _write(source, 5)
-    assert run(tmp_path / "empty", source, "--output-dir", tmp_path / "out") == 1
+    assert run(tmp_path / "empty", source, "--output-dir", tmp_path / "out") == 2
     told = capsys.readouterr().out
     assert f"{tmp_path / 'empty'}: expected a model in this tree, found none" in told
     assert "1 model converted, 1 failed" in told
@@ -158,16 +173,16 @@ def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
     tree: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "out"
-    assert run(tree, "--output-dir", out, "--dry-run", "--json", "--jobs", "2") == 1
+    assert run(tree, "--output-dir", out, "--dry-run", "--json", "--jobs", "2") == 3
     planned = json.loads(capsys.readouterr().out)
     assert not out.exists()
-    assert run(tree, "--output-dir", out, "--json") == 1
+    assert run(tree, "--output-dir", out, "--json") == 3
     written = json.loads(capsys.readouterr().out)
     assert {item["path"]: item["nbytes"] for item in planned} == {
         item["path"]: os.path.getsize(item["path"]) if item["error"] is None else None
         for item in written
     }
-    assert run(tree, "--output-dir", out, "--dry-run", "--force") == 1
+    assert run(tree, "--output-dir", out, "--dry-run", "--force") == 3
     assert "3 models would be converted, 1 failed" in capsys.readouterr().out
 
 
@@ -177,10 +192,10 @@ def test_archives_that_exist_are_failures_without_force(
     out = tmp_path / "out"
     out.mkdir()
     (out / "a.onnxa").write_bytes(b"old")
-    assert run(tree, "--output-dir", out) == 1
+    assert run(tree, "--output-dir", out) == 3
     assert (out / "a.onnxa").read_bytes() == b"old"
     assert "2 models converted, 2 failed" in capsys.readouterr().out
-    assert run(tree, "--output-dir", out, "--force") == 1
+    assert run(tree, "--output-dir", out, "--force") == 3
     assert onnxarchive.load(out / "a.onnxa") == weight_model(1)
 
 
@@ -188,7 +203,7 @@ def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captur
     asset = tmp_path / "licence.txt"
     asset.write_bytes(b"words")
     options = ["--alignment", "4096", "--asset", str(asset), "--jobs", "2"]
-    assert run(tree, "--output-dir", tmp_path / "out", *options) == 1
+    assert run(tree, "--output-dir", tmp_path / "out", *options) == 3
     for name in GOOD:
         with onnxarchive.open(tmp_path / "out" / name) as archive:
             assert bytes(archive.assets["licence.txt"]) == b"words"
@@ -198,7 +213,7 @@ def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captur
 def test_names_do_not_play_with_the_terminal(tmp_path: Path, capfd: Captured) -> None:
     _write(tmp_path / "tree" / "evil\x1b[2J.onnx", 1)
     (tmp_path / "tree" / "evil\x1b[3J.onnx").write_bytes(b"broken")
-    assert run(tmp_path / "tree", "--output-dir", tmp_path / "out") == 1
+    assert run(tmp_path / "tree", "--output-dir", tmp_path / "out") == 3
     captured = capfd.readouterr()
     assert "\x1b" not in captured.out + captured.err
 
@@ -342,7 +357,7 @@ def test_a_worker_that_is_killed_is_a_failure_that_is_listed(tmp_path: Path) -> 
         for worker in filter(_is_worker, _children(process.pid)):
             os.kill(worker, signal.SIGKILL)
         output, error = process.communicate(timeout=30)
-        assert process.returncode == 1, error
+        assert process.returncode == 2, error
     assert "Traceback" not in error
     assert "worker failed" in output
     assert len([line for line in output.splitlines() if line.startswith("failed: ")]) > 0

@@ -1,4 +1,4 @@
-"""What `onnxarchive convert` of one model can be told."""
+"""Options of `onnxarchive convert` for one model."""
 
 from __future__ import annotations
 

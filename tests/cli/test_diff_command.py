@@ -209,7 +209,7 @@ def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:
         (["good.onnxa", "model.onnx"], 3, "onnxarchive: model.onnx: expected an end record"),
         (["model.onnx", "good.onnxa"], 3, "onnxarchive: model.onnx: expected an end record"),
         (["good.onnxa", "."], 3, "onnxarchive: .: expected a regular file"),
-        (["good.onnxa"], 2, "required: other"),
+        (["good.onnxa"], 2, "required: OTHER"),
     ],
 )
 def test_wrong_use_and_bad_files_are_told_in_a_line(

@@ -35,7 +35,7 @@ def model_in(archive: Path) -> onnx.ModelProto:
 
 
 def told(captured: Captured) -> str:
-    """The one line on standard error, which is no traceback."""
+    """The single line on standard error; no traceback."""
     out, err = captured.readouterr()
     assert out == ""
     assert err.startswith("onnxarchive: ")
@@ -218,11 +218,11 @@ def test_set_metadata_with_nothing_to_set_changes_nothing(archive: Path, capsys:
     [
         (["author"], "KEY=VALUE: expected KEY=VALUE, found 'author'"),
         (["=Ada"], "KEY=VALUE: expected KEY=VALUE, found '=Ada'"),
-        (["a=1", "a=2"], "KEY=VALUE: expected each name once, found 'a' again"),
-        (["--remove", "a"], "--remove: expected a key of the metadata, which has 'k', found 'a'"),
+        (["a=1", "a=2"], "KEY=VALUE: 'a' is given twice"),
+        (["--remove", "a"], "--remove: no metadata 'a'; there is 'k'"),
         (
             ["--remove", "k", "--remove", "k"],
-            "--remove: expected a key of the metadata, which has none, found 'k'",
+            "--remove: no metadata 'k'; there is none",
         ),
     ],
 )
@@ -240,7 +240,7 @@ def test_set_metadata_says_what_is_wrong_and_changes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "rename takes --input OLD=NEW or --output OLD=NEW"),
+        ([], "rename needs --input OLD=NEW or --output OLD=NEW"),
         (
             ["--input", "z=a"],
             "expected the name of an input of the model, which has 'x', found 'z'",
@@ -257,7 +257,7 @@ def test_set_metadata_says_what_is_wrong_and_changes_nothing(
         (["--input", "x"], "--input: expected KEY=VALUE, found 'x'"),
         (
             ["--input", "x=a", "--input", "x=b"],
-            "--input: expected each name once, found 'x' again",
+            "--input: 'x' is given twice",
         ),
     ],
 )
@@ -333,8 +333,8 @@ def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
         for timeout in ("0", "0.02"):
             assert call(command, archive, "--timeout", timeout) == 2
             assert told(capsys) == (
-                f"{archive}: expected nobody else at work on the file, found it locked by a "
-                "process that edits or opens it; try again, or give a longer timeout"
+                f"{archive}: expected an unlocked file, found it locked by a "
+                "process that edits or opens it; try again, or with a longer timeout"
             )
         assert archive.read_bytes() == before
         fcntl.flock(held, fcntl.LOCK_UN)
@@ -488,7 +488,7 @@ def test_recover_says_what_it_removed_or_that_there_was_nothing(
     archive: Path, capsys: Captured
 ) -> None:
     assert run("recover", archive) == 0
-    assert capsys.readouterr().out == f"{archive}: there was nothing to recover\n"
+    assert capsys.readouterr().out == f"{archive}: nothing to recover\n"
     half = archive.read_bytes()[:700]
     left = archive.with_name(f".{archive.name}.4242-0.tmp")
     left.write_bytes(half)

@@ -23,7 +23,7 @@ def test_link_writes_what_the_library_writes(archive: Path, link: Path, capsys: 
     assert run("link", archive, other) == 0
     assert other.read_bytes() == link.read_bytes()
     nbytes = other.stat().st_size
-    assert capsys.readouterr().out == f"{other}: {nbytes} bytes, its large tensors in {archive}\n"
+    assert capsys.readouterr().out == f"{other}: {nbytes} bytes, large tensors in {archive}\n"
 
 
 def test_link_tells_the_same_in_json(archive: Path, capsys: Captured) -> None:
@@ -75,8 +75,8 @@ def test_check_tells_that_a_link_fits(archive: Path, link: Path, capsys: Capture
     for arguments in ways:
         assert run("check", *arguments) == 0
         first, second = capsys.readouterr().out.splitlines()
-        assert first.startswith(f"{archive}: keeps all ")
-        assert second == f"{link}: fits it"
+        assert first.startswith(f"{archive}: valid ")
+        assert second == f"{link}: fits the archive"
         assert run("check", "--full", "--json", *arguments) == 0
         assert json.loads(capsys.readouterr().out) == []
 
@@ -85,7 +85,7 @@ def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys:
     onnxarchive.save(runnable_model(), archive, alignment=4096)
     assert run("check", "--link", link) == 1
     sound, contents, tensor = capsys.readouterr().out.splitlines()
-    assert "keeps all" in sound
+    assert f"{archive}: valid " in sound
     assert contents.startswith(f"{link}: expected the archive that was linked")
     assert "expected offset 4096" in tensor
     assert run("check", "--link", link, "--json") == 1

@@ -1,4 +1,4 @@
-"""Every model of the test data that comes with onnx goes through an archive and back."""
+"""Every model of onnx's test data is converted to an archive and back."""
 
 from __future__ import annotations
 

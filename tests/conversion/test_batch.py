@@ -1,4 +1,4 @@
-"""Many conversions at once: what is found, what comes of each, on whatever executor."""
+"""Many conversions at once: finding models, results, executors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _check_tree(found: list[Conversion], top: Path, out: Path) -> None:
             assert item.nbytes == os.path.getsize(item.target)
 
 
-# What is found
+# Finding models
 
 
 def test_a_tree_is_gone_through_in_order(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def _json_after(text: str, mark: str) -> Any:
 
 
 def _run_script(directory: Path, code: str) -> str:
-    """Runs a program from a file, which processes that are spawned can import."""
+    """Runs a program from a file that spawned processes can import."""
     script = directory / "script.py"
     script.write_text(code)
     launch = "import runpy, sys, warnings; warnings.resetwarnings(); "
@@ -283,7 +283,7 @@ def test_conversions_beside_others_use_one_thread_each_unless_more_is_asked_for(
     assert used == [expected] * 3
 
 
-# What is told
+# Results
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Converting and exporting take the same memory whatever the size of the model.
+"""The memory of converting and exporting does not depend on the size of the model.
 
 Each call runs in a process of its own that says how much anonymous memory it took at most, beyond
 an interpreter with onnx imported; pages of mapped files are the system's to take back.

@@ -196,7 +196,7 @@ def test_a_damaged_model_is_refused_or_gives_a_sound_archive(
         for name in opened.tensors:
             with contextlib.suppress(ArchiveError):
                 assert opened.tensors[name].size >= 0
-    # What comes back is what was there, but that tensors are raw.
+    # The model comes back, with raw tensors.
     model = onnx.ModelProto.FromString(bytes(data))
     for one, other in zip(tensors_of(model), tensors_of(loaded), strict=True):
         assert (one.data_type, one.dims, one.name) == (other.data_type, other.dims, other.name)
@@ -211,7 +211,7 @@ def tensors_of(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def normalised_where_possible(model: onnx.ModelProto) -> onnx.ModelProto:
-    """As `normalised`, but that tensors of which onnx makes no array are left as they are."""
+    """As `normalised`, but tensors that onnx cannot read stay as they are."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for tensor in every_tensor(copy):

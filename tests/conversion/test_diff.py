@@ -103,7 +103,7 @@ def compare(tmp_path: Path) -> Compare:
 
 
 def only(difference: Difference, *sections: str) -> tuple[Change, ...]:
-    """The changes, which all are in these sections."""
+    """The changes; all must be in these sections."""
     assert sorted(sections) == sorted(
         name for name, changes in difference.sections.items() if changes
     )
@@ -240,7 +240,7 @@ BIAS = np.arange(16, dtype=np.float32)
 BIAS_TOLD = f"64 bytes, CRC-32 {zlib.crc32(BIAS.tobytes()):#010x}"
 MATMUL = "product = MatMul(x, layer.0/weight)"
 ADD = "y = Add(product, layer.0/bias)"
-# What is done to a model, where it is told, and as what.
+# A change of a model, its section, and its wording.
 SINGLE_CHANGES: dict[str, tuple[Callable[[onnx.ModelProto], object], str, Change]] = {
     "another operator": (
         lambda it: setattr(it.graph.node[1], "op_type", "Sub"),
@@ -894,7 +894,7 @@ def test_every_field_of_every_message_makes_a_difference(tmp_path: Path) -> None
     model = rich_model()
     path, other_path = tmp_path / "one.onnxa", tmp_path / "other.onnxa"
     onnxarchive.save(model, path)
-    # What says how a tensor's bytes are held, or is none of an archive.
+    # Fields that only say how data is held, or that archives do not have.
     passed_over = {"raw_data", "data_location", "data_type", "dims", "external_data"}
     passed_over |= {"model.graph"}
     seen = set()
@@ -1165,7 +1165,7 @@ def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
             os.truncate(short, 6 * MIB)
 
     paths = (short, path) if is_first else (path, short)
-    with pytest.raises(onnxarchive.ArchiveFormatError, match="has become smaller") as caught:
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="found a file truncated") as caught:
         diff(*paths, full=True, progress=cut)
     assert caught.value.path == str(short)
 

@@ -1,4 +1,4 @@
-"""What a killed conversion leaves; tools/kill.py does the same 200 times with a larger model."""
+"""Killed conversions; tools/kill.py kills 200 of a larger model."""
 
 from __future__ import annotations
 

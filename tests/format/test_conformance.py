@@ -116,7 +116,7 @@ def refused_at(path: Path) -> tuple[str, ArchiveError | None]:
 
 
 def assert_tells(vector: dict[str, Any], rule: str, entry: str | None, message: str) -> None:
-    """An error or a finding says what was expected, what was found, and of which entry."""
+    """Requires the expected and the found value, and the entry, in an error or a finding."""
     assert "expected" in message, message
     assert "found" in message, message
     has_entry = rule not in RULES_WITHOUT_ENTRY and vector["name"] != "no-entries"

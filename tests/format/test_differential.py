@@ -1,4 +1,4 @@
-"""Every other zip reader finds in an archive what the library finds, by tools/differential.py.
+"""Other zip readers find the same in an archive as the library, by tools/differential.py.
 
 The tool itself does the same with archives of 65,534 and more entries, and of more than 4 GiB.
 """
@@ -30,8 +30,8 @@ Record = Callable[[str, object], None]
 
 # They read entries as they come, and so never see what stands in the directory or behind it.
 STREAMING = ("bsdtar-pipe", "java-stream")
-# Seeking, bsdtar finds entries by the directory, and takes their names from the local headers.
-NAMING_BY_LOCAL_HEADERS = (*STREAMING, "bsdtar")
+# Two that seek find entries by the directory, and take their names from the local headers.
+NAMING_BY_LOCAL_HEADERS = (*STREAMING, "bsdtar", "jszip")
 
 
 def installed(name: str) -> Reader:
@@ -97,7 +97,7 @@ def test_the_archives_made_are_worth_a_look(tmp_path: Path) -> None:
     assert b"PK\5\6" in (tmp_path / "zips.onnxa").read_bytes()[:-22]
 
 
-# What the specification leaves free
+# Free fields
 
 
 def test_the_free_fields_tried_are_all_of_their_bits(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_zip64_end_record_made_by_anything_is_listed(zip64_end: Accepted, read
     assert list(differences(reader, zip64_end.entries, found)) == []
 
 
-# What readers find differently is told
+# Reported differences
 
 
 def test_a_damaged_byte_is_told(reader: Reader, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_another_order_is_told() -> None:
     assert list(differences(READERS["zipfile"], [ENTRY, other], [other, ENTRY])) != []
 
 
-# What is said of tools that they cannot do is so
+# Stated limits of readers
 
 
 def test_a_reader_shows_no_crc32_if_that_is_said_of_it(reader: Reader, tmp_path: Path) -> None:
@@ -257,6 +257,21 @@ def test_unzip_misreads_what_is_behind_an_entry_of_0xffffffff_bytes(
     assert limit.applies(there) is is_misread
     done = subprocess.run(["unzip", "-v", path], capture_output=True, text=True, check=False)
     assert ("extra field (type: 0x0001) corrupt" in done.stderr) is is_misread
+
+
+@pytest.mark.parametrize("name", ["adm-zip", "fflate", "jszip"])
+def test_readers_in_memory_read_no_file_of_2_gib(name: str, tmp_path: Path) -> None:
+    reader = installed(name)
+    path = tmp_path / "holes.zip"
+    with open(path, "wb") as file:
+        file.truncate(1 << 31)
+    (limit,) = reader.limits
+    assert [limit.applies([Extracted("a", n, 0, None)]) for n in (1 << 31, (1 << 31) - 1)] == [
+        True,
+        False,
+    ]
+    with pytest.raises(ReaderError, match="2 GiB"):
+        reader.read(path, None)
 
 
 def test_archives_are_cut_into_batches_by_number_and_by_size(
@@ -320,6 +335,12 @@ def test_a_reader_that_is_not_installed_is_listed_and_fails_where_it_is_required
     assert "unzip        unzip is not installed" in capsys.readouterr().out
     assert differential.main(["--require", "zipfile,unzip", str(archive.path)]) == 1
     assert capsys.readouterr().err == "unzip: unzip is not installed\n"
+
+
+def test_a_library_or_module_that_is_not_installed_is_reported() -> None:
+    absent = "absent is not installed"
+    assert dataclasses.replace(installed("minizip"), library="absent").missing() == absent
+    assert dataclasses.replace(installed("perl"), module="absent").missing() == absent
 
 
 def test_an_unknown_reader_is_not_required(capsys: pytest.CaptureFixture[str]) -> None:

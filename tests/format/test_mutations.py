@@ -1,4 +1,4 @@
-"""Archives with one to three fields that say something else: every reader gives the same verdict.
+"""Archives with one to three changed fields: every reader gives the same verdict.
 
 Fields of the records, of their extra fields and of the model are set to numbers that have a meaning
 elsewhere: limits, neighbours, other fields of the same file. Some changes are made before sizes,
@@ -93,7 +93,7 @@ def _counted(record_property: RecordProperty) -> Iterator[Disagreements]:
 
 @dataclass
 class Entry:
-    """An entry and what its headers shall state instead of what is so.
+    """An entry, and changed fields of its headers.
 
     Attributes:
         nbytes: Size of a hole in the place of the data, or None.
@@ -441,7 +441,7 @@ def test_mutated_records_are_refused_or_read_alike_by_every_reader(
 
 
 def _zip64_entries() -> list[Entry]:
-    """An entry of more than 4 GiB, two behind it."""
+    """An entry of more than 4 GiB, followed by two."""
     model = model_of(
         external(
             TensorProto(name="l", data_type=TensorProto.UINT8, dims=[fault_seeds.LARGE]), "large"
@@ -527,7 +527,7 @@ _ODD_TENSOR_FIELDS = [
     b"\xfb\x7f\xfc\x7f",  # an unknown group
     b"\xfd\x7f\xff\xff\xff\xff",  # an unknown fixed32
 ]
-# What may stand behind a model.
+# Bytes after a model.
 _BEHIND_MODEL = [
     *(b"\x3a\x00", b"\x3a\x04\x12\x02gg", b"\x08\x00", b"\x0a\x00", b"\x00", b"\x0f", b"\x0c"),
     *(

@@ -1,4 +1,4 @@
-"""Arrays of archives in JAX, which takes them as it takes every numpy array."""
+"""Arrays of archives in JAX, which accepts them like all numpy arrays."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ MODELS = [runnable_model, full_model, _of_all_types]
 
 @pytest.fixture
 def registry() -> Iterator[Any]:
-    """onnx's registry, which is put back in the end."""
+    """onnx's registry, restored after the test."""
     registry: Any = serialization.registry
     serializers = dict(registry._serializers)
     formats = dict(registry._extension_to_format)

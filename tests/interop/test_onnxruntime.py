@@ -65,7 +65,7 @@ def run(session: Any, x: Any = X) -> bytes:
     return bytes(y.tobytes())
 
 
-# What a session is made of
+# Making a session
 
 
 def test_a_session_is_one_of_onnxruntime_and_runs_the_model(archive: Path, expected: bytes) -> None:
@@ -263,7 +263,7 @@ def test_two_threads_make_sessions_at_once(archive: Path, expected: bytes) -> No
     assert all(result == wanted[source] for source, result in found)
 
 
-# What is handed over in the model
+# Tensors passed in the model
 
 
 def _split(count: int, dtype: Any) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Libraries that are not installed: what needs them says so, and nothing else does."""
+"""Missing libraries: functions that need one say so, and all others work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALLS = [
     ("onnxruntime", "onnxarchive", "onnxarchive.session_options(path)"),
     ("onnxruntime", "onnxarchive.interop.running", "onnxarchive.interop.running.run(path)"),
     ("onnx_ir", "onnxarchive.ir", "onnxarchive.ir.load(path)"),
-    ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.serve(path)"),
+    ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.Server(path)"),
     (
         "torch",
         "onnxarchive.interop.torch",

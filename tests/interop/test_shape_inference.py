@@ -1,4 +1,4 @@
-"""`onnx.shape_inference` on archives, and archives with what it inferred."""
+"""`onnx.shape_inference` on archives, and archives with the inferred shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of archives as PyTorch's: which type, which memory, and what touching a part costs."""
+"""Tensors of archives in PyTorch: their types, their memory, and the cost of reading a part."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.client import HTTPResponse, IncompleteRead
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from models import (
 )
 
 import onnxarchive
-from onnxarchive.errors import ArchiveError
 from onnxarchive.interop import netron
 
 HAS_NETRON = importlib.util.find_spec("netron") is not None
@@ -45,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(path: Path) -> Iterator[netron.Server]:
-    with netron.serve(path) as server:
+    with netron.Server(path) as server:
         yield server
 
 
@@ -68,7 +67,7 @@ def status_of(url: str) -> int:
             return error.code
 
 
-# What the server gives
+# Answers of the server
 
 
 @needs_netron
@@ -81,7 +80,7 @@ def test_the_model_is_given_as_the_archive_has_it(server: netron.Server, path: P
 def test_external_data_is_given_by_the_name_that_the_model_has_for_it(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True)
-    with onnxarchive.open(path) as archive, netron.serve(path) as server:
+    with onnxarchive.open(path) as archive, netron.Server(path) as server:
         assert len(keys_of(archive)) > 10
         for key in keys_of(archive):
             with get(f"{server.url}data/{key}?cb=17") as response:
@@ -102,15 +101,15 @@ def test_the_page_names_the_archive_and_asks_for_its_model(server: netron.Server
 @needs_netron
 def test_all_that_the_page_is_made_of_is_given(server: netron.Server) -> None:
     for name, kind in {
-        "index.js": "text/javascript",
-        "view.js": "text/javascript",
-        "onnx.js": "text/javascript",
+        "index.js": "/javascript",  # of "text" or, before Python 3.12, "application"
+        "view.js": "/javascript",
+        "onnx.js": "/javascript",
         "grapher.css": "text/css",
-        "favicon.ico": "image/x-icon",
+        "favicon.ico": "icon",  # "image/x-icon" or "image/vnd.microsoft.icon"
         "onnx-metadata.json": "application/json",
     }.items():
         with get(server.url + name) as response:
-            assert response.headers["Content-Type"] == kind
+            assert str(response.headers["Content-Type"]).endswith(kind)
             assert len(response.read()) > 100
 
 
@@ -165,7 +164,7 @@ def test_nothing_is_given_to_those_who_do_not_know_the_address(server: netron.Se
 
 @needs_netron
 def test_two_servers_have_different_secrets_and_ports(path: Path) -> None:
-    with netron.serve(path) as one, netron.serve(path) as other:
+    with netron.Server(path) as one, netron.Server(path) as other:
         assert one.url.split("/")[2] != other.url.split("/")[2]
         assert one.url.split("/")[3] != other.url.split("/")[3]
 
@@ -175,24 +174,24 @@ def test_a_weight_whose_bytes_have_changed_is_not_given(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         entry = archive.entries["layer_0_weight"]
     flip_byte(path, entry.data_offset + 5)
-    faults: list[ArchiveError] = []
-    with netron.serve(path, on_fault=faults.append) as server:
-        with pytest.raises(IncompleteRead):
-            read(server.url + "data/layer_0_weight")
+    with netron.Server(path) as server:
+        with pytest.warns(UserWarning, match=r"entry 'layer_0_weight': .*\[ZIP-15\]") as warned:
+            assert status_of(server.url + "data/layer_0_weight") == 500
         assert status_of(server.url + "data/model.onnx") == 200
-    (fault,) = faults
-    assert fault.rule == "ZIP-15"
-    assert str(fault).startswith(f"{path}: entry 'layer_0_weight': ")
+    assert [str(it.message).startswith(f"a weight is not shown: {path}: ") for it in warned] == [
+        True
+    ]
 
 
 @needs_netron
 def test_a_weight_whose_local_header_is_wrong_is_not_given(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         break_local_header(path, archive.entries["layer_0_weight"])
-    faults: list[ArchiveError] = []
-    with netron.serve(path, on_fault=faults.append) as server:
+    with (
+        netron.Server(path) as server,
+        pytest.warns(UserWarning, match=re.escape(f"a weight is not shown: {path}: ")),
+    ):
         assert status_of(server.url + "data/layer_0_weight") == 500
-    assert [str(fault).startswith(f"{path}: ") for fault in faults] == [True]
 
 
 @needs_netron
@@ -201,15 +200,11 @@ def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
 ) -> None:
     with onnxarchive.open(path) as archive:
         nbytes = archive.entries["layer_0_weight"].nbytes
-    faults: list[ArchiveError] = []
-    with netron.serve(path, on_fault=faults.append) as server:
+    with netron.Server(path) as server:
         monkeypatch.setattr(netron, "TOO_LARGE", nbytes + 1)
         assert status_of(server.url + "data/layer_0_weight") == 200
         monkeypatch.setattr(netron, "TOO_LARGE", nbytes)
-        assert status_of(server.url + "data/layer_0_weight") == 500
-    (fault,) = faults
-    assert isinstance(fault, onnxarchive.UnsupportedFeatureError)
-    assert f"expected less than {nbytes} bytes, the most that a browser takes" in str(fault)
+        assert status_of(server.url + "data/layer_0_weight") == 404
 
 
 @pytest.mark.large
@@ -228,7 +223,7 @@ def ask():
         while piece := response.read(1 << 20):
             total += len(piece)
             sample()
-with netron.serve(sys.argv[1]) as server:
+with netron.Server(sys.argv[1]) as server:
     print(growth(ask) >> 20, total >> 20)
 """
     grown, total = map(int, run_python(code, tmp_path / "m.onnxa").split())
@@ -266,9 +261,7 @@ def test_a_browser_that_goes_away_ends_nothing(server: netron.Server) -> None:
 def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
     before = sorted(path.parent.iterdir())
     threads = threading.active_count()
-    with netron.serve(path) as server:
-        assert server.version
-        assert server.path == str(path)
+    with netron.Server(path) as server:
         read(server.url + "data/layer_0_weight")
         address = server.url.split("/")[2]
     deadline = time.monotonic() + 30
@@ -278,7 +271,7 @@ def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
     assert sorted(path.parent.iterdir()) == before
     if os.path.exists("/proc/self/fd"):
         assert open_below(path.parent) == []
-    with netron.serve(path, port=int(address.split(":")[1])) as server:
+    with netron.Server(path, port=int(address.split(":")[1])) as server:
         assert server.url.split("/")[2] == address
 
 
@@ -286,7 +279,7 @@ def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
 def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None:
     port = int(server.url.split("/")[2].split(":")[1])
     with pytest.raises(OSError, match="in use") as caught:
-        netron.serve(path, port=port)
+        netron.Server(path, port=port)
     assert caught.value.filename == f"127.0.0.1:{port}"
     if os.path.exists("/proc/self/fd"):
         assert len(open_below(path.parent)) == len([server])
@@ -295,29 +288,18 @@ def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None
 @needs_netron
 def test_wrong_addresses_and_files_are_told(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a port from 0 to 65535, found 65536"):
-        netron.serve(path, port=65536)
-    with pytest.raises(OSError, match=r"Cannot assign|not valid in its context") as caught:
-        netron.serve(path, host="192.0.2.1")
-    assert caught.value.filename == "192.0.2.1:0"
+        netron.Server(path, port=65536)
     with pytest.raises(FileNotFoundError):
-        netron.serve(tmp_path / "missing.onnxa")
+        netron.Server(tmp_path / "missing.onnxa")
     (tmp_path / "text").write_text("not an archive")
     with pytest.raises(onnxarchive.ArchiveFormatError, match="text: "):
-        netron.serve(tmp_path / "text")
+        netron.Server(tmp_path / "text")
 
 
 @needs_netron
-def test_a_host_may_be_a_name_or_of_the_new_protocol(path: Path) -> None:
-    with netron.serve(path, host="localhost") as server:
-        assert server.url.startswith("http://localhost:")
-        assert status_of(server.url) == 200
-    try:
-        server = netron.serve(path, host="::1")
-    except OSError as error:
-        pytest.skip(f"this machine has no IPv6: {error}")
-    with server:
-        assert server.url.startswith("http://[::1]:")
-        assert status_of(server.url) == 200
+def test_only_this_machine_reaches_the_server(server: netron.Server) -> None:
+    assert server.url.startswith("http://127.0.0.1:")
+    assert server.socket.getsockname()[0] == "127.0.0.1"
 
 
 def test_without_netron_it_says_what_to_install(
@@ -325,7 +307,7 @@ def test_without_netron_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=re.escape("pip install 'onnxarchive[view]'")) as caught:
-        netron.serve(path)
+        netron.Server(path)
     assert caught.value.name == "netron"
 
 
@@ -338,7 +320,7 @@ def test_another_kind_of_netron_is_told(
     (package / "index.html").write_text("<html></html>")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(onnxarchive.UnsupportedFeatureError, match="expected Netron's page"):
-        netron.serve(path)
+        netron.Server(path)
 
 
 # In a browser
@@ -346,7 +328,7 @@ def test_another_kind_of_netron_is_told(
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    """Headless Chromium, which can reach this machine alone."""
+    """Headless Chromium that reaches this machine only."""
     if not HAS_NETRON:
         pytest.skip(NO_NETRON)
     yield from chromium(tmp_path / "profile")
@@ -408,7 +390,7 @@ def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
     browser: Any, path: Path
 ) -> None:
     weight = onnx.numpy_helper.to_array(runnable_model().graph.initializer[0])
-    with netron.serve(path) as server:
+    with netron.Server(path) as server:
         browser.get(server.url)
         show_node(browser, "MatMul")
         labels = {it.text for it in select(browser, "#canvas text, svg text")}
@@ -427,12 +409,13 @@ def test_a_browser_draws_the_graph_and_shows_the_values_of_a_weight(
 
 
 @pytest.mark.tool
-def test_a_browser_shows_no_values_of_a_weight_that_has_changed(browser: Any, path: Path) -> None:
+def test_a_browser_shows_no_values_of_a_weight_that_has_changed(
+    browser: Any, path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     with onnxarchive.open(path) as archive:
         flip_byte(path, archive.entries["layer_0_weight"].data_offset + 5)
-    faults: list[ArchiveError] = []
-    with netron.serve(path, on_fault=faults.append) as server:
+    with netron.Server(path) as server:
         browser.get(server.url)
         show_node(browser, "MatMul")
         assert shown_values(browser, "layer.0/weight") == "Tensor data is empty."
-    assert [fault.rule for fault in faults] == ["ZIP-15"]
+    assert "[ZIP-15]" in str(recwarn.pop(UserWarning).message)

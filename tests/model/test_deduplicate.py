@@ -84,7 +84,7 @@ def _value(name: str, dims: Sequence[int] = (4,)) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, FLOAT, dims)
 
 
-# What is identical
+# Identical tensors
 
 
 def test_identical_initializers_become_the_first_of_them() -> None:
@@ -227,7 +227,7 @@ def test_a_tensor_without_the_bytes_that_its_shape_needs_is_refused() -> None:
         _deduplicated(model_of(raw_tensor("a"), short))
 
 
-# What stays whatever its bytes
+# Tensors that stay, with any data
 
 
 @pytest.mark.parametrize("overridable", ["a", "b"])

@@ -272,3 +272,10 @@ def test_any_bytes_become_the_array_of_onnx_and_come_back(
     assert array.tobytes() == numpy_helper.to_array(tensor).tobytes()
     assert array.size == math.prod(dims)
     assert bytes(as_raw_data(array)) == raw_data
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "UNDEFINED"), (1, "FLOAT"), (8, "STRING"), (99, "99"), (-1, "-1")]
+)
+def test_every_number_of_a_data_type_has_a_name(number: int, name: str) -> None:
+    assert dtypes.name_of(number) == name

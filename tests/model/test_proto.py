@@ -430,3 +430,13 @@ def test_fingerprints_are_removed_without_moving_other_metadata_again_and_again(
     assert proto.take_link_fingerprint(model) == "1"  # type: ignore[arg-type]
     assert metadata_props == pairs[::2]
     assert metadata_props.moves < 1000
+
+
+@pytest.mark.parametrize("function", [proto.serialize, proto.encode])
+def test_a_model_without_ir_version_and_graph_is_not_written(
+    function: Callable[[onnx.ModelProto], bytes],
+) -> None:
+    with pytest.raises(ArchiveFormatError, match="found no ir_version and no graph"):
+        function(onnx.ModelProto())
+    with pytest.raises(ArchiveFormatError, match="found no graph"):
+        function(onnx.ModelProto(ir_version=10))

@@ -112,7 +112,7 @@ def test_an_input_and_an_output_may_swap_their_names() -> None:
     onnx.checker.check_model(swapped)
 
 
-# What follows
+# Names that follow
 
 
 def test_an_input_with_a_default_keeps_it(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_name_of_a_training_graph_is_taken() -> None:
             renamed(trained(step), {"x": name}, {})
 
 
-# What is refused
+# Refusals
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:

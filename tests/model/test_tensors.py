@@ -307,7 +307,7 @@ def test_typed_data_of_another_size_is_refused(count: int) -> None:
         tensors.raw_data(_ref(tensor))
 
 
-# Which tensors can be stored
+# Tensors that can be stored
 
 
 @pytest.mark.parametrize(

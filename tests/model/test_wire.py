@@ -1,4 +1,4 @@
-"""A model on the wire: stripped, decoded and filled, always against what protobuf itself reads."""
+"""Serialized models: stripped, decoded and filled, compared with protobuf."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def attribute_model(attribute: bytes) -> bytes:
 
 
 def parsed(data: bytes) -> ModelProto | None:
-    """What protobuf reads, or None where it refuses."""
+    """The model that protobuf parses, or None if it refuses the bytes."""
     try:
         return ModelProto.FromString(data)
     except DecodeError:
@@ -222,7 +222,7 @@ def typed_payloads(draw: st.DrawFn) -> tuple[str, str, bytes]:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> bytes:
-    """A tensor whose data stands in one of the many ways in which data can stand."""
+    """A tensor with its data in any of the possible fields."""
     kind = draw(st.sampled_from(["raw", "typed", "typed", "split", "mixed", "strings", "external"]))
     field, name, payload = draw(typed_payloads())
     data = put(TensorProto, field, payload)
@@ -1130,3 +1130,20 @@ def test_counting_stops_where_the_rest_has_no_room_for_more() -> None:
     assert not wire.have_more_messages([broken], 10)
     with pytest.raises(ArchiveFormatError, match="wire type"):
         wire.have_more_messages([broken], 3)
+
+
+# Recognising a model
+
+
+def test_a_model_is_recognised_by_its_first_fields() -> None:
+    data = ModelProto(ir_version=10, graph=GraphProto(name="g")).SerializeToString()
+    assert wire.is_model(data)
+    for other in (b"\0" + data, b"\x08" + data, data[1:], data[:-1], b""):
+        assert not wire.is_model(other)
+
+
+@pytest.mark.parametrize("missing", ["ir_version", "graph"])
+def test_a_model_has_ir_version_and_graph(missing: str) -> None:
+    model = ModelProto(ir_version=10, graph=GraphProto(name="g"), producer_name="p")
+    model.ClearField(missing)
+    assert not wire.is_model(model.SerializeToString())

@@ -29,7 +29,7 @@ def _small_model() -> onnx.ModelProto:
 
 
 def _single(tmp_path: Path, model: onnx.ModelProto) -> bytes:
-    """The archive of a model, which all its sources shall give."""
+    """The archive of a model, expected from all its sources."""
     onnxarchive.save(model, tmp_path / "expected.onnxa")
     return (tmp_path / "expected.onnxa").read_bytes()
 
@@ -58,7 +58,7 @@ def _save(
     return directory
 
 
-# What it is
+# Kinds of directories
 
 
 def test_an_extracted_archive_converts_back_to_the_same_bytes(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_directory_may_be_given_by_a_link_or_from_within(
     assert (tmp_path / "m.onnxa").read_bytes() == _single(tmp_path, _small_model())
 
 
-# Which model
+# Choosing the model
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_folder_named_like_a_model_is_none(tmp_path: Path) -> None:
     assert converted(directory) == _single(tmp_path, _small_model())
 
 
-# What else lies there
+# Other files
 
 
 def test_assets_are_kept_and_given_ones_take_their_place(tmp_path: Path) -> None:

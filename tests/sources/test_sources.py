@@ -35,7 +35,7 @@ from onnxarchive.storage.files import MappedFile
 
 
 def _loaded(path: Path) -> onnx.ModelProto:
-    """What a source becomes, with every tensor's bytes in it."""
+    """The model of a source, converted and loaded, with all data in it."""
     target = path.parent / "loaded.onnxa"
     onnxarchive.convert(path, target, size_threshold=0, convert_attribute=True)
     assert onnxarchive.check(target, full=True) == []

@@ -1,4 +1,4 @@
-"""What torch.onnx exported up to PyTorch 1.x: real files, see data/torch-zip/README.md."""
+"""Real exports of torch.onnx of PyTorch 1.x, see data/torch-zip/README.md."""
 
 from __future__ import annotations
 

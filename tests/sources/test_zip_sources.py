@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from written import converted, files_below
 
 import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, ChecksumError, UnsupportedFeatureError
+from onnxarchive.sources.opening import is_model_file
 
 # Zips the content of a directory to a path.
 Zip: TypeAlias = Callable[[Path, Path], None]
@@ -76,6 +78,13 @@ LOCATIONS = {
 @pytest.fixture(params=["apart", "together"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return _write_directory(tmp_path / "model dir", LOCATIONS[request.param])
+
+
+def _zip_of(name: str) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as file:
+        file.writestr(name, b"content")
+    return target.getvalue()
 
 
 @pytest.fixture
@@ -275,6 +284,44 @@ def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
 def test_the_suffix_of_a_zip_says_nothing(tmp_path: Path, directory: Path) -> None:
     _python()(directory, tmp_path / "m.onnx")
     assert converted(tmp_path / "m.onnx") == converted(directory)
+
+
+@pytest.mark.parametrize("where", ["apart", "together"])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_external_tensors_of_a_zip_may_go_into_the_model(
+    tmp_path: Path, where: str, method: int
+) -> None:
+    source = _write_directory(tmp_path / "source", LOCATIONS[where])
+    _python(method)(source, tmp_path / "m.zip")
+    archive = converted(tmp_path / "m.zip", size_threshold=1 << 30)
+    assert archive == converted(source, size_threshold=1 << 30)
+    (tmp_path / "m.onnxa").write_bytes(archive)
+    with onnxarchive.open(tmp_path / "m.onnxa") as opened:
+        assert [name for name in opened.entries if not name.startswith("assets/")] == [
+            "__MODEL_PROTO"
+        ]
+        assert opened.model == _compressible_model()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"PK\3\4 and no zip", False),
+        (b"PK\5\6 and no zip", False),
+        (b"no model", False),
+        (_zip_of("readme.txt"), False),
+        (_zip_of("some/m.onnx"), True),
+        (_zip_of("__MODEL_PROTO"), True),
+        (model_of().SerializeToString(), True),
+        (b"\0" + model_of().SerializeToString(), False),
+    ],
+)
+def test_files_with_a_model_are_recognised_by_their_content(
+    tmp_path: Path, content: bytes, expected: bool
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert is_model_file(str(path)) == expected
 
 
 # Folders and litter

@@ -70,7 +70,7 @@ def model(doc_string: str = "old", name: str = "w") -> onnx.ModelProto:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A directory to which everybody can go; that of pytest is its user's alone."""
+    """A directory that every user can enter, unlike that of pytest."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which every user can enter
         os.chmod(directory, 0o777)
         yield Path(os.path.realpath(directory))
@@ -150,7 +150,7 @@ def warmed(tmp_path: Path) -> None:
         by_edit(tmp_path / "model.onnxa")
 
 
-# What is kept
+# Kept attributes
 
 
 def set_acl(path: Path, *entries: str) -> None:
@@ -352,7 +352,7 @@ def test_a_directory_grants_no_more_than_the_empty_one_that_it_replaces(
     assert stat.S_IMODE(made.stat().st_mode) == mode
 
 
-# What is granted, at any moment
+# Access granted at any moment
 
 CALLS = (
     "open",
@@ -481,19 +481,19 @@ def test_a_temporary_file_grants_nothing_that_the_file_does_not(
     assert attributes_of(path) == before
 
 
-# What cannot be kept
+# Attributes that cannot be kept
 
 
 @contextlib.contextmanager
 def lost(path: Path) -> Iterator[list[str]]:
-    """What a warning says that could not be kept of a file."""
+    """The attributes that a warning says were not kept."""
     said: list[str] = []
     with pytest.warns(AttributesWarning) as caught:
         yield said
     (message,) = {str(warning.message) for warning in caught}
-    start = f"expected {path} to keep the attributes of the file that it replaces, found that "
-    assert message.startswith(f"{start}these could not be kept: ")
-    said += message.removeprefix(f"{start}these could not be kept: ").split(", ")
+    start = f"{path} was replaced, and "
+    assert message.startswith(f"{start}these attributes could not be kept: ")
+    said += message.removeprefix(f"{start}these attributes could not be kept: ").split(", ")
 
 
 @pytest.mark.sweep
@@ -710,7 +710,7 @@ def test_on_the_command_line_a_warning_is_a_line(
         assert main(["convert", *arguments]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("onnxarchive: warning: ")
-    assert f"expected {path} to keep the attributes of the file that it replaces" in line
+    assert f"{path} was replaced, and these attributes could not be kept" in line
     assert path.stat().st_uid == OTHER
 
 
@@ -730,4 +730,4 @@ def test_what_a_worker_of_an_executor_could_not_keep_is_in_its_outcome(path: Pat
         (lost,) = onnxarchive.convert_many([source], path.parent, pool)
     assert lost.error is None
     (warning,) = lost.warnings
-    assert warning.startswith(f"expected {path} to keep the attributes of the file")
+    assert warning.startswith(f"{path} was replaced, and these attributes could not be kept")

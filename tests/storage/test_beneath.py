@@ -121,7 +121,7 @@ def _read(root: Root, path: str) -> bytes:
         return file.read()
 
 
-# What is beneath
+# Files beneath a directory
 
 
 @pytest.mark.usefixtures("way")
@@ -293,7 +293,7 @@ def test_a_directory_that_may_not_be_listed_is_passed(root: Root, top: Path) -> 
         os.seteuid(user)
 
 
-# What changes meanwhile
+# Changes meanwhile
 
 
 class Moments:
@@ -471,7 +471,7 @@ def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, siz
                 for piece in data:
                     pieces += piece
             except ArchiveFormatError as error:
-                assert "become smaller" in str(error)
+                assert "truncated" in str(error)
                 assert str(top / "source" / "data.bin") in str(error)
                 assert size < len(INSIDE)
             else:

@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["pread", "no pread"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Reads with os.pread, and as on Windows, which has none."""
+    """Reads with os.pread, and without it as on Windows."""
     if request.param == "no pread":
         monkeypatch.delattr(os, "pread", raising=False)
     elif not hasattr(os, "pread"):
@@ -557,7 +557,7 @@ def test_a_file_that_is_closed_while_a_thread_reads_it_gives_that_thread_its_own
 
 @pytest.fixture(params=["pwrite", "no pwrite"])
 def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Writes with os.pwrite, and as on Windows, which has none."""
+    """Writes with os.pwrite, and without it as on Windows."""
     if request.param == "no pwrite":
         monkeypatch.delattr(os, "pwrite", raising=False)
     elif not hasattr(os, "pwrite"):

@@ -27,7 +27,6 @@ from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive.archive import rewriting
-from onnxarchive.cli import running
 from onnxarchive.errors import ArchiveError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
@@ -155,10 +154,6 @@ def recover(path: Path, chance: Chance) -> None:
     assert onnxarchive.recover(path).is_rolled_back
 
 
-def save_output(path: Path, chance: Chance) -> None:
-    running._save(str(path.with_name("output.npy")), "output", np.zeros(NBYTES), force=False)
-
-
 def on_a_clone(write: Write) -> Write:
     """A write on a file system that shares blocks."""
 
@@ -191,7 +186,7 @@ WRITES: dict[str, Write] = {
     "transform": transform,
 }
 # Those that call nothing of the caller's.
-SILENT_WRITES: dict[str, Write] = {"link": link, "recover": recover, "run": save_output}
+SILENT_WRITES: dict[str, Write] = {"link": link, "recover": recover}
 
 
 # The forks

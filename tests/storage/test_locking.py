@@ -1,4 +1,4 @@
-"""Locks: who waits for whom, until when, and what is done where there are none."""
+"""Locks: waiting, timeouts, and file systems without locks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HOLDER = """
 
 
 class Holder:
-    """A process that has a lock on a file until it is told to let go of it."""
+    """A process that holds a lock on a file until it is asked to release it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -101,7 +101,7 @@ def descriptor(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def another(path: Path) -> Iterator[int]:
-    """The file opened once more, which has locks of its own also in one process."""
+    """The file, opened once more: with locks of its own, even in one process."""
     descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
     try:
         yield descriptor
@@ -110,7 +110,7 @@ def another(path: Path) -> Iterator[int]:
 
 
 def elsewhere(act: Callable[[], _Result]) -> _Result:
-    """Does something in another thread, which has locks of its own."""
+    """Calls a function in another thread, which has locks of its own."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(act).result()
 
@@ -124,7 +124,7 @@ def is_free(path: Path) -> bool:
 
 
 def require_locked(act: Callable[[], object]) -> None:
-    with pytest.raises(LockedError, match="expected nobody else at work on the file"):
+    with pytest.raises(LockedError, match="expected an unlocked file"):
         act()
 
 
@@ -158,7 +158,7 @@ def test_readers_share_a_lock(path: Path, descriptor: int) -> None:
 
 
 class Waiting(threading.Thread):
-    """Does something that has to wait, and keeps what came of it."""
+    """Calls a function that must wait; keeps its result."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -452,7 +452,7 @@ def test_a_function_that_changes_a_model_does_not_wait_for_itself(archive: Path)
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_opening_gives_up_when_it_should(archive: Path, mode: Any, timeout: float) -> None:
     with held("exclusive", archive) as holder:
-        with pytest.raises(LockedError, match="expected nobody else at work") as caught:
+        with pytest.raises(LockedError, match="expected an unlocked file") as caught:
             onnxarchive.open(archive, mode=mode, timeout=timeout)
         assert caught.value.path == str(archive)
         holder.let_go()
@@ -485,7 +485,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 @pytest.fixture(params=NO_LOCKS, ids=[errno.errorcode[code] for code in NO_LOCKS])
 def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """A file system that says, in one of the ways in which they do, that it has no locks."""
+    """A file system without locks, with each error that such file systems raise."""
     code = int(request.param)
 
     def refuse(*_: object) -> None:

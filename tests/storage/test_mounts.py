@@ -59,7 +59,7 @@ def clone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An archive in a directory of its own, which is mounted elsewhere."""
+    """An archive in a directory that is mounted elsewhere."""
     folder = tmp_path / "source"
     folder.mkdir()
     onnxarchive.save(weights(2), folder / NAME)

@@ -766,7 +766,7 @@ def test_the_permission_bits_of_a_new_directory_are_those_that_the_umask_leaves(
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o750
 
 
-# What killed processes leave
+# Files of killed processes
 
 SAVER = """
     import sys
@@ -834,7 +834,7 @@ def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
 
 
 def anything(_: MappedFile) -> bool:
-    """What has any content is an abandoned file."""
+    """A file with any content is abandoned."""
     return True
 
 

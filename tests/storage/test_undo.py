@@ -1,4 +1,4 @@
-"""Undo logs: their bytes, what is none, and what becomes of a file that ends with one."""
+"""Undo logs: their bytes, other bytes, and the recovery of a file that ends with one."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def require_left(path: Path) -> None:
 
 
 def require_recovered(path: Path, expected: bytes) -> None:
-    """Holds that a file is refused until it is recovered, and what it is then."""
+    """Requires that a file is refused until it is recovered, and checks it then."""
     require_refused(path, is_unfinished=True)
     recovery = recover(path)
     assert (recovery.is_rolled_back, recovery.removed) == (True, ())
@@ -441,7 +441,7 @@ Hostile = Callable[[Interrupted, bytes], tuple[bytes, bytes | None]]
 
 
 def _log_of_another_archive(archive: Interrupted, other: bytes) -> tuple[bytes, bytes | None]:
-    """The rest of a longer file, into which a whole archive was written."""
+    """The rest of a longer file that a whole archive was written into."""
     return archive.old + logged(other, other.index(b"__MODEL_PROTO") - 30), None
 
 
@@ -616,7 +616,7 @@ def test_a_log_that_another_user_has_written_is_rolled_back_by_those_who_may_wri
 
 
 def is_exact_log(tail: bytes, log: bytes) -> bool:
-    """Whether these bytes behind an archive are zeros and its log, as much as reached the disk."""
+    """Whether these bytes after an archive are zeros and parts of its log."""
     gap = len(tail) - len(log)
     return (
         gap >= 0

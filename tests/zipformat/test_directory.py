@@ -1,4 +1,4 @@
-"""The reader of the zip: what the writer writes, and one broken thing after another."""
+"""The reader of the zip, on the writer's files and on files with one fault."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def broken_rules(file: Sparse) -> list[str]:
     return findings.rules
 
 
-# What the writer writes
+# Files of the writer
 
 
 @given(
@@ -190,7 +190,7 @@ def test_what_the_changes_begin_with_breaks_no_rule(base: Callable[[], Image]) -
     assert broken_rules(base().file()) == []
 
 
-# What a reader leaves free
+# Free fields
 
 FREE: dict[str, Change] = {
     "date and time": in_both(1, time=0x1234, date=0x5678),
@@ -214,7 +214,7 @@ def test_what_changes_no_reading_is_free(base: Callable[[], Image], change: Chan
     assert broken_rules(image.file()) == []
 
 
-# What breaks a rule
+# Broken rules
 
 
 def zip64(*values: int) -> bytes:
@@ -968,7 +968,7 @@ def edited(image: Image, edits: list[tuple[int, int, int, int, str]]) -> Sparse:
 
 
 def require_one_encoding(file: Sparse, found: Directory) -> None:
-    """Whatever is accepted is what the writer would write, but for what is left free."""
+    """Requires that an accepted file is the writer's, except for free fields."""
     offset = 0
     tail = b""
     for entry, record in zip(found.entries, found.records, strict=True):

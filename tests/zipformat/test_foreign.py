@@ -1,4 +1,4 @@
-"""The tolerant reader: what every tool writes is read, and what readers disagree about is not."""
+"""The tolerant reader reads the zips of all tools and refuses those that readers disagree about."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIFO = 0o010600 << records.UNIX_MODE_SHIFT
 
 @dataclass
 class Part:
-    """One entry: what its headers say, and what lies around its data."""
+    """One entry: its headers, and the bytes around its data."""
 
     local: LocalHeader
     record: DirectoryRecord
@@ -365,7 +365,7 @@ def nested() -> bytes:
 
 
 def quoted() -> bytes:
-    """An entry whose extra field quotes the next one's header, which lies inside its own."""
+    """An entry inside another one: its header is in the extra field of the outer entry."""
     inner = part("inner", b"inner")
     packed_inner = inner.local.pack() + inner.data
     outer = part("outer", b"data")
@@ -728,12 +728,11 @@ def test_every_byte_put_before_a_zip_is_refused() -> None:
             read(bytes(size) + SOUND)
 
 
-# Whatever the bytes are, only errors of this library escape, and what is accepted, zipfile reads
-# the same way.
+# Any bytes raise errors of this library only, and zipfile reads accepted files alike.
 
 
 def as_zipfile_reads(file: bytes) -> dict[str, bytes] | None:
-    """What Python's zipfile finds, or None where it refuses."""
+    """The contents that Python's zipfile reads, or None if it refuses the file."""
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as opened:
             return {

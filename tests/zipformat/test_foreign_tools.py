@@ -56,7 +56,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def run(command: list[str], directory: Path, *, data: bytes | None = None) -> bytes:
-    """What a tool prints."""
+    """Runs a tool; returns its output."""
     done = subprocess.run(
         command, cwd=directory, input=data, capture_output=True, timeout=120, check=False
     )
@@ -65,7 +65,7 @@ def run(command: list[str], directory: Path, *, data: bytes | None = None) -> by
 
 
 def require_files(file: bytes, expected: Mapping[str, bytes] = FILES) -> set[int]:
-    """Reads a zip, which must hold these files and drop nothing; gives the methods in it."""
+    """Requires exactly these files in a zip; returns its compression methods."""
     view = memoryview(file)
     found = foreign.read(view)
     assert found.dropped == ()

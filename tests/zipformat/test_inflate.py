@@ -348,7 +348,7 @@ def test_a_deflate64_distance_before_the_beginning_is_an_error() -> None:
 
 
 def run(script: str, *arguments: str) -> str:
-    """Runs a script with the tests' import path; gives what it prints."""
+    """Runs a script with the tests' import path; returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
         capture_output=True,

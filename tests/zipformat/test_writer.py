@@ -1,4 +1,4 @@
-"""What the writer streams, to whom, and when it refuses."""
+"""The writer: its bytes, its targets, and its refusals."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def by_zipfile(archive: bytes) -> Entries:
         return [(info.filename, opened.read(info)) for info in opened.infolist()]
 
 
-# What is written
+# Written bytes
 
 
 def test_an_archive_of_two_entries_is_these_bytes() -> None:
@@ -250,7 +250,7 @@ def test_as_many_entries_as_16_bits_do_not_count_are_read_back(count: int) -> No
 
 
 def read_back(archive: bytes) -> Entries:
-    """What our own reader finds."""
+    """The entries that the library reads."""
     bounds = locate(archive[-TAIL_SIZE:], len(archive), Report())
     assert bounds is not None
     data = archive[bounds.offset : bounds.offset + bounds.size]
@@ -346,7 +346,7 @@ pipes_that_would_block = pytest.mark.skipif(
 
 
 def fill_a_pipe() -> tuple[BlockingIOError, bytes]:
-    """What writing more than a pipe holds raises, and what the pipe holds then."""
+    """The error of writing more than a pipe holds, and the content of the pipe."""
     receiving, sending = os.pipe()
     os.set_blocking(sending, False)
     with open(receiving, "rb") as received:
@@ -498,7 +498,7 @@ def test_a_stream_without_end_is_left_when_it_is_too_long() -> None:
     target = io.BytesIO()
     with pytest.raises(ChecksumError):
         ZipWriter(target).add_stream("key", len(STATED), zlib.crc32(STATED), endless())
-    # What is too much is not written either.
+    # Nothing beyond the limit is written.
     assert target.getvalue().endswith(STATED)
 
 

@@ -1,4 +1,4 @@
-"""An archive taken apart, for tests that change one thing in it; its file is sparse.
+"""The headers of an archive, for tests that change one of them; the file is sparse.
 
 Entries may be of any size: where their data would lie, the file has zeros that nobody stores.
 """
@@ -174,7 +174,7 @@ class Image:
         self.locator = replace(self.locator, record_offset=self.locator.record_offset + by)
 
     def move_directory(self, by: int) -> None:
-        """Moves directory and end records, which follow."""
+        """Moves the directory and end records."""
         self.directory_offset += by
         if self.zip64_record is None or self.locator is None:
             self.end = replace(self.end, directory_offset=self.end.directory_offset + by)
@@ -231,7 +231,7 @@ def in_header(index: int, **changes: Any) -> Change:
 
 
 def in_both(index: int, **changes: Any) -> Change:
-    """Changes what both headers of an entry state."""
+    """Changes fields of both headers of an entry."""
     return together(in_record(index, **changes), in_header(index, **changes))
 
 

@@ -20,7 +20,7 @@ export async function forEachPath(read) {
 }
 
 /** Whether data is wanted, and not only what the directory says. */
-export const extracts = process.argv[2] === "extract";
+export const extracts = process.argv.at(-1) === "extract";
 
 /** The SHA-256 of a stream, in hexadecimal digits. */
 export async function sha256(stream) {

@@ -2,7 +2,7 @@
 
 A protobuf object takes microseconds for each tensor and each of its fields. Here numpy looks at one
 field of thousands of tensors at a time. It understands what almost all models have; for any other
-`read` gives None: ask `proto.check_references`, which looks at the tensors one by one.
+`read_references` gives None: ask `proto.check_references`, which looks at the tensors one by one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class References:
     shapes: Shapes
 
 
-def read(model: bytes) -> References | None:
+def read_references(model: bytes) -> References | None:
     """Reads the external initializers of a model's main graph.
 
     Args:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +27,7 @@ from outcomes import came, requires
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, Report
-from onnxarchive.model import dtypes, proto, references, tensors
+from onnxarchive.model import dtypes, proto, references_at_once, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
@@ -62,7 +63,7 @@ def at_once(
     return found
 
 
-# What is usual
+# Usual tensors
 
 
 def _held() -> list[TensorProto]:
@@ -112,13 +113,19 @@ def test_usual_tensors_are_read_at_once(found: list[TensorProto]) -> None:
     sizes = sizes_of(model)
     for keys in (sorted(sizes), sorted(sizes, reverse=True)):
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
-    read = references.read(model.SerializeToString())
+    read = references_at_once.read_references(model.SerializeToString())
     assert read is not None
     assert read.locations == "\n".join(sizes)
     assert read.nbytes.tolist() == list(sizes.values())
     indexes = read.indexes.tolist()
     locations = [tensors.location(model.graph.initializer[index]) for index in indexes]
     assert locations == list(sizes)
+
+
+@pytest.mark.parametrize("after", [{}, {"quantization_annotation": [onnx.TensorAnnotation()]}])
+def test_an_empty_tensor_may_be_the_last_initializer(after: dict[str, Any]) -> None:
+    graph = onnx.GraphProto(initializer=[tensor_of(), TensorProto()], **after)
+    assert at_once(onnx.ModelProto(ir_version=10, graph=graph), {"w": 16}) is not None
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 12])
@@ -130,7 +137,7 @@ def test_tensors_that_are_looked_at_in_parts_are_those_of_the_whole(
     model = model_of(*_held(), own[0], *_held()[:2], *own[1:4], *_held()[:4], own[4])
     sizes = sizes_of(model)
     assert (len(model.graph.initializer) - 4) % 3 == 0
-    monkeypatch.setattr(references, "ROWS", rows)
+    monkeypatch.setattr(references_at_once, "ROWS", rows)
     for keys in (sorted(sizes), ["w2", "w0", "w4", "w1", "w3"]):
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
 
@@ -155,13 +162,13 @@ def test_what_this_library_writes_is_read_at_once(by: str, tmp_path: Path) -> No
                 writer.add(name, arrays[name])
             writer.finish(model_of(raw_tensor("small")))
     with onnxarchive.open(path) as archive:
-        read = references.read(bytes(archive.read("__MODEL_PROTO")))
+        read = references_at_once.read_references(bytes(archive.read("__MODEL_PROTO")))
         assert read is not None
         assert len(read.indexes) == 50
         assert all(np.array_equal(archive.tensors[name], arrays[name]) for name in arrays)
 
 
-# What is not
+# Unusual tensors
 
 
 def _changed(change: Callable[[TensorProto], object]) -> onnx.ModelProto:
@@ -290,7 +297,7 @@ def test_a_product_of_dimensions_that_no_number_holds_is_no_warning() -> None:
     tensor.dims.extend([1 << 55] * 22)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert references.read(model_of(tensor).SerializeToString()) is None
+        assert references_at_once.read_references(model_of(tensor).SerializeToString()) is None
 
 
 def _field(number: int, message: bytes) -> bytes:
@@ -348,6 +355,32 @@ def test_any_model_is_found_as_one_by_one_or_left_to_that(
         sizes[key] = -(-element_count(tensor.dims) * BIT_WIDTHS[tensor.data_type] // 8)
         tensor.CopyFrom(external(tensor, key))
     came("one_by_one" if at_once(model, sizes) is None else "at_once")
+
+
+def _mutants(data: bytes) -> Iterator[bytes]:
+    """`data` with one byte changed, left out or added, at every position."""
+    for position in range(len(data)):
+        before, byte, after = data[:position], data[position], data[position + 1 :]
+        for other in {*(byte ^ 1 << bit for bit in range(8)), 0, 1, 0x7F, 0x80, 0xFF} - {byte}:
+            yield before + bytes([other]) + after
+        yield before + after
+        yield before + b"\x81\x00" + after
+
+
+def _parsed(data: bytes) -> onnx.ModelProto | None:
+    try:
+        return onnx.ModelProto.FromString(data)
+    except DecodeError:
+        return None
+
+
+def test_mutants_are_found_as_one_by_one_or_left_to_that_and_hundreds_are_found() -> None:
+    mutants = {
+        data: model for data in _mutants(BASE.SerializeToString()) if (model := _parsed(data))
+    }
+    found = [at_once(model, BASE_SIZES, data) is not None for data, model in mutants.items()]
+    assert found.count(True) > 400
+    assert found.count(False) > 400
 
 
 # TensorRefs

@@ -1,0 +1,19 @@
+"""Names of files that mean the same on every system."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+PLAIN_PATH: Final = (
+    "a relative path with slashes, without drive, backslashes, control characters, and components "
+    "that are empty, '.' or '..'"
+)
+"""What `is_plain_path` accepts, for messages."""
+
+_NOT_IN_PATH: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A[A-Za-z]:")
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path is relative, has one spelling, and means the same on every system."""
+    return {"", ".", ".."}.isdisjoint(path.split("/")) and _NOT_IN_PATH.search(path) is None
