@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Protocol
 
 from onnxarchive.buffers.data import Data, Stored, pieces
-from onnxarchive.buffers.names import PLAIN_PATH, is_plain_path
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
