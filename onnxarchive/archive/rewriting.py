@@ -44,7 +44,7 @@ from onnxarchive.model.keys import MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
-from onnxarchive.sources.opening import Source, open_model
+from onnxarchive.sources.source import Source, open_model
 from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter

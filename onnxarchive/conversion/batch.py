@@ -14,7 +14,7 @@ from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.sources.opening import is_model_file
+from onnxarchive.sources.source import is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout

@@ -1,7 +1,7 @@
 """Merges identical initializers of a graph.
 
-Of initializers of a graph with the same data type, shape and bytes the first one stays; it replaces
-the others as input of nodes, in the graph and in its subgraphs. Initializers with a further use stay
+Of initializers of a graph with the same data type, shape and bytes the first one stays. It replaces
+the others as input of nodes, in the graph and in its subgraphs. Initializers with another use stay
 as well: inputs of the model, outputs of a graph, and names used by anything but a node's input.
 
 Names are resolved as ONNX scopes them (IR.md, "Names Within a Graph"): a name that a subgraph does

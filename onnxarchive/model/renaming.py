@@ -17,7 +17,8 @@ def renamed(
     """A copy of a model with new names of inputs and outputs.
 
     All uses are renamed: in nodes, subgraphs (unless they define the name themselves), training
-    graphs, value_info and annotations. An input with a default value keeps it: its initializer is renamed.
+    graphs, value_info and annotations. The initializer of an input, its default value, is renamed
+    with it.
 
     Args:
         model: The model. It is not changed.
