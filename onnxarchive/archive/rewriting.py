@@ -2,8 +2,8 @@
 
 Entries that stay are neither read nor moved: a new model is a new end of the file. It is written to
 a clone if the file system can share blocks and the clone can have the owner and the name, else to
-the file itself, with an undo log. Only what removes an entry writes a new file, in the order of
-`save`, and only on request.
+the file itself, with an undo log. Only an edit that removes an entry writes a new file, in the
+order of `save`, and only on request.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def write_model(archive: Archive, given: GivenModel, options: EditOptions) -> Ma
 
 
 def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
-    """The options with which the archive's tensors stay where they are, or those that are given."""
+    """The given options; by default those that keep the archive's tensors where they are."""
     outside_attributes = has_outside_attributes(archive)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
     return WriteOptions(
@@ -125,7 +125,7 @@ def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
 
 
 def _threshold(archive: Archive, outside_attributes: bool) -> int:
-    """The size threshold that fits all tensors, or else those that the model holds."""
+    """The size threshold that fits all tensors, or at least those that the model holds."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in tensors.walk(archive.model):
         if not (ref.is_initializer or outside_attributes):
@@ -222,7 +222,7 @@ def _end_offset(archive: Archive) -> int:
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """Whether a plan moves and removes no entry of the archive but the model."""
+    """True if the plan moves and removes no entry except the model."""
     names = _kept_names(archive)
     return [item.name for item in plan.items[: len(names)]] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
@@ -230,7 +230,7 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
 
 
 def _is_entry(item: Item, archive: Archive) -> bool:
-    """Whether an item has the bytes of the archive's entry of its name."""
+    """True if an item has the bytes of the archive's entry with its name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
         return False
@@ -397,19 +397,19 @@ def _model_without_checksum(archive: Archive, key: str, ref: TensorRef) -> Item:
 def _changed_clone(
     archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
-    """Changes a clone that then takes the archive's name; None if there can be none.
+    """Changes a clone, which then gets the archive's name; None if cloning is not possible.
 
     Args:
         archive: The archive.
-        offset: Where `write` begins, in bytes from the start of the file.
+        offset: Offset at which `write` begins, in bytes.
         write: Writes up to the new end of the file.
-        else_in_place: Whether the file can be changed in its place, too, as is better where a clone
-            would have another owner.
+        else_in_place: Whether the caller can change the file itself; this is better than a clone
+            with another owner.
     """
     archive._file.require_locking_process()
     try:
         replacement = Replacement(archive._file.absolute_path, follow_links=False, is_locked=True)
-    except OSError:  # of this directory, which the other ways name if they need it
+    except OSError:  # of the directory; an edit that needs it fails later
         return None
     try:
         old = os.fstat(archive._file.fileno())
