@@ -316,8 +316,9 @@ def _write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFi
 def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
     """Writes new tensors, models, directory and end records after the entries that stay."""
     offset = _end_offset(archive)
-    kept = len(_kept_names(archive)), archive._records[:-1].pack()
-    new = Plan(plan.items[kept[0] :], plan.models)
+    count = len(_kept_names(archive))
+    kept = count, archive._records[:count].pack()
+    new = Plan(plan.items[count:], plan.models)
 
     def write(target: PositionalWriter) -> None:
         zip_writer = ZipWriter(target, alignment=options.alignment, kept=kept, offset=offset)
@@ -339,7 +340,7 @@ def _replace_entry(
     """Writes a clone, or a new archive, in which the entry of a tensor has other bytes."""
     crc32 = checksums.crc32(data)
     header = _header_with(archive, key, crc32)
-    kept = len(_kept_names(archive)), _records_with(archive, key, crc32)
+    kept = _records_with(archive, key, crc32)
     plan = Plan((), (_model_without_checksum(archive, key, ref),))
     header_offset, offset = archive.entries[key].header_offset, _end_offset(archive)
 
@@ -378,11 +379,12 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
     return replace(header, crc32=crc32).pack()
 
 
-def _records_with(archive: Archive, key: str, crc32: int) -> bytes:
-    """The directory records of all entries but the model, that of `key` with another CRC-32."""
+def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
+    """Number and directory records of the entries that stay, that of `key` with another CRC-32."""
     records, number = archive._records, archive.entries.index_of[key]
+    count = len(_kept_names(archive))
     changed = replace(records[number], crc32=crc32)
-    return records[:number].pack() + changed.pack() + records[number + 1 : -1].pack()
+    return count, records[:number].pack() + changed.pack() + records[number + 1 : count].pack()
 
 
 def _model_without_checksum(archive: Archive, key: str, ref: TensorRef) -> Item:
