@@ -20,7 +20,7 @@ from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.deduplicate import deduplicate
+from onnxarchive.model.deduplication import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path

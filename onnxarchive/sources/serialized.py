@@ -48,7 +48,7 @@ class Serialized:
         return _Decoded(self.view, span, data_type.nbytes(ref.tensor.dims))
 
 
-def parse(file: DataFile) -> Serialized:
+def parse_file(file: DataFile) -> Serialized:
     """Parses a file as a model; its large tensors are not read.
 
     Raises:

@@ -21,7 +21,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
-from onnxarchive.sources.serialized import parse
+from onnxarchive.sources.serialized import parse_file
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import Root
 from onnxarchive.storage.file_data import FileData
@@ -181,7 +181,7 @@ class _Opening:
 
     def _found(self, model: DataFile, place: Place) -> Found:
         finder = Finder(place, self._verify_checksum, self._elsewhere)
-        return finder.find(parse(model))
+        return finder.find(parse_file(model))
 
 
 def _listed(place: Place, name: str) -> DataFile:
