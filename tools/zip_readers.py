@@ -367,8 +367,8 @@ def printing(*command: str | Path) -> ReadAll:
     return read_all
 
 
-# Found with bsdtar 3.6.2 and unzip 6.0; tests/format/test_differential.py holds each against
-# the tool.
+# Found with bsdtar 3.6.2, unzip 6.0, minizip 1.1 and Node.js 20; tests/format/test_differential.py
+# holds each against the tool.
 _LISTED_AS_TAR: Final = (
     "bsdtar lists an archive as if it were a tar, which has no CRC-32; it compares those of a zip "
     "with the data as it extracts"
@@ -377,6 +377,11 @@ _SATURATED_SIZE: Final = Limit(
     "unzip takes a size of exactly 0xFFFFFFFF bytes for one that it has yet to find, and the Zip64 "
     "field of the next entry for that",
     lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
+)
+_NO_ZIP64_FIELDS: Final = Limit(
+    "minizip 1.1 reads no Zip64 field of an entry on 64-bit Linux, so neither a size nor a header "
+    "offset of 4 GiB",
+    lambda entries: sum(entry.nbytes for entry in entries) >= (1 << 32) - (1 << 20),
 )
 _IN_MEMORY: Final = Limit(
     "Node.js reads a file of 2 GiB or more into memory only in pieces",
@@ -393,14 +398,18 @@ READERS: Final[Mapping[str, Reader]] = {
             Reader(name, "bsdtar", extracting(read), hides_crc32=_LISTED_AS_TAR)
             for name, read in (("bsdtar", by_bsdtar), ("bsdtar-pipe", by_bsdtar_from_a_pipe))
         ),
-        *(
-            Reader(
-                name,
-                None,
-                printing(sys.executable, DIRECTORY / "list_c_libraries.py", name),
-                library=library,
-            )
-            for name, library in (("minizip", "libminizip.so.1"), ("libzip", "libzip.so.4"))
+        Reader(
+            "minizip",
+            None,
+            printing(sys.executable, DIRECTORY / "list_c_libraries.py", "minizip"),
+            library="libminizip.so.1",
+            limits=(_NO_ZIP64_FIELDS,),
+        ),
+        Reader(
+            "libzip",
+            None,
+            printing(sys.executable, DIRECTORY / "list_c_libraries.py", "libzip"),
+            library="libzip.so.4",
         ),
         Reader("go", "go", printing("go", "run", DIRECTORY / "list_zip.go")),
         Reader("perl", "perl", printing("perl", DIRECTORY / "list_zip.pl"), module="Archive::Zip"),

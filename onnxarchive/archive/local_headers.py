@@ -77,7 +77,7 @@ class LocalHeaders:
             self.alignment = alignment or self.alignment
 
     def _are_equal_ahead(self, start: int, stop: int) -> bool:
-        """As `_are_equal`; only the first header is needed, so an error of another is none."""
+        """As `_are_equal`, but False if a read fails: only the first header is needed."""
         try:
             return self._are_equal(start, stop)
         except OSError:

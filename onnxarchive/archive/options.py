@@ -23,7 +23,7 @@ class WriteOptions:
 
     Attributes:
         size_threshold: Tensors of this many bytes or more are stored outside the model. Smaller
-            ones stay in it, where runtimes need them to infer shapes.
+            ones stay in it, since runtimes need them to infer shapes.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768. With 4096 every tensor begins on a page of its own.
         convert_attribute: Whether to store outside the model also tensors of attributes, sparse

@@ -1,4 +1,4 @@
-"""Plans archives: the entries, their keys, and where their bytes are.
+"""Plans archives: their entries, with keys and sources of data.
 
 Planning reads no tensor that is stored outside the model. Writing goes once through the `Plan`.
 """
@@ -21,7 +21,7 @@ from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
-from onnxarchive.model.deduplicate import deduplicate
+from onnxarchive.model.deduplication import deduplicate
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -277,14 +277,14 @@ def plan_model(
         stored: The keys of tensors whose entries are written already.
         assigned: The keys that are assigned already.
         shared: The entries of other models, which this one may share.
-        temporary: As `plan_archive` takes it.
+        temporary: Directory for a temporary file; None for the system's.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
     assigned = assigned or Keys()
     locations = dict(stored or {})
-    idle: list[Path] = []  # tensors with an external_data field that says nothing
+    idle: list[Path] = []  # tensors with an external_data field that has no effect
     items: list[Item] = []
     staying: list[tuple[TensorRef, int]] = []  # external tensors that go into the model
     for ref in tensors.walk(model):
@@ -335,7 +335,7 @@ def _staying(
 
 
 def _verified(ref: TensorRef, data: Data) -> Data:
-    """Compares the CRC-32 of data with the one that is stated for it, which the model will lose.
+    """Checks the CRC-32 of data before it goes into the model, where it has none.
 
     Other data has no CRC-32, or checks it when it is read.
     """
@@ -350,10 +350,10 @@ def _verified(ref: TensorRef, data: Data) -> Data:
 
 
 def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
-    """Maps data; what is in no file, or in too many files, goes into a temporary file first."""
+    """Maps data. Data in no file, or in too many files, is first copied to a temporary file."""
     maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
     views: dict[Path, memoryview] = {}
-    sizes: dict[Path, int] = {}  # of what goes into the temporary file
+    sizes: dict[Path, int] = {}  # of data in the temporary file
     for path, data in given.items():
         view = _mapped(data, maps)
         if view is None:

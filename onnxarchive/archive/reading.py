@@ -159,7 +159,7 @@ class Archive(Closing):
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
-        `Tensors` says what becomes of names that several graphs define.
+        Names that several graphs define are ambiguous; see `Tensors`.
         """
         return Tensors(self._state)
 

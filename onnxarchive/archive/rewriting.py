@@ -2,8 +2,8 @@
 
 Entries that stay are neither read nor moved: a new model is a new end of the file. It is written to
 a clone if the file system can share blocks and the clone can have the owner and the name, else to
-the file itself, with an undo log. Only what removes an entry writes a new file, in the order of
-`save`, and only on request.
+the file itself, with an undo log. Only an edit that removes an entry writes a new file, in the
+order of `save`, and only on request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
-from onnxarchive.sources.opening import Source, open_model
+from onnxarchive.sources.source import Source, open_model
 from onnxarchive.storage import attributes, undo
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile, PositionalWriter
@@ -61,7 +61,6 @@ from onnxarchive.storage.filesystem import clone
 from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
-from onnxarchive.zipformat.entries import Records
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
@@ -148,7 +147,7 @@ def write_models(
 
 
 def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
-    """The options with which the archive's tensors stay where they are, or those that are given."""
+    """The given options; by default those that keep the archive's tensors where they are."""
     outside_attributes = has_outside_attributes(archive)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
     return WriteOptions(
@@ -160,7 +159,7 @@ def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
 
 
 def _threshold(archive: Archive, outside_attributes: bool) -> int:
-    """The size threshold that fits all tensors, or else those that the model holds."""
+    """The size threshold that fits all tensors, or at least those that the model holds."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in tensors.walk(archive.model):
         if not (ref.is_initializer or outside_attributes):
@@ -257,13 +256,8 @@ def _end_offset(archive: Archive) -> int:
     return archive.entries[first].header_offset
 
 
-def _kept_records(archive: Archive) -> Records:
-    """The directory records of these entries."""
-    return archive._records[: -len(archive.models)]
-
-
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """Whether a plan moves and removes no entry of the archive but the model."""
+    """True if the plan moves and removes no entry except the model."""
     names = _kept_names(archive)
     return [item.name for item in plan.items[: len(names)]] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
@@ -271,7 +265,7 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
 
 
 def _is_entry(item: Item, archive: Archive) -> bool:
-    """Whether an item has the bytes of the archive's entry of its name."""
+    """True if an item has the bytes of the archive's entry with its name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
         return False
@@ -387,8 +381,9 @@ def _write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFi
 def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
     """Writes new tensors, models, directory and end records after the entries that stay."""
     offset = _end_offset(archive)
-    kept = len(_kept_names(archive)), _kept_records(archive).pack()
-    new = Plan(plan.items[kept[0] :], plan.models)
+    count = len(_kept_names(archive))
+    kept = count, archive._records[:count].pack()
+    new = Plan(plan.items[count:], plan.models)
 
     def write(target: PositionalWriter) -> None:
         zip_writer = _zip_writer(target, options.alignment, kept)
@@ -416,7 +411,7 @@ def _replace_entry(
     """Writes a clone, or a new archive, in which the entry of a tensor has other bytes."""
     crc32 = checksums.crc32(data)
     header = _header_with(archive, key, crc32)
-    kept = len(_kept_names(archive)), _records_with(archive, key, crc32)
+    kept = _records_with(archive, key, crc32)
     plan = Plan((), tuple(_models_without_checksum(archive, key)))
     header_offset, offset = archive.entries[key].header_offset, _end_offset(archive)
 
@@ -455,11 +450,12 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
     return replace(header, crc32=crc32).pack()
 
 
-def _records_with(archive: Archive, key: str, crc32: int) -> bytes:
-    """The directory records of all entries but the models, that of `key` with another CRC-32."""
-    records, number = _kept_records(archive), archive.entries.index_of[key]
+def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
+    """Number and directory records of the entries that stay, that of `key` with another CRC-32."""
+    records, number = archive._records, archive.entries.index_of[key]
+    count = len(_kept_names(archive))
     changed = replace(records[number], crc32=crc32)
-    return records[:number].pack() + changed.pack() + records[number + 1 :].pack()
+    return count, records[:number].pack() + changed.pack() + records[number + 1 : count].pack()
 
 
 def _models_without_checksum(archive: Archive, key: str) -> Iterator[Item]:
@@ -478,19 +474,19 @@ def _models_without_checksum(archive: Archive, key: str) -> Iterator[Item]:
 def _changed_clone(
     archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
-    """Changes a clone that then takes the archive's name; None if there can be none.
+    """Changes a clone, which then gets the archive's name; None if cloning is not possible.
 
     Args:
         archive: The archive.
-        offset: Where `write` begins, in bytes from the start of the file.
+        offset: Offset at which `write` begins, in bytes.
         write: Writes up to the new end of the file.
-        else_in_place: Whether the file can be changed in its place, too, as is better where a clone
-            would have another owner.
+        else_in_place: Whether the caller can change the file itself; this is better than a clone
+            with another owner.
     """
     archive._file.require_locking_process()
     try:
         replacement = Replacement(archive._file.absolute_path, follow_links=False, is_locked=True)
-    except OSError:  # of this directory, which the other ways name if they need it
+    except OSError:  # of the directory; an edit that needs it fails later
         return None
     try:
         old = os.fstat(archive._file.fileno())

@@ -34,7 +34,7 @@ class Rule:
 
     Attributes:
         id: Its id, such as `"ZIP-6"`.
-        seen: What a reader has to read to check it: `"open"`, `"header"` or `"data"`.
+        seen: The step that checks it: `"open"`, `"header"` (local header) or `"data"`.
         text: Its demand, in a sentence.
         mended: True if zips of other tools may break it; `convert` makes archives of them.
     """

@@ -49,9 +49,9 @@ def save(
 
     The file appears at `path` when it is complete; until then, and after a failure, the file that
     was there is unchanged. If the file system can reserve space, a full disk is an error before
-    anything is written. The same model and options give the same bytes. Beyond the model, copies
-    are held in memory of what stays in it and of one tensor at a time; with several threads also of
-    up to `jobs` tensors that come next, of 96 MiB in all.
+    anything is written. The same model and options give the same bytes. Memory holds copies of the
+    tensors that stay in the model and of one tensor at a time; with several threads also of up to
+    `jobs` tensors that come next, of 96 MiB in all.
 
     `onnxarchive.archive.options.WriteOptions` describes the options in full.
 
@@ -77,7 +77,7 @@ def save(
         ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, and others have
             edited that since.
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
-            shape needs, or its data is external, or what stays in the model is over 2 GiB.
+            shape needs, or its data is external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
         ValueError: An option, the id of a model or the path of an asset is not allowed, or `path`
             is the file of an asset.

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Data
-from onnxarchive.model.deduplicate import are_equal
+from onnxarchive.model.deduplication import are_equal
 from onnxarchive.model.tensors import TensorRef
 
 

@@ -1,6 +1,6 @@
-"""Bytes that lie somewhere: the lowest room.
+"""Bytes wherever they are: the lowest room.
 
-`data` has what an entry's bytes may be (`Data`), `checksums` their CRC-32, `counting` the progress
-of going through them, `columns` numbers and names taken together with numpy, for speed only. This
-room imports nothing of the package but its errors.
+`data` has the types of an entry's bytes (`Data`), `checksums` their CRC-32, `counting` the progress
+of reading them, `file_names` the check of a plain path, and `columns` reads many numbers and names
+with numpy, for speed only. This room imports nothing of the package but its errors.
 """

@@ -19,7 +19,7 @@ def crc32(data: Buffer, before: int = 0) -> int:
 
 
 class Crc32:
-    """CRC-32 and size of bytes that come in pieces.
+    """CRC-32 and size of bytes in pieces.
 
     Attributes:
         value: CRC-32 of the pieces so far.
@@ -32,13 +32,13 @@ class Crc32:
 
     @classmethod
     def of(cls, pieces: Iterable[bytes | memoryview]) -> Crc32:
-        """That of all pieces, which are gone through."""
+        """The CRC-32 and size of all pieces; they are read."""
         found = cls()
         deque(found(pieces), maxlen=0)
         return found
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Passes pieces on, each of which counts before it is passed."""
+        """Passes pieces on; each is counted before it is passed."""
         for piece in pieces:
             self.value = crc32(piece, self.value)
             self.nbytes += len(piece)

@@ -1,4 +1,4 @@
-"""What stands in many places of some bytes, taken together with numpy."""
+"""For speed only: many numbers, or many spans of some bytes, taken together with numpy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NEWLINE: Final = ord("\n")
-_ROWS: Final = 1 << 10  # spans that are gathered together
-_MAX_SIZE: Final = 1 << 16  # bytes of theirs, whose places take 8 bytes each
+_ROWS: Final = 1 << 10  # spans gathered together
+_MAX_SIZE: Final = 1 << 16  # in bytes of such spans; the offset of each takes 8 bytes
 
 
 def integers(column: NDArray[np.int64]) -> Sequence[int]:
-    """A column as a sequence of Python's own numbers, made when they are looked at.
+    """A column as a sequence of `int`, each made when it is read.
 
     Python's array gives one in a third of numpy's time.
     """
@@ -27,12 +27,12 @@ def integers(column: NDArray[np.int64]) -> Sequence[int]:
 
 
 def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:
-    """Bytes from many places, one to a line, without a newline at the end; a copy.
+    """Spans of some bytes, one to a line, without a newline at the end; a copy.
 
     Args:
         data: The bytes.
-        begins: Where each line begins in them.
-        ends: Where it ends, behind its begin and inside `data`.
+        begins: Offset of each span.
+        ends: Offset of its end, not before its begin and inside `data`.
     """
     parts = range(0, len(begins), _ROWS)
     return b"\n".join([_lines(data, begins[i : i + _ROWS], ends[i : i + _ROWS]) for i in parts])

@@ -1,4 +1,4 @@
-"""How far the work on many bytes is."""
+"""Progress of reading or writing many bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import TypeAlias, TypeVar
 
-# Takes bytes done and bytes in all.
+# Takes the bytes done and the bytes in all.
 Progress: TypeAlias = Callable[[int, int], None]
 _Piece = TypeVar("_Piece", bytes, memoryview)
 
 
 class ProgressCounter:
-    """Tells how far the work on many pieces is, which may be that of several threads.
+    """Counts the bytes done, in one thread or several, and reports them.
 
     Args:
         progress: Called with the bytes done and the bytes in all after each piece, or None.
@@ -26,7 +26,7 @@ class ProgressCounter:
         self._lock = Lock()
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Passes pieces on and counts each when it has been dealt with."""
+        """Passes pieces on and counts each once the caller asks for the next."""
         for piece in pieces:
             yield piece
             self.add(len(piece))

@@ -1,4 +1,4 @@
-"""Bytes that lie somewhere, in pieces that can be gone through again and again."""
+"""Bytes in memory, in maps and elsewhere, in pieces that can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ PIECE_SIZE = 8 << 20  # bytes handed to `write`, and to `progress`, at a time
 
 
 class SupportsWrite(Protocol):
-    """A binary file, a pipe, a socket's file: whatever takes bytes."""
+    """A target of bytes: a binary file, a pipe, a socket's file."""
 
     def write(self, data: memoryview, /) -> int | None:
-        """Writes `data`, or its first bytes, and gives how many; None means all."""
+        """Writes `data`, or its first bytes; gives their number, None for all."""
 
 
 class Data(Protocol):
-    """The bytes of an entry, in pieces that can be gone through more than once."""
+    """The bytes of an entry, in pieces; they can be read repeatedly."""
 
     @property
     def nbytes(self) -> int:
-        """How many they are."""
+        """Size in bytes."""
 
     @property
     def crc32(self) -> int | None:
-        """Their CRC-32 where it is known beforehand; it is verified as they are written."""
+        """Their CRC-32 if it is known beforehand; it is verified when they are written."""
 
     def __iter__(self) -> Iterator[memoryview]:
         """The pieces, of at most a few MiB each."""
@@ -35,11 +35,11 @@ class Data(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes that are at hand or mapped.
+    """Bytes in memory or mapped.
 
     Attributes:
         view: The bytes.
-        crc32: Their CRC-32 where it is known.
+        crc32: Their CRC-32, or None if it is not known.
     """
 
     view: memoryview
@@ -47,12 +47,12 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """How many they are."""
+        """Size in bytes."""
         return self.view.nbytes
 
     @property
     def is_constant(self) -> bool:
-        """Whether nobody can change them: they are those of a `bytes` object."""
+        """True if nobody can change them: they belong to a `bytes` object."""
         return isinstance(self.view.obj, bytes)
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -79,7 +79,7 @@ class Pieces:
 
     Attributes:
         parts: The places.
-        crc32: Not known.
+        crc32: Their CRC-32, or None if it is not known.
     """
 
     parts: tuple[memoryview, ...]
@@ -87,12 +87,12 @@ class Pieces:
 
     @property
     def nbytes(self) -> int:
-        """How many they are."""
+        """Size in bytes."""
         return sum(part.nbytes for part in self.parts)
 
     @property
     def is_constant(self) -> bool:
-        """Whether nobody can change them: they are those of `bytes` objects."""
+        """True if nobody can change them: they belong to `bytes` objects."""
         return all(isinstance(part.obj, bytes) for part in self.parts)
 
     def __iter__(self) -> Iterator[memoryview]:

@@ -14,7 +14,7 @@ from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.sources.opening import is_model_file
+from onnxarchive.sources.source import is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout
@@ -124,6 +124,7 @@ def convert_many(
         ValueError: An option or the path of an asset is not allowed.
         OSError: `out_dir` cannot be made, or an asset not opened.
     """
+    open_assets(assets)  # a fault in them is not one of each model
     options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,
@@ -132,19 +133,23 @@ def convert_many(
         assets=_absolute(assets),
         jobs=1 if jobs is None and executor is not None else jobs,
     )
-    open_assets(assets)  # a fault in them is not one of each model
     out = os.path.realpath(out_dir)
-    convert = _Convert(options, replace, verify_checksum, dry_run)
     work = list(_work(sources, out))
     if not dry_run:
         os.makedirs(out, exist_ok=True)
     outcomes: dict[int, Conversion] = {}
-
-    def note(index: int, conversion: Conversion) -> None:
+    convert = _Convert(options, replace, verify_checksum, dry_run)
+    for index, conversion in _outcomes(work, convert, executor):
         outcomes[index] = conversion
         if on_done is not None:
             on_done(conversion, len(outcomes), len(work))
+    return [outcomes[index] for index in range(len(work))]
 
+
+def _outcomes(
+    work: Iterable[tuple[str, str, str | None]], convert: _Convert, executor: Executor | None
+) -> Iterator[tuple[int, Conversion]]:
+    """Runs conversions, and yields each outcome with its index when it is known."""
     todo: dict[int, tuple[str, str]] = {}
     taken: dict[str, str] = {}
     for index, (source, target, error) in enumerate(work):
@@ -154,14 +159,12 @@ def convert_many(
         if error is None:
             todo[index] = source, target
         else:
-            note(index, Conversion(source, target, error))
-    if executor is None:
-        for index, (source, target) in todo.items():
-            note(index, convert(source, target))
-    else:
-        for index, conversion in _submitted(executor, todo, convert):
-            note(index, conversion)
-    return [outcomes[index] for index in range(len(work))]
+            yield index, Conversion(source, target, error)
+    if executor is not None:
+        yield from _submitted(executor, todo, convert)
+        return
+    for index, (source, target) in todo.items():
+        yield index, convert(source, target)
 
 
 def _submitted(

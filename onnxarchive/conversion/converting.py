@@ -58,7 +58,7 @@ class Conversion:
         assets: Number of assets.
         saved_nbytes: Bytes that merging identical initializers saved.
         shared_nbytes: Bytes that storing equal tensors of several models once saved.
-        warnings: What was left out or could not be kept, a sentence each.
+        warnings: A sentence for each thing that was left out or could not be kept.
         error_type: Name of the exception's type that `error` describes, such as `"OSError"`; None
             if the conversion raised none.
     """
@@ -129,7 +129,7 @@ def convert(
         progress: Called with the bytes done and the bytes in all.
         jobs: Number of threads; None for one for each core. One of them writes. The others read,
             inflate and verify up to `jobs` tensors that come next, of 96 MiB in all. Tensors of
-            less than 128 KiB or more than 96 MiB are left to the thread that writes, and so is the
+            less than 128 KiB or more than 96 MiB are left to the thread that writes, as is the
             CRC-32 of entries of more than 32 MiB.
 
     Returns:
@@ -139,7 +139,7 @@ def convert(
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
         ChecksumError: The source is damaged.
-        UnsupportedFeatureError: A zip is encrypted or compressed in a way that is not known.
+        UnsupportedFeatureError: A zip is encrypted or compressed by an unknown method.
         ValueError: An option or the path of an asset is not allowed, or `path` is one of the
             source's files.
         OSError: A file cannot be read, or the archive not written.
@@ -282,8 +282,8 @@ def _export_single(
     total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive._refs))
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
-            f"expected less than {proto.SIZE_LIMIT} bytes, which is what a single .onnx holds, "
-            f"found {total}; export with external_data='NAME.data'"
+            f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
+            f"{total}; export with external_data='NAME.data'"
         )
     filled: set[str] = set()
 

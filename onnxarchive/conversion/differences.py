@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import ne
 from typing import Final
 
@@ -34,8 +35,7 @@ __all__ = ["Change", "Difference", "diff"]
 
 _PIECE_SIZE: Final = 2 << 20  # bytes of each archive in memory at a time
 _STACK_TRACE: Final = "stack_trace"  # end of keys such as PyTorch's pkg.torch.onnx.stack_trace
-
-# The fields of graph and model that have sections of their own.
+# Sections and their fields.
 _OF_GRAPH: Final = {
     "nodes": "node",
     "inputs": "input",
@@ -148,25 +148,27 @@ def _contents(archive: Archive) -> dict[Path | str, _Content]:
 
 
 def _entry_content(archive: Archive, name: str) -> _Content:
+    entry = archive.entries[name]
+    return _Content(entry.nbytes, entry.crc32, partial(_entry_pieces, archive, name))
+
+
+def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
+    archive.read(name)  # compares the local header
     entry, file = archive.entries[name], archive._file
-
-    def pieces() -> Iterator[bytes]:
-        archive.read(name)  # compares the local header
-        data = FileData(archive.path, file.identity, entry.data_offset, entry.nbytes, file)
-        for offset in range(0, entry.nbytes, _PIECE_SIZE):
-            yield data.part(offset, min(_PIECE_SIZE, entry.nbytes - offset)).read()
-
-    return _Content(entry.nbytes, entry.crc32, pieces)
+    data = FileData(archive.path, file.identity, entry.data_offset, entry.nbytes, file)
+    for offset in range(0, entry.nbytes, _PIECE_SIZE):
+        yield data.part(offset, min(_PIECE_SIZE, entry.nbytes - offset)).read()
 
 
 def _inner_content(ref: TensorRef) -> _Content:
-    def pieces() -> Iterator[bytes]:
-        data = tensors.raw_data(ref)
-        for offset in range(0, data.nbytes, _PIECE_SIZE):
-            yield bytes(data[offset : offset + _PIECE_SIZE])
-
     data = tensors.raw_data(ref)
-    return _Content(data.nbytes, checksums.crc32(data), pieces)
+    return _Content(data.nbytes, checksums.crc32(data), partial(_inner_pieces, ref))
+
+
+def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
+    data = tensors.raw_data(ref)
+    for offset in range(0, data.nbytes, _PIECE_SIZE):
+        yield bytes(data[offset : offset + _PIECE_SIZE])
 
 
 def _compare_bytes(

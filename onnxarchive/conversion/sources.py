@@ -19,8 +19,8 @@ from onnxarchive.errors import (
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
-from onnxarchive.sources.opening import Source, is_zip, open_model
 from onnxarchive.sources.places import sha1
+from onnxarchive.sources.source import Source, is_zip, open_model
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
-"""ONNX messages: the tensors of a model, what they refer to, and its wire format.
+"""ONNX messages: the graphs and tensors of a model, their references, and the wire format.
 
-Nothing here knows of zips or files. `tensors` walks over a model's tensors, `dtypes` knows their
-types and `shapes` their arrays; `keys` gives them names in an archive; `wire` finds large tensors
-in serialized models. This room imports buffers.
+Nothing here knows of zips or files. `walking` is the walk over a model's messages; `tensors` has
+its tensors, `dtypes` and `shapes` their types and shapes, `keys` their names in an archive. `proto`
+parses a model and compares it with an archive's entries (`references_at_once` the same, for speed
+only). `wire` reads serialized messages, `weights` takes the large tensors out of one. This room
+imports buffers.
 """

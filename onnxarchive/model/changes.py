@@ -63,15 +63,12 @@ class Change:
 
 
 def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
-    """Compares two lists of messages, matched by name whatever their order.
+    """Compares two lists of messages by name; the added ones come last.
 
     Args:
         field: The field with the lists.
         one: The message with the first list.
         other: The message with the other list.
-
-    Yields:
-        The changes in the order of the first list, then the added messages.
     """
     ones, others = (_by_name(field, getattr(it, field)) for it in (one, other))
     for name in {**ones, **others}:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def with_locations(model: onnx.ModelProto, locations: Mapping[Path, str]) -> onnx.ModelProto:
     """A copy of `model` in which the tensors at `locations` are external and hold no data.
 
-    No byte of those tensors is copied or read. `model` is not changed. Unknown fields are kept.
+    The bytes of those tensors are not read. `model` is not changed. Unknown fields are kept.
     """
     copy = onnx.ModelProto()
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations))]
@@ -69,7 +69,7 @@ def _branches(locations: Mapping[Path, str]) -> _Branch:
 
 
 def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) -> None:
-    """Copies every field but those left out; what is left out is not even read."""
+    """Copies every field but those left out, which are not read."""
     for field, is_repeated in _copied_fields(source.DESCRIPTOR, left_out):
         is_text = field.type == field.TYPE_STRING
         if is_repeated:
@@ -101,7 +101,7 @@ def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[Any, b
 
 
 def _merge_text(target: Message, number: int, value: str | bytes) -> None:
-    """Adds a string that may not be UTF-8, which protobuf reads and keeps but lets nobody set."""
+    """Adds a string that may not be UTF-8; protobuf can read such a string, but not set it."""
     encoded = value if isinstance(value, bytes) else value.encode()
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 

@@ -2,7 +2,7 @@
 
 The bytes are those of `TensorProto.raw_data` (onnx.proto): little-endian, row-major, and for types
 of less than 8 bits a stream of codes that begins at the least significant bit of the first byte.
-Every numpy type is declared little-endian, so that they are read right on a host of either byte
+Every numpy type is declared little-endian, so arrays are right on a host of either byte
 order.
 """
 
@@ -31,7 +31,7 @@ _FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
-    """Whether another package, ml_dtypes, adds this type to numpy; such have no byte order."""
+    """True for a numpy type of ml_dtypes; such types have no byte order."""
     return dtype.isbuiltin == 2  # registered by an extension
 
 
@@ -43,10 +43,10 @@ class DataType:
         name: Its name in `TensorProto.DataType`.
         number: Its number there.
         dtype: The numpy type of its arrays, little-endian.
-        typed_field: The field of TensorProto that holds elements which `raw_data` does not.
+        typed_field: The field of TensorProto for its elements outside `raw_data`.
         bit_width: Bits of an element in `raw_data`.
-        is_viewed: Whether its arrays are views of their bytes: not where an element has less than 8
-            bits, nor, on a big-endian host, where numpy knows no byte order of the type.
+        is_viewed: True if its arrays are views of their bytes; False if an element has less than 8
+            bits or, on a big-endian host, if the type has no byte order in numpy.
     """
 
     name: str
@@ -58,12 +58,12 @@ class DataType:
 
     @property
     def is_packed(self) -> bool:
-        """Whether an element has less than 8 bits, so that its arrays are unpacked copies."""
+        """True if an element has less than 8 bits; its arrays are then unpacked copies."""
         return self.bit_width < BITS_PER_BYTE
 
     @property
     def typed_nbytes(self) -> int:
-        """Bytes of `raw_data` that one number of the type-specific field gives.
+        """Bytes of `raw_data` for one number of the type-specific field.
 
         A number holds an element, the byte into which smaller ones are packed, half of a complex
         one, or a 6-bit code, which is packed later.
@@ -77,7 +77,7 @@ class DataType:
         return -(-math.prod(dims) * self.bit_width // BITS_PER_BYTE)
 
     def tail_bits(self, dims: Sequence[int]) -> int:
-        """How many high bits of the last byte of `raw_data` belong to no element."""
+        """The number of unused high bits in the last byte of `raw_data`."""
         return -math.prod(dims) * self.bit_width % BITS_PER_BYTE
 
 
@@ -130,7 +130,7 @@ BOOL = BY_NUMBER[9]
 
 
 def name_of(number: int) -> str:
-    """The name of a data type, or its number where this version of ONNX has no name for it."""
+    """The name of a data type, or its number if this version of ONNX has no name for it."""
     if number in BY_NUMBER:
         return BY_NUMBER[number].name
     return {0: "UNDEFINED", 8: "STRING"}.get(number, str(number))
@@ -162,7 +162,7 @@ def as_array(
         data: A read-only view of bytes, among them `data_type.nbytes(dims)` as in `raw_data`.
         data_type: The tensor's data type.
         dims: The tensor's shape.
-        offset: Where the tensor's begin in `data`.
+        offset: Offset of the tensor in `data`.
 
     Returns:
         An array of shape `dims` and type `data_type.dtype`: a view of `data` which keeps it alive,
@@ -190,7 +190,7 @@ def as_array(
 def as_raw_data(array: NDArray[Any]) -> memoryview:
     """The bytes of an array as `raw_data` holds them: little-endian, row-major, packed.
 
-    They are a view of `array` where it lies so in memory, and a copy where it does not.
+    They are a view of `array` if its memory has this layout, and else a copy.
 
     Raises:
         UnsupportedFeatureError: ONNX has no data type for the array.
@@ -213,7 +213,7 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
         elements: The numbers in `data_type.typed_field`, of the field's own type. In `int32_data`
             an element stands in the low bits of a number, 4- and 2-bit types with as many as fill
             a byte, 6-bit types one by one (onnx.proto).
-        data_type: What the numbers mean.
+        data_type: The tensor's data type.
     """
     if data_type.bit_width == 6:
         return _bytes_of(pack(elements.astype(np.uint8), data_type.bit_width))
@@ -248,11 +248,11 @@ def pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
     """Codes of one byte each as a stream of `bit_width` bits each, the first in the lowest bits.
 
     Args:
-        codes: The codes, in one dimension; bits above `bit_width` are passed over.
+        codes: The codes, in one dimension; bits above `bit_width` are ignored.
         bit_width: 2, 4 or 6.
 
     Returns:
-        As many bytes as the codes take; the bits behind the last code are zero.
+        As many bytes as the codes take; the bits after the last code are zero.
     """
     codes_in_group, bytes_in_group = _group(bit_width)
     grouped = np.zeros((-(-codes.size // codes_in_group), codes_in_group), np.uint8)

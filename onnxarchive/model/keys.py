@@ -1,7 +1,7 @@
-"""Names of entries: keys derived from tensor names, and which names there may be.
+"""Names of entries: keys derived from tensor names, and the rules for names.
 
-A key is a C identifier that no file system changes: an archive unzips everywhere, and the tensor's
-file there has its key as its name. Names are compared under ASCII down-casing.
+A key is a C identifier, which no file system changes: an archive unzips everywhere, and the key is
+the name of the tensor's file. Names are compared under ASCII down-casing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
-from onnxarchive.buffers.names import PLAIN_PATH, is_plain_path
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
@@ -97,12 +97,12 @@ def is_asset_name(name: str) -> bool:
 
 
 class Keys:
-    """Gives each tensor a key by which a person recognises it, and no two the same.
+    """Gives each tensor a key of its own, similar to its name.
 
     The same names in the same order get the same keys.
 
     Args:
-        taken: Keys that others have already.
+        taken: Keys already in use.
     """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -112,7 +112,7 @@ class Keys:
     def assign(self, name: str) -> str:
         """A key for the next tensor of this name: `layer.0/weight` gives `layer_0_weight`.
 
-        Where that key is taken, `_2`, `_3` and so on follow it.
+        If that key is taken, `_2`, `_3` and so on follow it.
         """
         key = _derive(name)
         if fold(key) in self._taken:
@@ -121,10 +121,10 @@ class Keys:
         return key
 
     def _numbered(self, base: str) -> str:
-        """The key with the lowest number that is free.
+        """The key with the lowest free number.
 
-        No number is tried twice after the same beginning, which long keys share once they are cut.
-        So no more tries fail in all than there are keys.
+        Long keys share a beginning once they are cut. No number is tried twice after the same
+        beginning, so there are no more failed tries than keys.
         """
         digits = 0
         while True:
@@ -153,8 +153,8 @@ def _derive(name: str) -> str:
     return key[:MAX_KEY_SIZE]
 
 
-_TOGETHER: Final = 1 << 12  # names that are matched at once; what that takes is then little
-_OTHER, _COMMA, _DIGIT, _LETTER = range(4)  # what a byte of names is that have commas between them
+_TOGETHER: Final = 1 << 12  # names that are matched at once, so that it takes little memory
+_OTHER, _COMMA, _DIGIT, _LETTER = range(4)  # kinds of bytes in names joined by commas
 _KINDS: Final = np.full(1 << 8, _OTHER, np.uint8)
 for _kind, _characters in (
     (_COMMA, ","),
@@ -180,7 +180,7 @@ def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
 
 
 def _are_formed_as_keys(names: bytes, count: int) -> bool:
-    """Whether names, each with a comma behind it, have the form of a key; "assets" has it, too."""
+    """Whether names, each followed by a comma, have the form of a key; "assets" has it, too."""
     raw = np.frombuffer(names, np.uint8)
     kinds = _KINDS[raw]
     ends = np.flatnonzero(kinds == _COMMA)
@@ -203,14 +203,14 @@ def check_names(
     Args:
         names: The names, in directory order; None for one that is not UTF-8.
         report: Takes each broken rule (VERSION-1, MODEL-1, MODEL-4, NAME-2, KEY-1, ASSET-1).
-        are_all: Whether the last of them is known to be that of the last entry.
+        are_all: Whether they are the names of all entries.
 
     Returns:
-        Those that are keys.
+        The keys among them.
     """
     before = names[:-1]
     if are_all and names and names[-1] == MODEL_PROTO and are_keys(before):
-        return before  # as almost always; what is else is found out one by one
+        return before  # as almost always; else each name is checked
     _check_versions(names, report)
     if are_all and (not names or names[-1] != MODEL_PROTO):
         last = names[-1] if names else None
@@ -229,7 +229,7 @@ def check_names(
         folded = fold(name)
         if name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):
-                # In this order a folder stands directly before all that is in it.
+                # In this order a folder is directly before everything in it.
                 assets.append((folded.replace("/", "\0"), name))
         elif not (name.startswith(_RESERVED_PREFIX) or is_key(name)):
             report.broken(
@@ -285,7 +285,7 @@ def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool)
 
 
 def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
-    """Looks for assets that are folders of others. Keys have no folders and are none."""
+    """Reports assets that are folders of others. A key is no folder and is in none."""
     folder: tuple[str, str] | None = None
     for path, name in sorted(assets):
         if folder is not None and path.startswith(folder[0] + "\0"):

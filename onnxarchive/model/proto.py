@@ -1,4 +1,4 @@
-"""The serialized model of an archive: parsed strictly, and held against the entries."""
+"""The serialized model of an archive: parsed strictly, and compared with the entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE_LIMIT = 1 << 31  # protobuf's, in bytes; a message is smaller than this
 MAX_MESSAGES = 1 << 22  # of a model; some hundred bytes each once parsed
 
 LINK_FINGERPRINT: Final = "onnxarchive.link"
-"""Key of the metadata that a link has beside those of its archive's model."""
+"""Key of the metadata by which a link identifies its archive."""
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -44,7 +44,9 @@ def serialize(model: onnx.ModelProto) -> bytes:
 
 
 def encode(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model that is nested no deeper than one that was read, as `serialize` does.
+    """The bytes of a model, as by `serialize`, but without a check of its depth.
+
+    For models that are nested no deeper than one that was parsed.
 
     Raises:
         ArchiveFormatError: It has no ir_version or graph, or is too large for protobuf.
@@ -63,10 +65,10 @@ def encode(model: onnx.ModelProto) -> bytes:
 
 
 def require_size(nbytes: int) -> None:
-    """Refuses a model that takes at least so many bytes, if that is too many for protobuf.
+    """Refuses a size that protobuf does not allow.
 
     Raises:
-        ArchiveFormatError: It is.
+        ArchiveFormatError: A model of `nbytes` bytes is too large.
     """
     if nbytes >= SIZE_LIMIT:
         raise ArchiveFormatError(
@@ -79,11 +81,11 @@ def require_size(nbytes: int) -> None:
 def serialize_filled(
     model: onnx.ModelProto, held: Mapping[str, memoryview]
 ) -> tuple[memoryview, ...]:
-    """The bytes of a model in pieces, with large tensors put in from where they lie.
+    """The bytes of a model in pieces, with the data of external tensors put in.
 
     Args:
-        model: The model, in which those tensors are external.
-        held: Their bytes by the location that they have in `model`. They are not copied.
+        model: The model.
+        held: The bytes of some external tensors by their location. They are not copied.
 
     Raises:
         ArchiveFormatError: As `serialize` does.
@@ -164,7 +166,7 @@ def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_P
 
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
-    """Removes from a model what tells of which archive it is a link, and gives it, if it has it."""
+    """Removes the metadata by which a link identifies its archive; gives its value, or None."""
     are_found = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
     if True not in are_found:
         return None
@@ -174,12 +176,12 @@ def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
-    """The metadata (`metadata_props`) by key; of a key that is there twice the last."""
+    """The metadata (`metadata_props`) by key; the last of pairs with the same key."""
     return {tensors.text(pair.key): tensors.text(pair.value) for pair in model.metadata_props}
 
 
 def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
-    """Makes `pairs` the metadata of a model; those that it has already stay as they are."""
+    """Replaces the metadata of a model; pairs that it has already stay as they are."""
     before = metadata(model)
     changed = {key: value for key, value in pairs.items() if before.get(key) != value}
     unwritten = dict(changed)
@@ -199,14 +201,14 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
 def refs_at_once(
     model: onnx.ModelProto, data: bytes, keys: Sequence[str], sizes: Sequence[int]
 ) -> tuple[TensorRefs, Shapes] | None:
-    """The tensor of each key, if only initializers are external and no rule is broken.
+    """For speed only: the tensor of each key, if only initializers are external.
 
-    It makes the checks of `check_references` on all initializers together. None says that one of
-    them fails, or that there is more to be looked at, and not which.
+    It makes the checks of `check_references` on all initializers together. None: one of them fails,
+    or there is more to check; ask `check_references`.
 
     Args:
         model: The model.
-        data: The bytes that it was parsed from.
+        data: Its bytes.
         keys: The keys of its archive.
         sizes: The size in bytes of the entry of each of them.
 
@@ -223,7 +225,7 @@ def refs_at_once(
         named = [number_of.pop(key, None) for key in located]
         if number_of or None in named:
             return None
-        numbers = np.array(named, np.int64)  # of the key that each tensor names
+        numbers = np.array(named, np.int64)  # of the key of each tensor
         expected = expected[numbers]
         shapes = shapes.reordered(np.argsort(numbers))
     if (found.nbytes != expected).any():
@@ -365,7 +367,7 @@ def _check_reference(
 
 
 def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str], None]) -> None:
-    """Checks an external tensor whose entry has `nbytes` bytes, if that can be told."""
+    """Checks an external tensor; `nbytes` is the size of its entry, None if it is not known."""
     tensor = ref.tensor
     held = tensors.held_fields(tensor)
     if tensor.HasField("segment"):

@@ -1,4 +1,4 @@
-"""New names for inputs and outputs of a model, wherever they are used."""
+"""Renames inputs and outputs of a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from onnxarchive.model.walking import MAIN_GRAPH, GraphRef, Path, graphs
 def renamed(
     model: onnx.ModelProto, inputs: Mapping[str, str], outputs: Mapping[str, str]
 ) -> onnx.ModelProto:
-    """A copy of a model whose inputs and outputs have other names.
+    """A copy of a model with new names of inputs and outputs.
 
-    Nodes, subgraphs (where they do not define the name themselves), training graphs, value_info
-    and annotations follow. An input with a default value keeps it: its initializer is renamed.
+    All uses are renamed: in nodes, subgraphs (unless they define the name themselves), training
+    graphs, value_info and annotations. The initializer of an input, its default value, is renamed
+    with it.
 
     Args:
         model: The model. It is not changed.
@@ -64,9 +65,9 @@ def renamed(
 def _renamings(
     model: onnx.ModelProto, names: Mapping[str, str]
 ) -> Iterator[tuple[GraphRef, Mapping[str, str]]]:
-    """The graphs that see the main graph's names, each with the new names of values in it.
+    """The graphs that see the main graph's names, each with its own new names.
 
-    A name that a graph defines itself means something else there, and keeps its meaning.
+    A name that a graph defines itself is another value there, and stays.
     """
     names_in: dict[Path, Mapping[str, str]] = {}
     for ref in graphs(model):

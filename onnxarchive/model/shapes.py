@@ -1,7 +1,7 @@
-"""Data types and shapes of the tensors that stand outside a model, in columns.
+"""Data types and shapes of the tensors outside a model, in columns.
 
-They are those of when the model was read: whatever becomes of its protobuf objects afterwards, a
-view has the shape that its bytes were checked against.
+They are copied when the model is read: a view has the shape that its bytes were checked against,
+even if the protobuf objects are changed afterwards.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
-# A shape of each rank, from where it begins in bytes. A slice of an array as a tuple takes twice
-# as long.
+# Readers of a shape by rank; a slice of an array as a tuple takes twice as long.
 _SHAPES: Final = [Struct(f"={rank}q").unpack_from for rank in range(dtypes.MAX_RANK + 1)]
 
 
 class Shapes:
-    """Data types and shapes by number, each made when it is looked at."""
+    """Data types and shapes by number, each made when it is read."""
 
     def __init__(
         self,
@@ -40,8 +39,8 @@ class Shapes:
         Args:
             data_types: The number of each data type.
             ranks: The rank of each tensor.
-            begins: Where in `dims` the dims of each begin.
-            dims: The dims of one tensor behind those of another.
+            begins: Index of the first dim of each in `dims`.
+            dims: The dims of all tensors, concatenated.
         """
         self._data_types = data_types.astype(np.uint8).tobytes()
         self._ranks = ranks.astype(np.uint8).tobytes()
@@ -61,7 +60,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
-        """Those of tensors that break no rule; None is a number that nobody will look at."""
+        """Data types and shapes of tensors that break no rule; None for a number that has none."""
         data_types: list[int] = []
         ranks: list[int] = []
         dims: list[int] = []

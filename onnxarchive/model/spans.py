@@ -38,13 +38,13 @@ _SIX_BIT_TYPES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the data of one tensor lies in a serialized model.
+    """The data of one tensor in a serialized model.
 
     Attributes:
         offset: Byte offset of the payload in the model.
-        nbytes: Size of the payload in bytes, as it stands in the model.
+        nbytes: Size of the payload in the model, in bytes.
         field: The field of TensorProto that holds it: `raw_data`, or a packed typed field.
-        data_type: The tensor's `data_type`, which gives a typed field its meaning.
+        data_type: The tensor's `data_type`.
     """
 
     offset: int
@@ -54,14 +54,14 @@ class Span:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the payload is raw data as it stands, so that `nbytes` is the tensor's size."""
+        """True if the payload is raw data already, and so `nbytes` the tensor's size."""
         return self.field in FIXED_WIDTH_FIELDS
 
 
 def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     """Gives the raw data of a tensor: little-endian, row-major, sub-byte types packed.
 
-    A number of a typed field that is too large for the data type is cut to its low bits, as onnx
+    A number in a typed field too large for the data type is cut to its low bits, as onnx
     cuts it. How many elements there are is not compared with the tensor's dims.
 
     Args:
@@ -69,7 +69,7 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
         span: A span of it.
 
     Yields:
-        Pieces of at most 2 MiB. They are views of `data` where the payload is raw data already.
+        Pieces of at most 2 MiB. They are views of `data` if the payload is raw data already.
 
     Raises:
         ArchiveFormatError: The payload is malformed.

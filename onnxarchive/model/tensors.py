@@ -1,8 +1,7 @@
-"""The tensors of a model: where they stand, what their bytes are, and models without those bytes.
+"""The tensors of a model: their paths, types, bytes and external data.
 
-There is one walk. Which fields lead to a TensorProto is derived from the descriptors of ONNX's
-protos, so it visits every tensor there is: initializers, sparse initializers, attributes,
-subgraphs, functions and training_info, and whatever a later ONNX adds.
+The walk visits every tensor: initializers, sparse initializers, attributes, subgraphs, functions
+and training_info.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class TensorRef(NamedTuple):
-    """A tensor and where it stands in its model.
+    """A tensor and its path in the model.
 
     Attributes:
-        path: The way to it.
+        path: The path.
         tensor: The model's own TensorProto, not a copy.
     """
 
@@ -73,14 +72,14 @@ class TensorRef(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The tensor's name; what is not UTF-8 in it is replaced."""
+        """The tensor's name; bytes that are not UTF-8 are replaced."""
         return text(self.tensor.name)
 
     @property
     def is_initializer(self) -> bool:
-        """Whether it is a dense initializer of the main graph or of a subgraph of its nodes.
+        """True for a dense initializer of the main graph or of a subgraph of its nodes.
 
-        These are the tensors that go outside the model unless more is asked for.
+        Only these tensors are stored outside the model, but for `convert_attribute`.
         """
         return self.path[0][0] == "graph" and self.path[-1][0] == INITIALIZER
 
@@ -88,7 +87,7 @@ class TensorRef(NamedTuple):
     def is_loaded_by_onnx(self) -> bool:
         """Whether `onnx.load` reads the tensor's external data.
 
-        It passes over sparse tensors, training_info, default attributes of functions and
+        It skips sparse tensors, training_info, default attributes of functions and
         initializers in functions (onnx.external_data_helper).
         """
         fields = [field for field, _ in self.path]
@@ -100,7 +99,7 @@ class TensorRef(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The way to it, as text."""
+        """The path, as text."""
         return ".".join(
             field if index is None else f"{field}[{index}]" for field, index in self.path
         )
@@ -115,7 +114,7 @@ class TensorRefs(Mapping[str, TensorRef]):
     Attributes:
         initializers: The initializers of the main graph.
         names: Names for some of them.
-        indexes: Which of the initializers have these names.
+        indexes: The index of the initializer with each of these names.
         others: The refs of other tensors.
     """
 
@@ -133,7 +132,7 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     @classmethod
     def of(cls, model: onnx.ModelProto, refs: Mapping[str, TensorRef]) -> TensorRefs:
-        """TensorRefs that were found by a walk through a model."""
+        """The given refs, which a walk through `model` found."""
         main = {
             name: index
             for name, ((*graph, (field, index)), _) in refs.items()
@@ -143,13 +142,13 @@ class TensorRefs(Mapping[str, TensorRef]):
         return cls(model.graph.initializer, list(main), list(main.values()), others)
 
     def keep(self) -> None:
-        """Keeps the initializers that there are now, whatever becomes of the model."""
+        """Keeps the present initializers, even if the model is changed."""
         if not isinstance(self.initializers, list):
             self.initializers = list(self.initializers)
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """Which initializer of the main graph has which name."""
+        """The index of each initializer of the main graph by its name."""
         return dict(zip(self.names, self.indexes, strict=True))
 
     def __getitem__(self, name: str) -> TensorRef:
@@ -163,7 +162,7 @@ class TensorRefs(Mapping[str, TensorRef]):
         return TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), self.initializers[index])
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
-        """The tensor of a name, or None where there is none."""
+        """The tensor with this name, or None."""
         index = self.index_of.get(name)
         if index is not None:
             return self.initializers[index]
@@ -180,9 +179,9 @@ class TensorRefs(Mapping[str, TensorRef]):
 
 
 def text(value: str | bytes) -> str:
-    """A string of a proto; what is not UTF-8 in it is replaced.
+    """A string of a proto; bytes that are not UTF-8 are replaced.
 
-    protobuf keeps strings that are not UTF-8, and hands them out as bytes.
+    protobuf gives a string that is not UTF-8 as bytes.
     """
     return value if isinstance(value, str) else value.decode(errors="replace")
 
@@ -213,9 +212,9 @@ _TENSOR = onnx.TensorProto.DESCRIPTOR
 
 
 def raw_data(ref: TensorRef) -> memoryview:
-    """The bytes of a tensor that the model holds, as `raw_data` has them.
+    """The bytes of a tensor in the model, in the layout of `raw_data`.
 
-    They are a copy of this one tensor: protobuf hands out no views. Elements of type-specific
+    They are a copy, since protobuf gives no views. Elements of type-specific
     fields are converted.
 
     Raises:
@@ -251,22 +250,22 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
 
 
 def has_field(message: Message, name: str) -> bool:
-    """Whether a field is set, or a repeated one not empty; its value is not read."""
+    """True if a field is set, or a repeated field not empty; its value is not read."""
     if schema.is_repeated(message.DESCRIPTOR.fields_by_name[name]):
         return len(getattr(message, name)) > 0
     return message.HasField(name)
 
 
 def held_fields(tensor: onnx.TensorProto) -> list[str]:
-    """Which data fields a tensor has; their values are not read."""
+    """The data fields that a tensor has; their values are not read."""
     return [field for field in DATA_FIELDS if has_field(tensor, field)]
 
 
 def stored_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor whose bytes can stand outside the model, or None.
+    """The data type of a tensor that can be stored outside the model, or None.
 
-    None for strings, for types that ONNX does not define, for segments of a tensor and for shapes
-    that no array has.
+    None for strings, types that ONNX does not define, segments of a tensor, and shapes that an
+    array cannot have.
     """
     if tensor.HasField("segment") or tensor.string_data:
         return None
@@ -274,7 +273,7 @@ def stored_type(tensor: onnx.TensorProto) -> DataType | None:
 
 
 def array_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor if it has a fixed width and the shape is that of an array."""
+    """The data type of a tensor if it has a fixed width and an array can have the shape."""
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         return None
@@ -282,10 +281,10 @@ def array_type(tensor: onnx.TensorProto) -> DataType | None:
 
 
 def external_type(ref: TensorRef) -> DataType:
-    """The data type of a tensor whose data is, or is to be found, outside the model.
+    """The data type of a tensor whose data is outside the model.
 
     Raises:
-        ArchiveFormatError: Its bytes cannot stand there (see `stored_type`).
+        ArchiveFormatError: It cannot be stored there (see `stored_type`).
     """
     tensor = ref.tensor
     data_type = stored_type(tensor)
@@ -300,7 +299,7 @@ def external_type(ref: TensorRef) -> DataType:
 def are_dims(dims: Any, data_type: DataType | None) -> bool:
     """Whether an array can have this shape and type (rule TENSOR-2).
 
-    Where the type cannot be told, it may be one whose elements have a byte.
+    None as the type allows any shape that a type of one byte allows.
     """
     itemsize = 1 if data_type is None else data_type.dtype.itemsize
     nonzero = [dim for dim in dims if dim]
@@ -313,15 +312,15 @@ def are_dims(dims: Any, data_type: DataType | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExternalData:
-    """Where the bytes of a tensor lie, as its `external_data` field says.
+    """The `external_data` field of a tensor.
 
-    Strings that are not UTF-8 have surrogates (PEP 383) and so are equal to none that is UTF-8.
+    Bytes that are not UTF-8 are surrogates (PEP 383), so no other string is equal.
 
     Attributes:
         location: Path of the file, or key of the entry.
-        offset: Where they begin in it, in bytes; None where it is not said.
-        length: How many they are; None where it is not said.
-        checksum: SHA-1 of the file in hexadecimal digits; None where it is not said.
+        offset: Offset of the tensor's bytes in it, or None.
+        length: Their number, or None.
+        checksum: SHA-1 of the file in hexadecimal digits, or None.
     """
 
     location: str
@@ -342,13 +341,13 @@ def external_data(
     Args:
         ref: The tensor.
         report: Takes each broken rule (DATA-4, DATA-5).
-        also_allowed: Keys of pairs that are passed over besides the known ones.
-        keys: The keys of the archive that the model is of: what is reported names the entry that
-            is the location, or that of the model where there is none. None where it is not of one.
+        also_allowed: Further keys of pairs, which are ignored.
+        keys: The keys of the model's archive, or None for another model. A report names the entry
+            of this location, or the model's entry if there is none.
 
     Returns:
-        What the field says, without numbers that are none, and of equal pairs the first; None
-        where it has no location.
+        The content of the field, the first of pairs with the same key, without malformed numbers;
+        None if it has no location.
     """
     tensor = ref.tensor
     location = _value_of(tensor, LOCATION)
@@ -387,17 +386,17 @@ def external_data(
 
 
 def location(tensor: onnx.TensorProto) -> str | None:
-    """The location of an external tensor; None where it is not external or has none."""
+    """The location of an external tensor; None for other tensors, or if it has none."""
     return _value_of(tensor, LOCATION) if tensor.data_location == EXTERNAL else None
 
 
 def checksum(tensor: onnx.TensorProto) -> str | None:
-    """The SHA-1 that an external tensor's data shall have; None where it does not say."""
+    """The SHA-1 in the external data of a tensor, or None."""
     return _value_of(tensor, CHECKSUM) if tensor.data_location == EXTERNAL else None
 
 
 def locations(tensor: onnx.TensorProto) -> Iterator[str]:
-    """Every location of an external tensor, which has one if it breaks no rule."""
+    """Every location of an external tensor; more than one breaks a rule."""
     return (_decoded(pair.value) for pair in tensor.external_data if pair.key == LOCATION)
 
 
@@ -406,19 +405,18 @@ def _value_of(tensor: onnx.TensorProto, key: str) -> str | None:
 
 
 def _decoded(value: str | bytes) -> str:
-    """A string of a proto, with surrogates for what is not UTF-8: two are equal if bytes are."""
+    """A string of a proto, with surrogates for bytes that are not UTF-8."""
     return value if isinstance(value, str) else value.decode(errors="surrogateescape")
 
 
 def checked(
     ref: TensorRef, data: Iterable[memoryview], report: Report, *, entry: str
 ) -> Iterator[memoryview]:
-    """Passes on the bytes of a tensor and checks what only they show.
+    """Passes on the bytes of a tensor and checks rules about its elements.
 
     Args:
         ref: The tensor.
-        data: Its bytes in pieces. Where they are more or less than its shape and type need, no
-            bit of the last one is known to be unused.
+        data: Its bytes in pieces. TENSOR-4 is checked only if their number fits its type and shape.
         report: Takes each broken rule (TENSOR-4, TENSOR-5).
         entry: The key of its entry.
     """
@@ -467,12 +465,12 @@ def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
 
 
 def remove(messages: Any, are_removed: Sequence[bool]) -> None:
-    """Removes messages of a repeated field together; one by one, each would move all behind it.
+    """Removes messages of a repeated field, all together in linear time.
 
     Args:
         messages: The field.
-        are_removed: Whether each of its messages is to go.
+        are_removed: Whether to remove each of its messages.
     """
     marks = iter(are_removed)
-    messages.sort(key=lambda message: next(marks))  # those that stay keep their order
+    messages.sort(key=lambda message: next(marks))  # the others keep their order
     del messages[are_removed.count(False) :]

@@ -1,7 +1,6 @@
-"""Models as other tools leave them: a `.onnx` with its external data, a directory, a foreign zip.
+"""Models of other tools: a `.onnx` with its external data, a directory, a foreign zip.
 
-`opening` gives a `Source`: the model, and the bytes of each large tensor where they lie. `places`
-finds files beside a model, `finder` the bytes of its tensors in them, `serialized` those
-that the model itself holds. This room knows no archive. It imports storage, model, zipformat and
-buffers.
+`source` opens a `Source`: the model, and the data of its large tensors, which is not read. `places`
+finds files beside a model, `finder` the data of tensors in these files, `serialized` the data in
+the model itself. This room knows no archive. It imports storage, model, zipformat and buffers.
 """

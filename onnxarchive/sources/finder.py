@@ -1,4 +1,4 @@
-"""Where the bytes of a model's external tensors are, among the files beside it."""
+"""Finds the bytes of a model's external tensors in the files beside it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.serialized import Serialized
 
-# What torch.onnx up to 1.x puts into raw_data of a tensor whose bytes it writes to a file of the
-# tensor's name (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
+# Placeholder of torch.onnx up to 1.x in raw_data; the bytes are in a file of the tensor's name
+# (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
 _TORCH_PLACEHOLDER = b"__EXTERNAL"
-# onnx writes it into models that it has loaded; it says where they were, and is passed over.
+# The former directory of a model, which onnx adds when it loads the model. It is ignored.
 _BASEPATH = frozenset({"basepath"})
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model, the bytes of its external tensors, and the locations where they were found."""
+    """A model, the bytes of its external tensors, and the locations that were used."""
 
     model: onnx.ModelProto
     data: dict[Path, Data]
@@ -55,7 +55,7 @@ class Finder:
         self._locations: set[str] = set()
 
     def find(self, serialized: Serialized) -> Found:
-        """Finds the bytes of every external tensor, or tells of all that are not there.
+        """Finds the bytes of every external tensor, or reports all that are missing.
 
         Raises:
             ArchiveFormatError: They are missing, too short, or outside the place.
@@ -76,7 +76,7 @@ class Finder:
         return Found(serialized.model, data, self._locations)
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
-        """The bytes of a tensor, or None where it holds them itself."""
+        """The bytes of an external tensor; None for others."""
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
         if tensors.held_fields(tensor) if is_external else tensor.external_data:
@@ -95,7 +95,7 @@ class Finder:
         return None
 
     def _in_file(self, ref: TensorRef, reference: ExternalData, *, is_alone: bool = False) -> Data:
-        """The bytes that a reference leads to; `is_alone` if they are all that a file has."""
+        """The bytes that a reference names; `is_alone` if they must be a whole file."""
         location, offset = reference.location, reference.offset or 0
         data_type = tensors.external_type(ref)
         nbytes = data_type.nbytes(ref.tensor.dims)
@@ -154,7 +154,7 @@ def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
     data_type = tensors.stored_type(tensor)
     if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
         return True
-    # A tensor of as many bytes may be these by chance: then no file is named after it.
+    # A tensor of this size may hold these bytes by chance: then no file has its name.
     with contextlib.suppress(ArchiveFormatError):
         return place.find(ref.name) is not None
     return False

@@ -1,4 +1,4 @@
-"""Where the data files of a model lie: in its directory, or in the zip that it came in.
+"""Places of a model's data files: its directory, or a zip.
 
 A place finds a file by the location that a tensor names, refuses a location that leads out of it,
 and gives ranges of the file's bytes. What is compressed is inflated as it is gone through; only the
@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Protocol
 
 from onnxarchive.buffers.data import Data, Stored, pieces
-from onnxarchive.buffers.names import PLAIN_PATH, is_plain_path
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
@@ -31,14 +31,14 @@ _ASSETS = "assets"
 
 
 class DataFile(Protocol):
-    """A file that holds the bytes of tensors, or a model."""
+    """A file with the bytes of tensors, or a model."""
 
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """Some of its bytes, which lie inside the file."""
+        """Some of its bytes; the caller has checked the range."""
 
     @property
     def view(self) -> memoryview:
@@ -46,14 +46,14 @@ class DataFile(Protocol):
 
 
 class Place(Protocol):
-    """Where data files lie."""
+    """A set of data files by location."""
 
     @property
     def names(self) -> list[str]:
         """The locations of its files, in order."""
 
     def find(self, location: str) -> DataFile | None:
-        """The file of a location, or None where there is none.
+        """The file of a location, or None.
 
         Raises:
             ArchiveFormatError: The location leads out of the place.
@@ -77,7 +77,7 @@ def plain(location: str) -> str:
 
 
 def sha1(data: Data) -> str:
-    """SHA-1 of bytes in hexadecimal digits, as the external data's `checksum` has it."""
+    """SHA-1 of bytes in hexadecimal digits, as in the external data's `checksum`."""
     digest = hashlib.sha1(usedforsecurity=False)
     for piece in data:
         digest.update(piece)
@@ -85,7 +85,7 @@ def sha1(data: Data) -> str:
 
 
 class DirectoryPlace:
-    """A directory and what is below it.
+    """A directory and the directories below it.
 
     Attributes:
         paths: The paths of the files that were found so far.
@@ -117,7 +117,7 @@ class DirectoryPlace:
         return sorted(found)
 
     def find(self, location: str) -> DataFile | None:
-        """As `Place.find`; symbolic links are followed as long as they stay in the directory."""
+        """As `Place.find`; symbolic links are followed within the directory."""
         if location not in self._files:
             self._files[location] = self._open(location)
         return self._files[location]
@@ -141,10 +141,10 @@ class DirectoryPlace:
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:
-    """What a test of a directory entry says; False for a link that cannot be followed."""
+    """The result of a test of a directory entry; False for a broken link."""
     try:
         return is_kind()
-    except OSError:  # of a loop, say; whoever names the entry is told
+    except OSError:  # of a loop of links, say; opening it reports this
         return False
 
 
@@ -159,8 +159,8 @@ class ZipPlace:
     ) -> None:
         """Looks for files among `entries` of the zip mapped as `view`.
 
-        What has to be inflated as a whole is so to a file in the directory `temporary`, or in that
-        of the system where it is None.
+        Files that have to be inflated are written to the directory `temporary`; None for the
+        system's.
         """
         self._files = {entry.name: _ZippedFile(view, entry, temporary) for entry in entries}
 
@@ -191,7 +191,7 @@ class _ZippedFile:
         return self._entry.nbytes
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """As `DataFile.part`; parts that have to be inflated are so when one is looked at."""
+        """As `DataFile.part`; compressed parts are inflated once the first one is read."""
         if (offset, nbytes) == (0, self.nbytes):
             return _Inflated(self._view, self._entry)
         if self._entry.method == METHOD_STORED or self._whole is not None:
@@ -203,11 +203,11 @@ class _ZippedFile:
 
     @property
     def view(self) -> memoryview:
-        """As `DataFile.view`; of a temporary file where the entry is compressed."""
+        """As `DataFile.view`; of a temporary file if the entry is compressed."""
         if self._whole is None:
             if self._entry.method == METHOD_STORED:
                 for _ in inflate(self._view, self._entry):
-                    pass  # until its end, where the CRC-32 is compared
+                    pass  # the CRC-32 is compared at its end
                 start = self._entry.data_offset
                 self._whole = self._view[start : start + self.nbytes]
             else:
@@ -260,7 +260,7 @@ class _Kept:
         return cls([begin for begin, _ in ranges], offsets, view)
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """Some bytes of the file, which lie in one of the ranges."""
+        """Some bytes of the file, within one of the ranges."""
         index = bisect_right(self.begins, offset) - 1
         start = self.offsets[index] + offset - self.begins[index]
         return self.view[start : start + nbytes]
@@ -269,7 +269,7 @@ class _Kept:
 def _within(
     ranges: Iterable[tuple[int, int]], pieces: Iterable[memoryview]
 ) -> Iterator[memoryview]:
-    """The bytes of a file that lie in some ranges, which are in order and do not touch."""
+    """The bytes of a file in some ranges, which are in order and do not touch."""
     coming = deque(ranges)
     offset = 0
     for piece in pieces:
@@ -284,7 +284,7 @@ def _within(
 
 
 class _Part:
-    """Some bytes of a compressed entry, which is inflated when they are first gone through."""
+    """Some bytes of a compressed entry, which is inflated when they are first read."""
 
     def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
         self._file = file
@@ -297,7 +297,7 @@ class _Part:
 
 
 class _Inflated:
-    """All bytes of a zip entry, inflated as they are gone through."""
+    """All bytes of a zip entry, inflated while they are read."""
 
     def __init__(self, view: memoryview, entry: ForeignEntry) -> None:
         self._view = view

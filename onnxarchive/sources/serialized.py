@@ -1,4 +1,4 @@
-"""Serialized models whose large tensors stay where they are in them."""
+"""Serialized models, parsed without their large tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxarchive.sources.places import DataFile
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """A model without its large tensors, which are spans of the serialized one.
+    """A model without its large tensors, which are spans of its file.
 
     Attributes:
         model: The model. The location of each such tensor names its span.
@@ -33,10 +33,10 @@ class Serialized:
     spans: tuple[Span, ...]
 
     def data(self, ref: TensorRef, location: str) -> Data | None:
-        """The bytes of a tensor whose location names a span.
+        """The bytes of a tensor with the location of a span.
 
-        None if no shape tells how many they are: then the tensor holds them itself afterwards, and
-        others judge it.
+        None if type and shape do not give their number: then they are put into the tensor, and
+        planning the archive checks them.
         """
         span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
         data_type = tensors.stored_type(ref.tensor)
@@ -48,13 +48,13 @@ class Serialized:
         return _Decoded(self.view, span, data_type.nbytes(ref.tensor.dims))
 
 
-def parse(file: DataFile) -> Serialized:
-    """Parses a file as a model; what its large tensors hold is not looked at.
+def parse_file(file: DataFile) -> Serialized:
+    """Parses a file as a model; its large tensors are not read.
 
     Raises:
         ArchiveFormatError: It is no model, or too large a one.
     """
-    if file.nbytes >= proto.SIZE_LIMIT:  # before a zip's is inflated
+    if file.nbytes >= proto.SIZE_LIMIT:  # before an entry of a zip is inflated
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
             "its tensors as external data",
@@ -83,12 +83,12 @@ def parse(file: DataFile) -> Serialized:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
-    proto.take_link_fingerprint(model)  # a link, of which the archive's model is wanted
+    proto.take_link_fingerprint(model)  # of a link, which is converted to the model that was linked
     return Serialized(model, file, view, stripped.spans)
 
 
 class _Decoded:
-    """A tensor's numbers in a serialized model, decoded to its bytes as they are gone through."""
+    """A tensor's numbers in a serialized model, decoded to its bytes while they are read."""
 
     def __init__(self, model: memoryview, span: Span, nbytes: int) -> None:
         self._model = model

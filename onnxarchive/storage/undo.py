@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -157,7 +157,9 @@ def change_end(
     try:
         reserve(descriptor, offset, logged_size - offset)
         os.ftruncate(descriptor, logged_size)
-        _write_all(PositionalWriter(file, copy_offset, logged_size), _log(file, edit))
+        log = PositionalWriter(file, copy_offset, logged_size)
+        for piece in _log(file, edit):
+            log.write(piece)
         sync(descriptor)
         edit = replace(edit, copy_offset=copy_offset)
         target = PositionalWriter(file, offset, new_size)
@@ -174,11 +176,6 @@ def change_end(
         if os.getpid() == process and not is_made:  # a fork does not end the edit of its parent
             _roll_back_after(error, file, edit)
         raise
-
-
-def _write_all(target: PositionalWriter, pieces: Iterable[bytes]) -> None:
-    for piece in pieces:
-        target.write(piece)
 
 
 def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdit) -> None:

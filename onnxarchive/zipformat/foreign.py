@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxarchive.buffers.names import PLAIN_PATH, is_plain_path
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.foreign_end import (
     ForeignBounds,

@@ -7,6 +7,7 @@ one encoding.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import (
@@ -39,11 +40,6 @@ def require_alignment(value: object) -> None:
             f"alignment must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}, got "
             f"{value!r}"
         )
-
-
-def saturate_16(value: int) -> int:
-    """The number for `value` in a field of 16 bits (APPNOTE 4.4.1.4)."""
-    return min(value, records.SATURATED_16)
 
 
 def saturate_32(value: int) -> int:
@@ -123,49 +119,37 @@ class Placement:
         header_size = LocalHeader.SIZE + len(self.name) + len(zip64_extra)
         return self.header_offset + header_size + records.ALIGNMENT_EXTRA_SIZE
 
-    @property
-    def _version_needed(self) -> int:
-        fits = fits_32(self.nbytes) and fits_32(self.header_offset)
-        return records.VERSION_STORED if fits else records.VERSION_ZIP64
-
-    @property
-    def _flags(self) -> int:
-        return 0 if self.name.isascii() else records.FLAG_UTF8
+    def _shared_fields(self) -> dict[str, Any]:
+        """The fields of both headers."""
+        is_small = fits_32(self.nbytes) and fits_32(self.header_offset)
+        return {
+            "version_needed": records.VERSION_STORED if is_small else records.VERSION_ZIP64,
+            "flags": 0 if self.name.isascii() else records.FLAG_UTF8,
+            "method": records.METHOD_STORED,
+            "time": records.EPOCH_TIME,
+            "date": records.EPOCH_DATE,
+            "crc32": self.crc32,
+            "compressed_size": saturate_32(self.nbytes),
+            "uncompressed_size": saturate_32(self.nbytes),
+            "name": self.name,
+        }
 
     def local_header(self) -> LocalHeader:
         """The header before the data."""
         zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
-        return LocalHeader(
-            version_needed=self._version_needed,
-            flags=self._flags,
-            method=records.METHOD_STORED,
-            time=records.EPOCH_TIME,
-            date=records.EPOCH_DATE,
-            crc32=self.crc32,
-            compressed_size=saturate_32(self.nbytes),
-            uncompressed_size=saturate_32(self.nbytes),
-            name=self.name,
-            extra=zip64_extra + records.pack_alignment_extra(self.alignment, self.padding),
-        )
+        alignment_extra = records.pack_alignment_extra(self.alignment, self.padding)
+        return LocalHeader(**self._shared_fields(), extra=zip64_extra + alignment_extra)
 
     def directory_record(self) -> DirectoryRecord:
         """The record in the central directory."""
         zip64_values = directory_zip64_values(self.nbytes, self.header_offset)
         return DirectoryRecord(
+            **self._shared_fields(),
             version_made_by=records.MADE_BY_UNIX | records.VERSION_ZIP64,
-            version_needed=self._version_needed,
-            flags=self._flags,
-            method=records.METHOD_STORED,
-            time=records.EPOCH_TIME,
-            date=records.EPOCH_DATE,
-            crc32=self.crc32,
-            compressed_size=saturate_32(self.nbytes),
-            uncompressed_size=saturate_32(self.nbytes),
             disk_start=0,
             internal_attributes=0,
             external_attributes=records.REGULAR_FILE_ATTRIBUTES,
             header_offset=saturate_32(self.header_offset),
-            name=self.name,
             extra=records.pack_zip64_extra(*zip64_values),
             comment=b"",
         )

@@ -284,11 +284,13 @@ def test_long_headers_of_a_zip_are_copied_in_proportion_to_their_size(
     copied = []
     for kind in (DirectoryRecord, LocalHeader):
 
-        def counted(buffer: bytes, offset: int = 0, unpack: Any = kind.unpack) -> Any:
-            copied.append(len(buffer))
-            return unpack(buffer, offset)
+        def counted(buffer: bytes | memoryview, offset: int = 0, unpack: Any = kind.unpack) -> Any:
+            record = unpack(buffer, offset)
+            is_map = isinstance(buffer, memoryview)  # of which only the record is copied
+            copied.append(len(record.pack()) if is_map else len(buffer))
+            return record
 
         monkeypatch.setattr(kind, "unpack", counted)
     with pytest.warns(UserWarning, match="left out"):
         onnxarchive.convert(path, tmp_path / "m.onnxa")
-    assert sum(copied) < 6 * path.stat().st_size
+    assert path.stat().st_size / 2 < sum(copied) < 6 * path.stat().st_size

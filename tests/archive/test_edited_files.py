@@ -204,7 +204,7 @@ def test_a_file_that_could_only_be_read_when_it_was_opened_is_not_edited_in_its_
     path.chmod(0o444)
     with onnxarchive.open(path, mode="r+") as archive:
         path.chmod(0o644)
-        with pytest.raises(PermissionError, match="open it anew") as caught:
+        with pytest.raises(PermissionError, match="open it again") as caught:
             archive.doc_string = "new"
         assert caught.value.filename == str(path)
     require(path, before)

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from commands import run
 from models import run_python
 from onnx import TensorProto, helper, numpy_helper
 from processes import started, wait_until
 
 import onnxarchive
-from onnxarchive.cli import main, progress as progress_module
+from onnxarchive.cli import progress as progress_module
 
 Captured = pytest.CaptureFixture[str]
 
@@ -54,10 +55,6 @@ def archive(tmp_path: Path) -> Path:
     path = tmp_path / "an archive.onnxa"
     onnxarchive.save(a_model(), path, assets={"labels.txt": b"cat\n"})
     return path
-
-
-def run(*arguments: str | Path) -> int:
-    return main([str(argument) for argument in arguments])
 
 
 def run_apart(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -7,11 +7,11 @@ from zlib import crc32
 
 import onnx
 import pytest
+from commands import run
 from models import flip_byte, model_of, raw_tensor, runnable_model
 from onnx import helper
 
 import onnxarchive
-from onnxarchive.cli import main
 
 Captured = pytest.CaptureFixture[str]
 Compare = Callable[..., tuple[int, list[str]]]
@@ -28,10 +28,6 @@ SECTIONS = [
     "tensors",
     "assets",
 ]
-
-
-def run(*arguments: str | Path) -> int:
-    return main([str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -9,17 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from commands import run
 from models import external, flip_byte, model_of, raw_tensor, run_python, runnable_model
 from written import saved
 
 import onnxarchive
-from onnxarchive.cli import main
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str | Path) -> int:
-    return main([str(argument) for argument in arguments])
 
 
 def model_with(**words: str) -> onnx.ModelProto:

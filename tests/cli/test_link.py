@@ -6,16 +6,12 @@ from pathlib import Path
 
 import onnx
 import pytest
+from commands import run
 from models import break_local_header, runnable_model
 
 import onnxarchive
-from onnxarchive.cli import main
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str | Path) -> int:
-    return main([str(argument) for argument in arguments])
 
 
 def test_link_writes_what_the_library_writes(archive: Path, link: Path, capsys: Captured) -> None:

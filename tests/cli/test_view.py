@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 from chromium import chromium
+from commands import run
 from models import flip_byte, runnable_model
 from processes import started, wait_until
 
 import onnxarchive
-from onnxarchive.cli import main
 
 Captured = pytest.CaptureFixture[str]
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither such modes nor signals")
@@ -71,10 +71,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(time, "sleep", interrupt)
     monkeypatch.setattr(webbrowser, "open", open_browser)
     return opened
-
-
-def run(*arguments: str | Path) -> int:
-    return main([str(argument) for argument in arguments])
 
 
 @needs_netron

@@ -234,6 +234,21 @@ def test_a_reader_shows_no_crc32_if_that_is_said_of_it(reader: Reader, tmp_path:
         assert found == {None}
 
 
+def write_holes(path: Path, nbytes: int) -> list[Extracted]:
+    """Writes a sparse zip of a large entry and a small one, and gives what is in it."""
+    large = layout.Placement(b"assets/large", nbytes, 0, 0, 64)
+    small = layout.Placement(b"__MODEL_PROTO", 9, 0, large.data_offset + nbytes, 64)
+    directory = b"".join(entry.directory_record().pack() for entry in (large, small))
+    offset = small.data_offset + small.nbytes
+    with open(path, "wb") as file:
+        for entry in (large, small):
+            file.seek(entry.header_offset)
+            file.write(entry.local_header().pack())
+        file.seek(offset)
+        file.write(directory + layout.end_of_archive(2, len(directory), offset))
+    return [Extracted(entry.name.decode(), entry.nbytes, 0, None) for entry in (large, small)]
+
+
 @pytest.mark.parametrize(
     ("nbytes", "is_misread"), [(0xFFFFFFFE, False), (0xFFFFFFFF, True), (0x100000000, False)]
 )
@@ -242,21 +257,21 @@ def test_unzip_misreads_what_is_behind_an_entry_of_0xffffffff_bytes(
 ) -> None:
     reader = installed("unzip")
     path = tmp_path / "holes.zip"
-    large = layout.Placement(b"assets/large", nbytes, 0, 0, 64)
-    behind = layout.Placement(b"__MODEL_PROTO", 9, 0, large.data_offset + nbytes, 64)
-    directory = b"".join(entry.directory_record().pack() for entry in (large, behind))
-    offset = behind.data_offset + behind.nbytes
-    with open(path, "wb") as file:
-        for entry in (large, behind):
-            file.seek(entry.header_offset)
-            file.write(entry.local_header().pack())
-        file.seek(offset)
-        file.write(directory + layout.end_of_archive(2, len(directory), offset))
+    there = write_holes(path, nbytes)
     (limit,) = reader.limits
-    there = [Extracted(entry.name.decode(), entry.nbytes, 0, None) for entry in (large, behind)]
     assert limit.applies(there) is is_misread
     done = subprocess.run(["unzip", "-v", path], capture_output=True, text=True, check=False)
     assert ("extra field (type: 0x0001) corrupt" in done.stderr) is is_misread
+
+
+@pytest.mark.parametrize(("nbytes", "is_misread"), [(1 << 31, False), (1 << 32, True)])
+def test_minizip_misreads_an_entry_of_4_gib(nbytes: int, is_misread: bool, tmp_path: Path) -> None:
+    reader = installed("minizip")
+    there = write_holes(tmp_path / "holes.zip", nbytes)
+    (limit,) = reader.limits
+    assert limit.applies(there) is is_misread
+    found = reader.read(tmp_path / "holes.zip", None)
+    assert (found != there) is is_misread
 
 
 @pytest.mark.parametrize("name", ["adm-zip", "fflate", "jszip"])

@@ -33,7 +33,7 @@ from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import tensors
-from onnxarchive.model.deduplicate import Deduplicated, deduplicate
+from onnxarchive.model.deduplication import Deduplicated, deduplicate
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 
@@ -685,7 +685,7 @@ def test_what_is_removed_is_not_copied() -> None:
     code = f"""
 {MEASURE_MEMORY}
 from models import model_of, raw_tensor
-from onnxarchive.model.deduplicate import deduplicate
+from onnxarchive.model.deduplication import deduplicate
 data = bytes(range(256)) * (1 << 16)
 model = model_of()
 for name in "abcdefghij":

@@ -1,12 +1,11 @@
-"""Identical initializers of a graph made one.
+"""Merges identical initializers of a graph.
 
-Within a graph, initializers of one data type and shape whose bytes are equal become the first of
-them, and nodes that took the others take that one instead, in the graph and in its subgraphs. What
-has a meaning beside its bytes stays: what a caller can override, what a graph gives out, and what
-is named by anything but a node's input.
+Of initializers of a graph with the same data type, shape and bytes the first one stays. It replaces
+the others as input of nodes, in the graph and in its subgraphs. Initializers with another use stay
+as well: inputs of the model, outputs of a graph, and names used by anything but a node's input.
 
 Names are resolved as ONNX scopes them (IR.md, "Names Within a Graph"): a name that a subgraph does
-not define is that of the graph around it. Functions see nothing of the graph that calls them.
+not define is that of the graph around it. Functions do not see the names of the calling graph.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path, graphs
 
-# What the caller has the bytes of a tensor in: pieces that can be gone through.
+# The caller's type for the bytes of a tensor, in pieces.
 _Data = TypeVar("_Data", bound=Iterable[memoryview])
 _Resolve: TypeAlias = Callable[[TensorRef], Iterable[memoryview]]
 
@@ -38,12 +37,11 @@ _GRADIENT = "Gradient"
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated(Generic[_Data]):
-    """A model without the initializers that were identical to others.
+    """A model without duplicates of initializers.
 
     Attributes:
         model: A copy of the original without them.
-        resolve: Gives the bytes of an external tensor of `model`, as the one for the original
-            does for the original's.
+        resolve: Gives the bytes of an external tensor of `model`.
         removed: How many initializers were removed.
         saved_nbytes: Bytes of their data.
     """
@@ -57,9 +55,9 @@ class Deduplicated(Generic[_Data]):
 def deduplicate(
     model: onnx.ModelProto, resolve: Callable[[TensorRef], _Data]
 ) -> Deduplicated[_Data]:
-    """Makes one of the identical initializers of each graph.
+    """Merges the identical initializers of each graph.
 
-    Every graph is looked at by itself: the main one, its subgraphs and those in functions. The
+    Every graph is treated by itself: the main one, its subgraphs and those in functions. The
     graphs of training_info are left as they are. Initializers are identical if they have the same
     data type, shape, bytes, doc_string and metadata_props; whether the bytes are external makes no
     difference. The first one stays, or one that is an output of a graph, since its name has to.
@@ -74,8 +72,8 @@ def deduplicate(
     - that a subgraph captures, where the name of the one that stays is shadowed in a subgraph.
 
     Of those that may be identical, judged by type and shape, each is read once for its CRC-32 and
-    again to be compared. External data is gone through in the pieces that `resolve` gives; of data
-    in the model two tensors are held at a time.
+    again to be compared. External data is read in the pieces that `resolve` gives; of data in the
+    model two tensors are held at a time.
 
     Args:
         model: The model. It is not changed.
@@ -87,7 +85,7 @@ def deduplicate(
     scopes = _scopes_of(model)
     removed: dict[Path, int] = {}
     moved: dict[Path, Path] = {}
-    # The innermost first: a name that a subgraph no longer defines is in nobody's way outside.
+    # The innermost first: a name that a subgraph no longer defines does not shadow outer ones.
     for scope in reversed(scopes):
         refs = _remove_identical(scope, resolve)
         removed.update(refs)
@@ -107,19 +105,19 @@ def deduplicate(
 
 
 class _Scope:
-    """A graph, the names that it defines, and how they are used in it and in its subgraphs.
+    """A graph with the names that it defines, and their uses in it and in its subgraphs.
 
     Attributes:
         graph: The graph.
-        path: The way to it.
-        outer: The scope around it, whose names it sees; None for the main graph, and for a graph
-            in a function, around which there are no initializers.
+        path: Its path.
+        outer: The scope around it, whose names it sees; None for the main graph and for a graph
+            of a function's node.
         defined: How often it defines each name.
         captured: Names that it defines and that nodes of a subgraph take.
-        shadowed: Names that it defines and that a subgraph defines anew, and will afterwards.
+        shadowed: Names that it defines and that a subgraph defines anew, also in the new model.
         outputs: Names that it defines and that are an output of it or of a subgraph.
-        left_alone: Names that it defines and that are not only a node's input or an output.
-        replaced: For initializers that are to be removed, the one that takes their place.
+        left_alone: Names that it defines, with a further use than a node's input or an output.
+        replaced: The new name by the name of each initializer to be removed.
     """
 
     def __init__(self, graph: onnx.GraphProto, path: Path, outer: _Scope | None) -> None:
@@ -138,7 +136,7 @@ class _Scope:
         self.replaced: dict[str, str] = {}
 
     def follow_names(self) -> None:
-        """Tells the scopes that define them how names are used in this graph."""
+        """Notes the uses of names in this graph in the scopes that define them."""
         for node in self.graph.node:
             for name in node.input:
                 scope = self._definer(name)
@@ -156,7 +154,7 @@ class _Scope:
                 self._leave_alone(parameter.value)
 
     def shadow_names(self) -> None:
-        """Tells the scopes around it which of their names the graph, when done, defines anew."""
+        """Notes in the scopes around it the names that this graph still defines anew."""
         names = self.defined.keys() - self.replaced.keys()
         scope = self.outer
         while scope is not None:
@@ -164,7 +162,7 @@ class _Scope:
             scope = scope.outer
 
     def replacement(self, name: str) -> str | None:
-        """What `name`, used in this graph, is to be replaced by; None where it stays."""
+        """The new name of `name`, used in this graph; None if it stays."""
         scope = self._definer(name)
         return scope.replaced.get(name) if scope is not None else None
 
@@ -181,7 +179,7 @@ class _Scope:
 
 
 def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
-    """The scopes whose initializers may be made one, outer ones before those in them.
+    """The scopes whose initializers may be merged, each before those in it.
 
     What training changes or uses is left alone (onnx.proto, TrainingInfoProto): two variables that
     begin alike are trained apart.
@@ -210,7 +208,7 @@ def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
 
 
 def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of values that a node uses elsewhere than among its inputs and outputs."""
+    """Names of values that a node uses besides its inputs and outputs."""
     for configuration in node.device_configurations:
         for sharding in configuration.sharding_spec:
             yield sharding.tensor_name
@@ -221,10 +219,10 @@ def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
-    """Decides which initializers of a graph are to be removed, and what replaces them.
+    """Finds the initializers of a graph to be removed, and notes their replacements.
 
     Returns:
-        Where each of them stands, and the size of its data in bytes.
+        The size of their data in bytes, by path.
     """
     removed: dict[Path, int] = {}
     for alike in _groups(_candidates(scope), _description):
@@ -248,10 +246,10 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
 
 
 def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[TensorRef]]:
-    """Those of the same bytes, in groups.
+    """Groups tensors by their bytes.
 
-    Bytes of the same CRC-32 that differ are an accident, or were made so that each would have to be
-    compared with each: SHA-256 tells them apart.
+    Different bytes with the same CRC-32 are rare, or made by an attacker so that each has to be
+    compared with each: then SHA-256 separates them.
     """
     for group in _groups(alike, lambda ref: Crc32.of(_data(ref, resolve)).value):
         first, *others = group
@@ -265,8 +263,8 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
     for index, tensor in enumerate(scope.graph.initializer):
         name: str | bytes = tensor.name
         if (
-            isinstance(name, str)  # what is not UTF-8 comes as bytes, and cannot be written
-            and name  # as an input, an empty name is one that is left out
+            isinstance(name, str)  # a name that is not UTF-8 comes as bytes, and cannot be written
+            and name  # an empty name is an input left out
             and scope.defined[name] == 1  # and so no input of the graph
             and name not in scope.left_alone
             and tensors.stored_type(tensor) is not None
@@ -278,7 +276,7 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
 def _groups(
     refs: Iterable[TensorRef], property_of: Callable[[TensorRef], object]
 ) -> Iterator[list[TensorRef]]:
-    """Those that share a property with another, in the order of the first of each."""
+    """Groups of two or more refs with the same property, in the order of the first of each."""
     groups: defaultdict[object, list[TensorRef]] = defaultdict(list)
     for ref in refs:
         groups[property_of(ref)].append(ref)
@@ -286,7 +284,7 @@ def _groups(
 
 
 def _description(ref: TensorRef) -> object:
-    """All that a tensor says of itself, but for its name, its elements and where they are."""
+    """The fields of a tensor, but its name, its elements and their location."""
     tensor = ref.tensor
     return (
         tensor.data_type,
@@ -314,7 +312,7 @@ def _sha256(data: Iterable[memoryview]) -> bytes:
 
 
 def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
-    """Whether the bytes are the same, however they are cut into pieces."""
+    """Whether the bytes are the same; the pieces may differ."""
     end = memoryview(b"")
     pieces, others = filter(len, first), filter(len, second)
     piece, other = next(pieces, end), next(others, end)
@@ -330,7 +328,7 @@ def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool
 
 
 def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path]]:
-    """Where initializers of a graph will stand that do not stay in their place, and stand now."""
+    """The new and the old path of each initializer of a graph that moves."""
     paths = [(*scope.path, ("initializer", index)) for index in range(len(scope.graph.initializer))]
     kept = (path for path in paths if path not in removed)
     return ((path, before) for path, before in zip(paths, kept, strict=False) if path != before)

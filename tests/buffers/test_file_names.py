@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxarchive.buffers.names import is_plain_path
+from onnxarchive.buffers.file_names import is_plain_path
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""Opens models as other tools leave them, recognised by their content.
+"""Opens models of other tools, recognised by content.
 
-A source is a model whose large tensors are external, and the bytes of each of them, which stay
-where they are until they are written. The large tensors of a single `.onnx` are external here, too:
-their bytes are spans of that file.
+A source is a model with external large tensors, and their bytes, which are read when they are
+written. The large tensors of a single `.onnx` are external here, too: spans of that file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
-from onnxarchive.sources.serialized import parse
+from onnxarchive.sources.serialized import parse_file
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import Root
 from onnxarchive.storage.file_data import FileData
@@ -31,9 +30,9 @@ from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
 _MAX_LISTED = 20
 _MODEL_SUFFIX = ".onnx"
-# What a zip begins with: an entry, or nothing but its end.
+# The beginning of a zip: an entry, or the end record of an empty zip.
 _ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
-# What file managers leave in zips and directories.
+# Files that file managers add to zips and directories.
 _APPLE_DOUBLE = "._"
 _LITTER_FOLDER = "__MACOSX/"
 _LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
@@ -48,7 +47,7 @@ class Source:
         data: The bytes of each external tensor.
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files that it is read from.
-        warnings: What was left out, a sentence each.
+        warnings: A sentence about files left out, if there are any.
         further: Further models by id, without assets.
     """
 
@@ -93,16 +92,16 @@ def open_model(
 
 
 def is_zip(data: bytes | memoryview) -> bool:
-    """Whether a file begins as a zip does.
+    """Whether a file begins like a zip.
 
     Args:
-        data: All of it, or its first four bytes.
+        data: The file, or its first four bytes.
     """
     return bytes(data[: len(LocalHeader.SIGNATURE)]) in _ZIP_SIGNATURES
 
 
 class _Opening:
-    """Opens one source, of whatever kind."""
+    """Opens one source of any kind."""
 
     def __init__(
         self,
@@ -122,7 +121,9 @@ class _Opening:
         """A `.onnx`, or a zip that another tool made."""
         model = FileData.kept_open(self._path, self._resources)
         if is_zip(model.view):
-            if self._elsewhere is not None:  # whose user may have locked it, and wait for this one
+            if (
+                self._elsewhere is not None
+            ):  # the archive's user may hold its lock, and wait for this
                 raise ArchiveFormatError(
                     "expected a .onnx or a directory, found an archive or another zip; "
                     "'onnxarchive export' makes a .onnx of it"
@@ -149,7 +150,7 @@ class _Opening:
         return self._resources.enter_context(contextlib.closing(Root(directory)))
 
     def _zip(self, view: memoryview) -> Source:
-        """A zip with one model and its data files, all of them in a folder perhaps."""
+        """A zip with one model and its data files, possibly all in one folder."""
         read = foreign.read(view)
         entries = [entry for entry in read.entries if not _is_litter(entry.name)]
         name = _only([entry.name for entry in entries if _is_model(entry.name)])
@@ -164,7 +165,7 @@ class _Opening:
         return replace(source, files=(self._path,), warnings=warnings)
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
-        """A place with the model `name` and all of `names` that belongs to it."""
+        """The source of the model `name` and those of the files `names` that belong to it."""
         found = self._found_in(place, name)
         used = found.locations | {name}
         further: dict[str, Source] = {}
@@ -191,21 +192,21 @@ class _Opening:
 
     def _found(self, model: DataFile, place: Place) -> Found:
         finder = Finder(place, self._verify_checksum, self._elsewhere)
-        return finder.find(parse(model))
+        return finder.find(parse_file(model))
 
 
 def _listed(place: Place, name: str) -> DataFile:
-    """A file that was in the list of the place's files."""
+    """The file of a name that was listed."""
     file = place.find(name)
     if file is None:
         raise ArchiveFormatError(
-            f"expected a file at {name!r}, found none: it is a link to nothing, or is gone"
+            f"expected a file at {name!r}, found none: it is a broken link or was removed"
         )
     return file
 
 
 def is_model_file(path: str) -> bool:
-    """Whether a file's content is a model, or a zip with one; a fault in it is not looked for.
+    """Whether a file's content is a model, or a zip with one; the model is not checked.
 
     Raises:
         OSError: The file cannot be opened.
@@ -229,7 +230,7 @@ def _is_model(name: str) -> bool:
 
 
 def _only(names: list[str]) -> str:
-    """The one model, or the one that lies in fewer folders than the others."""
+    """The one model, or the one in fewer folders than all others."""
     depth = min((name.count("/") for name in names), default=0)
     names = [name for name in names if name.count("/") == depth]
     if len(names) != 1:
