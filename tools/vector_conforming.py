@@ -32,6 +32,7 @@ from vector_parts import (
     node,
     of_proto,
     plain,
+    with_models,
 )
 
 
@@ -92,14 +93,28 @@ def with_unknown_fields() -> bytes:
 def conforming() -> Iterator[Vector]:
     """The vectors of small files that conform."""
     example = Tensor("w", FLOAT, (2,), struct.pack("<2f", 1, -2))
-    example_model = number(1, 4) + content(7, content(2, "g") + content(5, example.proto))
+    other = replace(example, name="v")
+    example_model, other_model = (
+        number(1, 4)
+        + content(7, content(2, name) + content(5, it.proto))
+        + content(8, number(2, 9))
+        for name, it in (("g", example), ("h", other))
+    )
     yield accepted(
         "example",
-        "The worked example of the specification, appendix A.",
+        "The first worked example of the specification, appendix A.1.",
         "FILE-1 ZIP-1 ZIP-2 ZIP-3 ZIP-4 ZIP-5 ZIP-6 ZIP-7 ZIP-8 ZIP-12 ZIP-15 MODEL-1 MODEL-2 "
         "ZIP64-1 ALIGN-1",
-        lambda: of_proto(example_model + content(8, number(2, 9)), example),
+        lambda: of_proto(example_model, example),
         example,
+    )
+    yield accepted(
+        "example-of-two-models",
+        "The second worked example of the specification, appendix A.2.",
+        "MODEL-4 DATA-3 DATA-8",
+        lambda: with_models((example,), example_model, {"b": other_model}),
+        example,
+        further={"b": (other,)},
     )
     yield accepted("plain", "Two tensors and an asset.", "ZIP-6 ZIP-14 ALIGN-3 DATA-2", plain, W, V)
     yield accepted(

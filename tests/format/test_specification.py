@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import itertools
 import json
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import messages
 import numpy as np
 import onnx
 import pytest
@@ -32,7 +34,9 @@ from onnxarchive.zipformat.records import (
     Zip64Locator,
 )
 
-TEXT = (Path(__file__).parents[2] / "spec" / "specification.md").read_text(encoding="utf-8")
+SPEC = Path(__file__).parents[2] / "spec"
+VECTORS = SPEC.parent / "conformance" / "vectors"
+TEXT = (SPEC / "specification.md").read_text(encoding="utf-8")
 PARAGRAPHS = re.split(r"\n{2,}", TEXT)
 BOLD_RULE = re.compile(r"\*\*([A-Z0-9]+-[0-9]+)\*\*")
 RULE_FAMILIES = "|".join(sorted({id.rsplit("-", 1)[0] for id in rules()}))
@@ -202,6 +206,29 @@ def test_zip64_fields_hold_the_values_of_the_table() -> None:
             assert cell == (", ".join(names[value] for value in values) or "none")
 
 
+# Messages
+
+
+def message_rows(text: str) -> dict[tuple[str, ...], set[int]]:
+    """The rows of the table of messages, and the numbers of each enumeration."""
+    rows = {}
+    for *columns, type_, repeated in list(csv.reader(io.StringIO(text)))[1:]:
+        kind, *numbers = type_.split(" ")
+        rows[(*columns, kind, repeated)] = set(map(int, numbers))
+    return rows
+
+
+def test_messages_are_those_of_onnx() -> None:
+    text = (SPEC / "messages.csv").read_text(encoding="utf-8")
+    (version,) = re.findall(r"\*\*onnx\.proto\*\*: ONNX ([0-9]+\.[0-9]+),", TEXT)
+    if onnx.__version__.startswith(f"{version}."):
+        assert text == messages.table()
+    else:  # an older onnx lacks some
+        listed = message_rows(text)
+        for row, numbers in message_rows(messages.table()).items():
+            assert numbers <= listed[row], row
+
+
 # Tensors
 
 
@@ -333,59 +360,81 @@ def test_steps_of_the_text_give_the_keys_of_the_code() -> None:
         earlier.add(key.lower())
 
 
-# The worked example
+# The worked examples
 
 
-def example() -> bytes:
-    """The bytes of the hex dump, each line where its offset says."""
-    data = bytearray()
-    for block in re.findall(r"```hex\n(.*?)```", TEXT, re.DOTALL):
+def dumped(section: str, data: bytes = b"") -> bytes:
+    """The bytes of a section's hex dump, each line where its offset says, after those given."""
+    (text,) = re.findall(rf"^### {section} .*?(?=^##)", TEXT, re.DOTALL | re.MULTILINE)
+    for block in re.findall(r"```hex\n(.*?)```", text, re.DOTALL):
         for line in block.splitlines():
             match = re.match(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)", line)
             assert match is not None, line
             assert int(match[1], 16) == len(data), line
             data += bytes.fromhex(match[2])
-    return bytes(data)
+    return data
 
 
-def example_model() -> onnx.ModelProto:
+EXAMPLES = {"A.1": dumped("A.1"), "A.2": dumped("A.2", dumped("A.1")[:72])}
+
+
+def example_model(graph: str, tensor: str) -> onnx.ModelProto:
     weight = np.array([1, -2], np.dtype("<f4"))
     model = onnx.ModelProto(ir_version=4)
     model.opset_import.add(version=9)
-    model.graph.name = "g"
+    model.graph.name = graph
     model.graph.initializer.add(
-        name="w", data_type=onnx.TensorProto.FLOAT, dims=weight.shape, raw_data=weight.tobytes()
+        name=tensor, data_type=onnx.TensorProto.FLOAT, dims=weight.shape, raw_data=weight.tobytes()
     )
     return model
 
 
+MODELS = {"": example_model("g", "w"), "b": example_model("h", "v")}
+
+
+def models_of(section: str) -> dict[str, onnx.ModelProto]:
+    return {"": MODELS[""]} if section == "A.1" else MODELS
+
+
+@pytest.fixture(params=EXAMPLES)
+def section(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def example_path(tmp_path: Path) -> Path:
+def example_path(section: str, tmp_path: Path) -> Path:
     path = tmp_path / "example.onnxa"
-    path.write_bytes(example())
+    path.write_bytes(EXAMPLES[section])
     return path
 
 
-def test_example_is_what_is_written() -> None:
+def test_example_is_what_is_written(section: str) -> None:
     target = io.BytesIO()
-    onnxarchive.save(example_model(), target, size_threshold=0)
-    assert target.getvalue() == example()
-    assert f"an archive of {len(example())} bytes" in re.sub(r"\s+", " ", TEXT)
+    default, *further = models_of(section).items()
+    onnxarchive.save(default[1], target, models=dict(further), size_threshold=0)
+    assert target.getvalue() == EXAMPLES[section]
+    vector = {"A.1": "example", "A.2": "example-of-two-models"}[section]
+    assert (VECTORS / f"{vector}.onnxa").read_bytes() == EXAMPLES[section]
+    words = {"A.1": "an archive of {} bytes", "A.2": "The archive has {} bytes"}[section]
+    assert words.format(len(EXAMPLES[section])) in re.sub(r"\s+", " ", TEXT)
 
 
-def test_example_breaks_no_rule_and_is_read(example_path: Path) -> None:
+def test_example_breaks_no_rule_and_is_read(section: str, example_path: Path) -> None:
     assert onnxarchive.check(example_path, full=True) == []
-    assert onnxarchive.load(example_path) == example_model()
+    for id, model in models_of(section).items():
+        assert onnxarchive.load(example_path, model=id) == model
 
 
-def test_example_unzips_to_a_model_with_external_data(example_path: Path) -> None:
+def test_example_unzips_to_models_with_external_data(section: str, example_path: Path) -> None:
     unzipped = example_path.with_suffix("")
     with zipfile.ZipFile(example_path) as archive:
         archive.extractall(unzipped)
-    path = unzipped / "__MODEL_PROTO"
-    onnx.checker.check_model(path)
-    (weight,) = onnx.load(path).graph.initializer
-    assert onnx.numpy_helper.to_array(weight).tolist() == [1, -2]
+    names = {"": "__MODEL_PROTO", "b": "__MODEL_PROTO_b"}
+    assert {path.name for path in unzipped.iterdir()} == {"w", *map(names.get, models_of(section))}
+    for id in models_of(section):
+        onnx.checker.check_model(unzipped / names[id])
+        (weight,) = onnx.load(unzipped / names[id]).graph.initializer
+        assert onnx.numpy_helper.to_array(weight).tolist() == [1, -2]
 
 
 @pytest.mark.parametrize(
