@@ -35,9 +35,11 @@ import onnx as _onnx  # noqa: F401  here already: one module deeper its import t
 if _TYPE_CHECKING:
     from typing import Any as _Any
 
+    from onnxarchive.archive.editable import EditableArchive as EditableArchive
     from onnxarchive.archive.editing import (
-        EditableArchive as EditableArchive,
         change_model as change_model,
+        remove_model as remove_model,
+        rename_model as rename_model,
         replace_model as replace_model,
         replace_tensor as replace_tensor,
     )
@@ -85,7 +87,8 @@ __version__ = "0.1.0"
 
 # The public names of each module, which is imported when one of them is first used.
 _NAMES = {
-    "archive.editing": "EditableArchive change_model replace_model replace_tensor",
+    "archive.editable": "EditableArchive",
+    "archive.editing": "change_model remove_model rename_model replace_model replace_tensor",
     "archive.opening": "load open",
     "archive.reading": "Archive",
     "archive.recovery": "Recovery recover",

@@ -14,7 +14,7 @@ from onnxarchive.errors import with_path
 from onnxarchive.storage.files import Prefetch
 
 if TYPE_CHECKING:
-    from onnxarchive.archive.editing import EditableArchive
+    from onnxarchive.archive.editable import EditableArchive
 
 
 @overload
@@ -86,7 +86,7 @@ def open(
     if prefetch not in (None, *get_args(Prefetch)):
         raise ValueError(f"expected prefetch 'willneed' or 'populate', found {prefetch!r}")
     if mode == "r+":
-        from onnxarchive.archive.editing import EditableArchive  # imports this module
+        from onnxarchive.archive.editable import EditableArchive  # imports this module
 
         archive: Archive = EditableArchive(path, max_model_nbytes, timeout, model)
     elif mode == "r":

@@ -41,6 +41,7 @@ from onnxarchive.archive.referring import (
     require_referring,
 )
 from onnxarchive.archive.sharing import SharedEntries
+from onnxarchive.archive.snapshot import require_model
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
@@ -68,7 +69,15 @@ from onnxarchive.zipformat.writer import ZipWriter
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["EditOptions", "GivenModel", "write_model", "write_tensor"]
+__all__ = [
+    "EditOptions",
+    "GivenModel",
+    "write_model",
+    "write_models",
+    "write_renamed",
+    "write_tensor",
+    "write_without",
+]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
 # Errors of a mount point, and of a directory that lets nobody take a name from another user.
@@ -105,6 +114,44 @@ def write_model(
     """
     identifier = archive.model_id if identifier is None else identifier
     return write_models(archive, {**archive.models, identifier: given}, options)
+
+
+def write_without(archive: Archive, identifier: str, options: EditOptions) -> MappedFile:
+    """Removes a further model from an archive; see `write_model`.
+
+    Raises:
+        ModelNotFoundError: There is no model of this id.
+        ValueError: It is the default model.
+    """
+    _require_further(archive, identifier)
+    return write_models(
+        archive, {id: model for id, model in archive.models.items() if id != identifier}, options
+    )
+
+
+def write_renamed(archive: Archive, old: str, new: str, options: EditOptions) -> MappedFile:
+    """Gives a further model of an archive another id; see `write_model`.
+
+    Raises:
+        ModelNotFoundError: There is no model with the id `old`.
+        ValueError: `old` is the default model, or `new` is not an id or taken.
+    """
+    _require_further(archive, old)
+    if not new or new in archive.models:
+        raise ValueError(
+            f"{archive.path}: expected an id that no model has, {keys.MODEL_ID}, got {new!r}"
+        )
+    models = {new if id == old else id: model for id, model in archive.models.items()}
+    return write_models(archive, models, options)
+
+
+def _require_further(archive: Archive, identifier: str) -> None:
+    if not identifier:
+        raise ValueError(
+            f"{archive.path}: expected the id of a further model, got '', the default one, which "
+            "every archive has; replace_model replaces it"
+        )
+    require_model(archive.models, identifier)
 
 
 def write_models(
@@ -208,7 +255,7 @@ def write_tensor(
         )
     data = dtypes.as_raw_data(elements)
     key = tensors.location(ref.tensor)
-    if key is not None:
+    if key is not None and len(archive._snapshot.all_refs(key)) == 1:
         return _replace_entry(archive, key, data, progress)
     model = onnx.ModelProto()
     model.CopyFrom(archive.model)
@@ -350,7 +397,7 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
         listed = ", ".join(map(shown, missing[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(missing) - _MAX_SHOWN_ENTRIES} more"
         raise ValueError(
-            f"{archive.path}: expected the new model to have every tensor of the archive, found "
+            f"{archive.path}: expected every tensor of the archive in a model, found "
             f"none with the bytes of {listed}{more * (len(missing) > _MAX_SHOWN_ENTRIES)}; "
             "compact=True (--compact) writes the whole archive anew"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -53,10 +53,7 @@ class Snapshot:
         """
         contents = read_contents(file, Report(), max_model_nbytes)
         self.models = {id: found.model for id, found in contents.models.items()}
-        if model not in self.models:
-            raise ModelNotFoundError(
-                f"expected the id of a model, one of {shown_ids(self.models)}, found {shown(model)}"
-            )
+        require_model(self.models, model)
         self.file = file
         self.size = file.size
         self.directory = contents.directory
@@ -123,6 +120,22 @@ class Snapshot:
         view, offset, _ = self.locate(number)
         data_type, shape = self._shapes[number]
         return dtypes.as_array(view, data_type, shape, offset)
+
+
+def require_model(models: Collection[str], model: str) -> None:
+    """Requires a model of an archive.
+
+    Args:
+        models: The ids of its models.
+        model: The id to look for.
+
+    Raises:
+        ModelNotFoundError: There is no model of this id.
+    """
+    if model not in models:
+        raise ModelNotFoundError(
+            f"expected the id of a model, one of {shown_ids(models)}, found {shown(model)}"
+        )
 
 
 def shown_ids(ids: Iterable[str]) -> str:

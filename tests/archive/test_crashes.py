@@ -21,13 +21,13 @@ if not hasattr(os, "fork"):
 import faults
 
 import onnxarchive
-from onnxarchive.archive import editing, rewriting
+from onnxarchive.archive import editable, editing, rewriting
 from onnxarchive.storage import files, filesystem, locking, replacement, undo
 
 pytestmark = pytest.mark.sweep
 
 # Where files are written, locked and closed.
-MODULES = (editing, files, filesystem, locking, replacement, rewriting, undo)
+MODULES = (editable, editing, files, filesystem, locking, replacement, rewriting, undo)
 
 
 @pytest.mark.parametrize("name", faults.EDITS)

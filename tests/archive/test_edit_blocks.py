@@ -35,7 +35,8 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
+from onnxarchive.archive.editable import EditableArchive
+from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.storage import files, locking
 

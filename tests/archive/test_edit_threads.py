@@ -20,7 +20,8 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import EditableArchive, change_model, replace_model
+from onnxarchive.archive.editable import EditableArchive
+from onnxarchive.archive.editing import change_model, replace_model
 from onnxarchive.errors import ArchiveError, LockedError
 from onnxarchive.storage import files
 

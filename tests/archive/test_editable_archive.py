@@ -25,7 +25,8 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import EditableArchive, change_model
+from onnxarchive.archive.editable import EditableArchive
+from onnxarchive.archive.editing import change_model
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.storage import files
 

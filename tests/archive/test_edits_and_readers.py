@@ -32,7 +32,8 @@ from written import saved
 
 import onnxarchive
 from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import EditableArchive, change_model, replace_model, replace_tensor
+from onnxarchive.archive.editable import EditableArchive
+from onnxarchive.archive.editing import change_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, ChecksumError
 from onnxarchive.storage import files, locking

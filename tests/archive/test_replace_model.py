@@ -173,7 +173,7 @@ def test_a_model_that_lacks_a_tensor_of_the_archive_is_refused_unless_compact(
     with pytest.raises(ValueError, match="compact=True") as caught:
         replace_model(path, new, **way)
     assert str(caught.value) == (
-        f"{path}: expected the new model to have every tensor of the archive, found none with the "
+        f"{path}: expected every tensor of the archive in a model, found none with the "
         f"bytes of {listed}; compact=True (--compact) writes the whole archive anew"
     )
     require(path, before)

@@ -89,7 +89,7 @@ def test_replace_model_removes_nothing_without_compact(archive: Path, capsys: Ca
     file.write_bytes(smaller.SerializeToString())
     assert run("replace-model", archive, file) == 2
     assert told(capsys) == (
-        f"{archive}: expected the new model to have every tensor of the archive, found none with "
+        f"{archive}: expected every tensor of the archive in a model, found none with "
         "the bytes of 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
     )
     require(archive, before)
@@ -399,14 +399,14 @@ def cut_off(archive: Path) -> None:
     """Has a process killed while it changes an archive in its place."""
     code = """
 import os, signal, sys
-from onnxarchive.archive import editing, rewriting
+from onnxarchive.archive import editable, rewriting
 
 def kill(done, total):
     os.kill(os.getpid(), signal.SIGKILL)
 
 rewriting.clone = lambda source, target: False
 if os.fork() == 0:
-    with editing.EditableArchive(sys.argv[1]) as archive:
+    with editable.EditableArchive(sys.argv[1]) as archive:
         model = archive.model
         model.doc_string = "never" * 5000
         archive.replace_model(model, progress=kill)

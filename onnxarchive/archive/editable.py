@@ -1,0 +1,436 @@
+"""`EditableArchive`: an open archive that can be edited; see `editing`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from onnxarchive.archive.contents import MAX_MODEL_NBYTES
+from onnxarchive.archive.editing import copied, require_one_name
+from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.recovery import roll_back
+from onnxarchive.archive.rewriting import (
+    EditOptions,
+    GivenModel,
+    write_model,
+    write_renamed,
+    write_tensor,
+    write_without,
+)
+from onnxarchive.archive.snapshot import Snapshot
+from onnxarchive.buffers.counting import Progress
+from onnxarchive.errors import ArchiveError, LockedError, with_path
+from onnxarchive.model import proto, renaming, tensors
+from onnxarchive.model.keys import model_entry
+from onnxarchive.storage import files, locking
+from onnxarchive.storage.files import MappedFile, require_process
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+_MAX_COMPARED_NBYTES = 64 << 20  # size of a model that `close` compares with the file
+
+__all__ = ["EditableArchive", "Metadata"]
+
+
+class _Text:
+    """A text field of an archive's model; assigning it changes the archive."""
+
+    def __set_name__(self, owner: type[EditableArchive], name: str) -> None:
+        self._name = name
+
+    def __get__(self, archive: EditableArchive, owner: type[EditableArchive]) -> str:
+        return tensors.text(getattr(archive.model, self._name))
+
+    def __set__(self, archive: EditableArchive, value: str) -> None:
+        with archive.edit() as model:
+            model.ClearField(self._name)  # an empty text is stored as none
+            if value:
+                setattr(model, self._name, value)
+
+
+class EditableArchive(Archive):
+    """An archive whose model can be edited, as `open` gives it with mode `"r+"`.
+
+    ::
+
+        with onnxarchive.open("model.onnxa", mode="r+") as archive:
+            archive.metadata["author"] = "Ada"
+            with archive.edit() as model:
+                model.graph.node.append(node)
+                archive.doc_string = "With a softmax"
+
+    Every assignment changes the file at once, as `replace_model` does; those in a block of `edit`
+    change it together when the block ends. A change is made completely or not at all, also after a
+    crash. The archive then shows the new state; earlier views stay as they are. The file is locked
+    during a change, not in between. If others have changed it since the archive was opened, a
+    change raises an error.
+
+    Several threads may use it: one edits at a time, the others read the state before the edit. A
+    fork of the process may read, but not edit.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        max_model_nbytes: int = MAX_MODEL_NBYTES,
+        timeout: float | None = None,
+        model: str = "",
+    ) -> None:
+        """Opens the archive at `path`; an interrupted edit is rolled back first."""
+        self._process = os.getpid()
+        self._editor = threading.RLock()  # held by the thread that edits
+        self._writing = threading.RLock()  # held while the file differs from the state
+        # Of this thread: `is_editing`; in a block of `edit` also its `model`, and the `task` that
+        # entered the block.
+        self._draft = threading.local()
+        self._shown: onnx.ModelProto | None = None  # the model that `model` has given
+        with (
+            with_path(path),
+            files.opened(
+                path, rule="FILE-1", is_exclusive=True, is_writable=None, timeout=timeout
+            ) as file,
+        ):
+            roll_back(file)
+            super().__init__(file, max_model_nbytes, model)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model, its large tensors external with their keys as location.
+
+        In a block of `edit` it is the model that will be written. Elsewhere a change of it does not
+        change the archive, and `close` warns of that; assign a model to replace it.
+        """
+        model = self._drafted
+        if model is None:
+            self._shown = model = super().model
+        return model
+
+    @model.setter
+    def model(self, model: onnx.ModelProto) -> None:
+        drafted = self._drafted
+        if drafted is None:
+            self.replace_model(model)
+        else:
+            drafted.CopyFrom(model)  # the block keeps using the object that it was given
+
+    @property
+    def metadata(self) -> Metadata:
+        """The model's metadata; assigning and deleting changes the archive."""
+        return Metadata(self)
+
+    # Texts of the model; assigning one changes the archive.
+    doc_string = _Text()
+    domain = _Text()
+    producer_name = _Text()  # of the tool that made the model
+    producer_version = _Text()
+
+    @contextlib.contextmanager
+    def edit(
+        self, *, compact: bool = False, copy: bool = False, timeout: float | None = None
+    ) -> Iterator[onnx.ModelProto]:
+        """Makes several changes of the model in one edit, which is written when the block ends.
+
+        The archive is locked while the block runs, so nobody else can open it. In the block,
+        `model`, `metadata` and the other attributes show and change the model that will be written.
+        An exception that leaves the block discards all changes; a block without changes writes
+        nothing. An inner block is part of the outer one, which alone writes or discards. A block
+        belongs to the thread and the asyncio task that entered it; others see the state before it,
+        and their edits wait or are refused.
+
+        `onnxarchive.replace_model` describes `compact`, `copy`, `timeout` and the errors of an
+        edit.
+
+        Yields:
+            A copy of the model, to be changed in the block.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+            ValueError: An inner block is given arguments.
+        """
+        if self._drafted is not None:
+            if compact or copy or timeout is not None:
+                raise ValueError("give compact, copy and timeout to the outer block of edit()")
+            yield self._drafted
+            return
+        with self._locked(timeout, copy=copy) as current:
+            self._draft.task = _running_task()
+            changed = self._draft.model = copied(current.model)
+            try:
+                yield changed
+            finally:
+                del self._draft.model, self._draft.task
+            require_process(self._process)  # a fork may have left the block, too
+            if changed != current.model:
+                options = EditOptions(compact=compact, copy=copy)
+                self._write(partial(write_model, current, changed, options))
+
+    def rename(
+        self,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        compact: bool = False,
+        copy: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Renames inputs and outputs of the main graph, and all their uses.
+
+        `inputs` and `outputs` map old names to new ones. `onnxarchive.replace_model` describes
+        `compact`, `copy`, `timeout` and the errors of an edit.
+
+        Raises:
+            ValueError: An old name does not exist, or a new one is taken.
+        """
+        with self.edit(compact=compact, copy=copy, timeout=timeout) as model:
+            self.model = renaming.renamed(model, inputs or {}, outputs or {})
+
+    def replace_model(
+        self,
+        model: GivenModel,
+        *,
+        name: str | None = None,
+        compact: bool = False,
+        copy: bool = False,
+        size_threshold: int | None = None,
+        convert_attribute: bool | None = None,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Replaces or adds a model, not in a block of `edit`.
+
+        If `name` is None, it replaces `model`. `onnxarchive.replace_model` describes the other
+        arguments and the errors of an edit.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+        """
+        options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
+        with self._locked(timeout, copy=copy) as current:
+            self._write(partial(write_model, current, model, options, name))
+
+    def remove_model(
+        self,
+        name: str,
+        *,
+        compact: bool = False,
+        copy: bool = False,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Removes a further model, not in a block of `edit`.
+
+        `onnxarchive.remove_model` describes the arguments and errors.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+            ValueError: It is the model that this archive was opened with.
+        """
+        if name and name == self.model_id:
+            raise ValueError(
+                f"{self.path}: expected the id of another model than {name!r}, with which the "
+                "archive is open; open it with model='' to remove this one"
+            )
+        options = EditOptions(compact=compact, copy=copy, progress=progress)
+        with self._locked(timeout, copy=copy) as current:
+            self._write(partial(write_without, current, name, options))
+
+    def rename_model(
+        self, old: str, new: str, *, copy: bool = False, timeout: float | None = None
+    ) -> None:
+        """Gives a further model another id, not in a block of `edit`.
+
+        `onnxarchive.rename_model` describes the arguments and errors.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+        """
+        with self._locked(timeout, copy=copy) as current:
+            write = partial(write_renamed, current, old, new, EditOptions(copy=copy))
+            self._write(write, new if old == self.model_id else None)
+
+    def replace_tensor(
+        self,
+        name: str,
+        array: ArrayLike,
+        *,
+        copy: bool = False,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Replaces the elements of an initializer, not in a block of `edit`.
+
+        `onnxarchive.replace_tensor` describes the arguments and errors.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+        """
+        with self._locked(timeout, copy=copy) as current:
+            self._write(partial(write_tensor, current, name, array, copy, progress))
+
+    def close(self) -> None:
+        """Closes the file, after an edit of another thread. Views stay valid.
+
+        Raises:
+            LockedError: This thread is making an edit, such as a block of `edit`.
+        """
+        if os.getpid() == self._process:
+            with with_path(self.path):
+                self._require_no_edit_by_this_thread()
+        with self._unless_forked(self._editor):
+            if os.getpid() == self._process:
+                self._warn_of_lost_changes()
+            super().close()
+
+    def _warn_of_lost_changes(self) -> None:
+        """Warns if `model` was changed and not assigned; large models are not compared."""
+        shown, self._shown = self._shown, None
+        name = model_entry(self.model_id)
+        is_large = self.entries[name].nbytes >= _MAX_COMPARED_NBYTES
+        if shown is None or shown is not self._snapshot.model or is_large:
+            return
+        with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
+            if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
+                warnings.warn(
+                    f"{self.path}: the model was changed in memory and not assigned, so that its "
+                    "changes are lost: assign archive.model, or change what archive.edit() gives",
+                    stacklevel=3,
+                )
+
+    @property
+    def _drafted(self) -> onnx.ModelProto | None:
+        """The model that the block of `edit` of this thread and task will write, or None.
+
+        If a block was entered outside of all tasks, tasks that it runs are part of it.
+        """
+        model: onnx.ModelProto | None = getattr(self._draft, "model", None)
+        if model is None or not self._draft.is_editing:
+            return None
+        return model if self._draft.task in (None, _running_task()) else None
+
+    def _require_no_edit_by_this_thread(self) -> None:
+        """Refuses a second edit by this thread, which already holds all locks."""
+        if getattr(self._draft, "is_editing", False):
+            raise LockedError("expected no edit by this thread, found one; finish the edit first")
+
+    @contextlib.contextmanager
+    def _locked(self, timeout: float | None, *, copy: bool) -> Iterator[Archive]:
+        """Locks the archive while the block runs, and opens its current state."""
+        require_process(self._process)
+        locking.require_timeout(timeout)
+        seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        begin = time.monotonic()
+        with with_path(self.path):
+            self._require_no_edit_by_this_thread()
+            try:
+                if not self._editor.acquire(timeout=seconds):
+                    raise LockedError(
+                        "expected to edit the archive, found another thread editing it"
+                    )
+                self._draft.is_editing = True
+                if timeout is not None:
+                    timeout = max(timeout - (time.monotonic() - begin), 0)
+                file = self._file  # of the last edit
+                path = file.absolute_path
+                with file.locked(is_exclusive=True, timeout=timeout):
+                    if not copy:
+                        file.require_writable()
+                        require_one_name(path, file)
+                    roll_back(file)
+                    os.stat(path)  # an archive that is gone is named
+                    if not (file.is_at(path) and self._snapshot.is_in(file)):
+                        raise self._changed()
+                    yield Archive(file, self.max_model_nbytes, self.model_id)
+            finally:
+                self._draft.is_editing = False
+                with contextlib.suppress(RuntimeError):  # this thread has not acquired it
+                    self._editor.release()
+
+    def _write(self, write: Callable[[], MappedFile], renamed: str | None = None) -> None:
+        """Makes an edit, and reads the state that it has written.
+
+        Args:
+            write: Makes the edit.
+            renamed: The id that it gives `model`, or None.
+        """
+        with self._writing:
+            file = write()
+            if renamed is not None:
+                self._model_id = renamed
+            try:
+                self._read(file)
+            finally:
+                locking.unlock(file.fileno())
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[Snapshot]:
+        with self._unless_forked(self._writing):
+            yield self._snapshot
+
+    def _unless_forked(
+        self, lock: contextlib.AbstractContextManager[object]
+    ) -> contextlib.AbstractContextManager[object]:
+        """The lock; none in a fork, where the thread that may hold it does not exist."""
+        return lock if os.getpid() == self._process else contextlib.nullcontext()
+
+
+def _running_task() -> object:
+    """The task of asyncio that runs in this thread, or None."""
+    # Unless asyncio was imported, completely, there is no task.
+    current_task = getattr(sys.modules.get("asyncio"), "current_task", None)
+    try:
+        return None if current_task is None else current_task()
+    except RuntimeError:  # no event loop runs
+        return None
+
+
+class Metadata(MutableMapping[str, str]):
+    """The metadata (`metadata_props`) of an archive that is open for edits.
+
+    Each change is an edit of its own; `update` makes several in one edit.
+    """
+
+    def __init__(self, archive: EditableArchive) -> None:
+        self._archive = archive
+
+    def __getitem__(self, key: str) -> str:
+        return proto.metadata(self._archive.model)[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        self.update({key: value})
+
+    def __delitem__(self, key: str) -> None:
+        self._write(lambda found: found.pop(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(proto.metadata(self._archive.model))
+
+    def __len__(self) -> int:
+        return len(proto.metadata(self._archive.model))
+
+    def __repr__(self) -> str:
+        return repr(proto.metadata(self._archive.model))
+
+    def update(self, *others: Any, **pairs: str) -> None:
+        """Adds or replaces pairs in one edit."""
+        given = dict(*others, **pairs)
+        self._write(lambda found: found.update(given))
+
+    def clear(self) -> None:
+        """Removes all pairs in one edit."""
+        self._write(dict.clear)
+
+    def _write(self, change: Callable[[dict[str, str]], object]) -> None:
+        with self._archive.edit() as model:
+            pairs = proto.metadata(model)
+            change(pairs)
+            proto.set_metadata(model, pairs)
