@@ -406,7 +406,7 @@ def ordered(given: dict[str, Any], fields: Sequence[str]) -> list[Any]:
             if not isinstance(value, list):
                 raise ValueError(f"expected dims in a list, found {value!r}")
             value = [number(dim) for dim in value]
-        elif field not in ("name", "key", "sha256"):
+        elif field not in ("model", "name", "key", "sha256"):
             value = number(value)
         values.append(value)
     return values

@@ -1,7 +1,7 @@
 // A source over a file, for Node.
 
 import { constants } from 'node:fs';
-import { open } from 'node:fs/promises';
+import { open, stat } from 'node:fs/promises';
 import { ArchiveError, LimitError } from './onnxa.mjs';
 
 const CHUNK = 1 << 30; // bytes that one read asks for at most
@@ -25,7 +25,8 @@ async function openWithoutWaiting(path) {
   try {
     return await open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
   } catch (error) {
-    throw error.code === 'ENXIO' ? notRegular() : error; // a socket, or a device without a driver
+    const status = await stat(path).catch(() => null);
+    throw status === null || status.isFile() ? error : notRegular(); // a socket; on some systems a directory
   }
 }
 

@@ -1,11 +1,12 @@
 // A reader of ONNX archives, version 1, for browsers and servers. It needs nothing but the language, and `fetch` for
-// `httpSource`. The parts: errors, sources, checksums, end records, directory, local headers, names, the model,
+// `httpSource`. The parts: errors, sources, checksums, end records, directory, local headers, names, the models,
 // tensors, and the archive that puts them together.
 //
 // A source is { size, read(offset, length) -> Promise<Uint8Array> }. Offsets and sizes are plain numbers: one that
 // comes from a field of 64 bits and exceeds 2^53 is inexact, but still beyond the end of any file, and so refused.
 
 const MODEL_NAME = '__MODEL_PROTO';
+const FURTHER_MODEL = '__MODEL_PROTO_'; // and the id
 const ASSETS = 'assets/';
 const ALIGNMENT = 64;
 const MAX_ALIGNMENT = 32768;
@@ -266,7 +267,8 @@ export class Sha1 {
 const END_RECORD = 22;
 const ZIP64_LOCATOR = 20;
 const ZIP64_END_RECORD = 56;
-const TAIL = ZIP64_END_RECORD + ZIP64_LOCATOR + END_RECORD;
+const ALL_END_RECORDS = ZIP64_END_RECORD + ZIP64_LOCATOR + END_RECORD;
+const TAIL = 65535 + ALL_END_RECORDS; // bytes at the end of the file that no false record of the end is in
 
 const SIGNATURE = { local: 0x04034b50, record: 0x02014b50, end: 0x06054b50, zip64End: 0x06064b50, locator: 0x07064b50 };
 
@@ -278,7 +280,7 @@ const u16 = (view, at) => view.getUint16(at, true);
 const u32 = (view, at) => view.getUint32(at, true);
 const u64 = (view, at) => Number(view.getBigUint64(at, true));
 
-/** Where the directory lies and what it holds: { count, size, offset }. */
+/** Where the directory lies and what it holds, { count, size, offset }, and the last bytes of the file, `tail`. */
 async function readEndRecords(source) {
   if (source.size < END_RECORD) refuse('ZIP-2', null, 'an end record of 22 bytes', `a file of ${source.size}`);
   const tailSize = Math.min(source.size, TAIL);
@@ -296,16 +298,20 @@ async function readEndRecords(source) {
     u32(tail, end + 16)];
   const saturated = [diskCount === SATURATED16, count === SATURATED16, size === SATURATED32, offset === SATURATED32];
   const isZip64 = saturated.includes(true);
-  const directoryEnd = source.size - (isZip64 ? TAIL : END_RECORD);
+  const directoryEnd = source.size - (isZip64 ? ALL_END_RECORDS : END_RECORD);
+  const hasLocator = end >= ZIP64_LOCATOR && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator;
   if (isZip64) {
     if (saturated.includes(false)) {
       refuse('ZIP64-1', null, 'all or none of the counts, the size and the offset saturated', 'some of them');
+    }
+    if (!hasLocator || tailSize < ALL_END_RECORDS) {
+      refuse('ZIP64-1', null, 'a Zip64 locator before an end record with saturated values', 'none');
     }
     ({ diskCount, count, size, offset } = readZip64EndRecords(tail, source.size));
     if (count < SATURATED16 && size < SATURATED32 && offset < SATURATED32) {
       refuse('ZIP64-1', null, 'no Zip64 end record where all values fit', `${count}, ${size} and ${offset}`);
     }
-  } else if (offset + size === source.size - TAIL && u32(tail, end - ZIP64_LOCATOR) === SIGNATURE.locator) {
+  } else if (hasLocator) {
     refuse('ZIP64-1', null, 'no Zip64 locator where no value is saturated', 'its signature');
   }
 
@@ -317,33 +323,76 @@ async function readEndRecords(source) {
   const [least, most] = [count * RECORD, count * (RECORD + MAX_NAME + 28)];
   if (size < least || size > most) refuse('ZIP-4', null, `${least} to ${most} bytes of ${count} records`, size);
   if (count === 0) refuse('MODEL-1', null, `${MODEL_NAME} as the last entry`, 'no entries');
-  return { count, size, offset };
+  return { count, size, offset, tail };
 }
 
 function readZip64EndRecords(tail, fileSize) {
-  const locator = tail.byteLength - END_RECORD - ZIP64_LOCATOR;
-  if (tail.byteLength < TAIL || u32(tail, locator) !== SIGNATURE.locator) {
-    refuse('ZIP64-1', null, 'a Zip64 locator before an end record with saturated values', 'none');
+  const record = tail.byteLength - ALL_END_RECORDS;
+  const locator = record + ZIP64_END_RECORD;
+  const expected = fileSize - ALL_END_RECORDS;
+  if (u64(tail, locator + 8) !== expected) {
+    refuse('ZIP64-3', null, `${expected} as the offset of the Zip64 end record`, u64(tail, locator + 8));
   }
-  if (u64(tail, locator + 8) !== fileSize - TAIL) {
-    refuse('ZIP64-3', null, `${fileSize - TAIL} as the offset of the Zip64 end record`, u64(tail, locator + 8));
-  }
-  if (u32(tail, 0) !== SIGNATURE.zip64End) {
+  if (u32(tail, record) !== SIGNATURE.zip64End) {
     refuse('ZIP64-3', null, 'a Zip64 end record directly before its locator', 'none');
   }
-  if (u64(tail, 4) !== 44) refuse('ZIP64-2', null, '44 as the size in the Zip64 end record', u64(tail, 4));
-  if (u16(tail, 14) !== 45) refuse('ZIP64-2', null, 'version needed 45 in the Zip64 end record', u16(tail, 14));
+  const [rest, version] = [u64(tail, record + 4), u16(tail, record + 14)];
+  if (rest !== 44) refuse('ZIP64-2', null, '44 as the size in the Zip64 end record', rest);
+  if (version !== 45) refuse('ZIP64-2', null, 'version needed 45 in the Zip64 end record', version);
 
   const disks = [
     [locator + 4, 0, 'the disk of the Zip64 end record'],
     [locator + 16, 1, 'the number of disks'],
-    [16, 0, 'the number of this disk in the Zip64 end record'],
-    [20, 0, 'the disk of the directory in the Zip64 end record'],
+    [record + 16, 0, 'the number of this disk in the Zip64 end record'],
+    [record + 20, 0, 'the disk of the directory in the Zip64 end record'],
   ];
-  for (const [at, expected, what] of disks) {
-    if (u32(tail, at) !== expected) refuse('ZIP-3', null, `${expected} as ${what}`, u32(tail, at));
+  for (const [at, wanted, what] of disks) {
+    if (u32(tail, at) !== wanted) refuse('ZIP-3', null, `${wanted} as ${what}`, u32(tail, at));
   }
-  return { diskCount: u64(tail, 24), count: u64(tail, 32), size: u64(tail, 40), offset: u64(tail, 48) };
+  return {
+    diskCount: u64(tail, record + 24),
+    count: u64(tail, record + 32),
+    size: u64(tail, record + 40),
+    offset: u64(tail, record + 48),
+  };
+}
+
+/** ZIP-16: looks for what a reader that searches for the records of the end could take for one. */
+function checkFalseEnds({ offset, size, tail }, fileSize, lastHeaderOffset) {
+  const start = fileSize - tail.byteLength;
+  const end = offset + size - start; // of the directory; at most 22 bytes before that of the file
+  for (let at = 0; at < end; at++) {
+    const what = tail.getUint8(at) === 0x50 ? readsAs(tail, at) : null;
+    if (what !== null) refuse('ZIP-16', null, 'no false record of the end', `${what} at ${start + at}`);
+  }
+  for (const [what, number] of [['header offset of the last entry', lastHeaderOffset], ['directory offset', offset]]) {
+    if (holdsSignature(number)) refuse('ZIP-16', null, `a ${what} without a signature in it`, hex(number));
+  }
+}
+
+/** The name of the record of the end that bytes read as, or null. */
+function readsAs(tail, at) {
+  switch (u32(tail, at)) {
+    case SIGNATURE.end: {
+      const isOne = u32(tail, at + 4) === 0 && u16(tail, at + 8) === u16(tail, at + 10);
+      return isOne ? 'an end record' : null;
+    }
+    case SIGNATURE.locator:
+      if (at + 24 <= tail.byteLength && u32(tail, at + 20) === SIGNATURE.end) return 'an end record behind a locator';
+      return u32(tail, at + 4) === 0 && u32(tail, at + 16) === 1 ? 'a Zip64 locator' : null;
+    case SIGNATURE.zip64End:
+      return u64(tail, at + 4) === 44 ? 'a Zip64 end record' : null;
+    default:
+      return null;
+  }
+}
+
+/** Whether an offset, as it stands in 4 bytes, or in 8 where it does not fit, holds a signature of an end record. */
+function holdsSignature(offset) {
+  const view = new DataView(new ArrayBuffer(8));
+  view.setBigUint64(0, BigInt(offset), true);
+  const places = offset < SATURATED32 ? [0] : [0, 1, 2, 3, 4];
+  return places.some((at) => [SIGNATURE.end, SIGNATURE.zip64End, SIGNATURE.locator].includes(u32(view, at)));
 }
 
 // ------------------------------------------------------------------------------------------------------- Directory
@@ -368,7 +417,7 @@ class Entry {
   }
 
   get isModel() {
-    return this.name === MODEL_NAME;
+    return this.name === MODEL_NAME || this.name.startsWith(FURTHER_MODEL);
   }
 
   get isKey() {
@@ -399,6 +448,7 @@ function parseDirectory(directory, { count, offset }) {
     refuse('ZIP-4', null, `records that fill the ${directory.length} bytes of the directory`, `${pos} bytes of them`);
   }
   checkNames(entries, directory);
+  checkModels(entries);
   layOut(entries, offset);
   return entries;
 }
@@ -406,13 +456,13 @@ function parseDirectory(directory, { count, offset }) {
 function parseRecord(directory, view, pos, index) {
   const nameEnd = pos + RECORD + u16(view, pos + 28);
   const extraEnd = nameEnd + u16(view, pos + 30);
-  const commentSize = u16(view, pos + 32);
   const nameBytes = directory.subarray(pos + RECORD, nameEnd);
-  if (extraEnd + commentSize > directory.length) {
-    refuse('ZIP-4', null, `record ${index} to end within the directory`, `${extraEnd + commentSize - pos} bytes`);
+  if (extraEnd > directory.length) {
+    refuse('ZIP-4', null, `record ${index} to end within the directory`, `${extraEnd - pos} bytes`);
   }
   const name = checkName(nameBytes);
-  if (commentSize !== 0) refuse('ZIP-12', name, 'no comment', `one of ${commentSize} bytes`);
+  const disk = u16(view, pos + 34);
+  if (disk !== 0) refuse('ZIP-3', name, 'disk number 0', disk);
 
   const flags = u16(view, pos + 8);
   const isAscii = name.length === nameBytes.length; // every other character takes more bytes than units of UTF-16
@@ -420,23 +470,23 @@ function parseRecord(directory, view, pos, index) {
   if (flags !== expectedFlags) refuse('ZIP-9', name, `flags ${hex(expectedFlags)}`, hex(flags));
   const method = u16(view, pos + 10);
   if (method !== 0) refuse('ZIP-8', name, 'method 0', method);
-  const disk = u16(view, pos + 34);
-  if (disk !== 0) refuse('ZIP-3', name, 'disk number 0', disk);
+  const version = u16(view, pos + 6);
+  if (![10, 20, 45].includes(version)) refuse('ZIP-10', name, 'version needed 10, 20 or 45', version);
 
-  const internal = u16(view, pos + 36);
-  if (internal !== 0) refuse('ZIP-11', name, 'internal attributes 0', hex(internal));
-  const external = u32(view, pos + 38);
-  const unixType = external >>> 28;
-  if ((unixType !== 0 && unixType !== 8) || (external & 0xffd8) !== 0) {
-    refuse('ZIP-11', name, 'the attributes of a regular file', hex(external));
-  }
   const host = view.getUint8(pos + 5);
   if (host !== 3) refuse('ZIP-11', name, 'a version made by Unix (3)', host);
+  const external = u32(view, pos + 38);
+  const unixType = external >>> 28;
+  if ((unixType !== 0 && unixType !== 8) || (external & 0x0e00ffd8) !== 0) {
+    refuse('ZIP-11', name, 'the attributes of a regular file', hex(external));
+  }
+  const internal = u16(view, pos + 36);
+  if (internal !== 0) refuse('ZIP-11', name, 'internal attributes 0', hex(internal));
+  const commentSize = u16(view, pos + 32);
+  if (commentSize !== 0) refuse('ZIP-12', name, 'no comment', `one of ${commentSize} bytes`);
 
   const { size, headerOffset } = readSizes(view, pos, nameEnd, extraEnd, name);
-  const version = u16(view, pos + 6);
-  const versions = extraEnd > nameEnd ? [45] : [10, 20, 45];
-  if (!versions.includes(version)) refuse('ZIP-10', name, `version needed ${versions.join(' or ')}`, version);
+  if (extraEnd > nameEnd && version !== 45) refuse('ZIP-10', name, 'version needed 45 with a Zip64 field', version);
   return new Entry(name, nameBytes.length, headerOffset, size, u32(view, pos + 16), pos);
 }
 
@@ -582,9 +632,14 @@ function checkName(bytes) {
     return refuse('NAME-1', anyText.decode(bytes), 'a name in UTF-8', show(bytes));
   }
   if (name === MODEL_NAME) return name;
-  if (name.startsWith(ASSETS)) {
+  if (name.startsWith(FURTHER_MODEL)) {
+    const id = name.slice(FURTHER_MODEL.length);
+    if (!/^[a-z][a-z0-9_]*$/.test(id) || id.length > 64) refuse('MODEL-4', name, 'the id of a model', quote(id));
+  } else if (name.startsWith('__')) {
+    refuse('VERSION-1', name, 'no entry of a later version of the format', quote(name));
+  } else if (name.startsWith(ASSETS)) {
     checkAsset(name, bytes);
-  } else if (!/^(?!__)[A-Za-z_][A-Za-z0-9_]*$/.test(name) || name.length > 255 || name.toLowerCase() === 'assets') {
+  } else if (!/^[A-Za-z_][A-Za-z0-9_]*$/.test(name) || name.length > 255 || name.toLowerCase() === 'assets') {
     refuse('KEY-1', name, 'a key', quote(name));
   }
   return name;
@@ -595,6 +650,7 @@ function checkAsset(name, bytes) {
   if (/[\\:;\u0000-\u001f\u007f-\u009f]/.test(name)) {
     refuse('ASSET-1', name, 'a name without backslash, colon, semicolon and control characters', quote(name));
   }
+  if (/\p{Cn}/u.test(name)) refuse('ASSET-1', name, 'assigned code points', quote(name));
   if (name !== name.normalize('NFC')) refuse('ASSET-1', name, 'Normalization Form C', quote(name));
   if (/\/\.\.?(\/|$)/.test(name)) refuse('ASSET-1', name, 'components other than . and ..', quote(name));
   for (let start = ASSETS.length; start <= bytes.length; ) {
@@ -629,11 +685,24 @@ function checkNames(entries, directory) {
       refuse('NAME-2', readable, 'names that differ in any case, none a folder', `${quote(readable)} ${what}`);
     }
   }
-  const last = entries.at(-1).name;
-  if (last !== MODEL_NAME) refuse('MODEL-1', last, `${MODEL_NAME} as the last entry`, quote(last));
 }
 
-// ------------------------------------------------------------------------------------------------------- The model
+/** Where the models lie, and their sizes. */
+function checkModels(entries) {
+  const last = entries.at(-1).name;
+  if (last !== MODEL_NAME) refuse('MODEL-1', last, `${MODEL_NAME} as the last entry`, quote(last));
+  const models = entries.filter((entry) => entry.isModel);
+  const further = models.slice(0, -1).map(({ name }) => name).sort();
+  further.forEach((expected, i) => {
+    const { name } = entries[entries.length - models.length + i];
+    if (name !== expected) refuse('MODEL-4', name, `${expected} in this place before ${MODEL_NAME}`, quote(name));
+  });
+  for (const { name, size } of models) {
+    if (size >= MODEL_END) refuse('MODEL-2', name, 'a model of less than 2 GiB', size);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------ The models
 
 // The messages of onnx.proto that a ModelProto can contain: type, * where repeated, name, number of each field. What
 // is not listed is unknown. `varint` stands for the integers and enumerations, `bytes` also for strings.
@@ -815,28 +884,30 @@ function keepFor(field) {
 
 /**
  * Steps through a serialized ModelProto, which takes memory for the tensors that have something to do with external
- * data and, one after the other, for the rest. It keeps at most `limit` tensors.
+ * data and, one after the other, for the rest. It keeps at most `limit` tensors, and counts on from `messages`.
  */
 class ModelParser {
+  #name;
   #bytes;
   #pos = 0;
   #low = 0; // the varint read last
   #high = 0;
-  #messages = 0;
   #limit;
+  messages;
   tensors = [];
 
-  constructor(bytes, limit) {
+  constructor(name, bytes, limit, messages) {
+    this.#name = name;
     this.#bytes = bytes;
     this.#limit = limit;
+    this.messages = messages;
   }
 
   parse() {
     const model = new KeptModel();
     this.#message(SCHEMA.ModelProto, this.#bytes.length, 0, model);
-    if (!model.hasVersion) refuse('MODEL-3', MODEL_NAME, 'a ModelProto with ir_version', 'none');
-    if (model.graphs !== 1) refuse('MODEL-3', MODEL_NAME, 'a ModelProto with one graph', model.graphs);
-    return this.tensors;
+    if (!model.hasVersion) refuse('MODEL-3', this.#name, 'a ModelProto with ir_version', 'none');
+    if (model.graphs !== 1) refuse('MODEL-3', this.#name, 'a ModelProto with one graph', model.graphs);
   }
 
   /** The text of a string, "" where there is none, or null where it is longer than `most` bytes. */
@@ -847,7 +918,7 @@ class ModelParser {
   }
 
   #fail(expected, found) {
-    refuse('MODEL-3', MODEL_NAME, `a serialized ModelProto with ${expected}`, `${found} before byte ${this.#pos}`);
+    refuse('MODEL-3', this.#name, `a serialized ModelProto with ${expected}`, `${found} before byte ${this.#pos}`);
   }
 
   #message(fields, end, depth, kept) {
@@ -886,7 +957,7 @@ class ModelParser {
 
   #part(field, end, depth, parent) {
     this.#enter(depth);
-    if (++this.#messages > MAX_MESSAGES) this.#fail(`at most ${MAX_MESSAGES} messages`, 'one more');
+    if (++this.messages > MAX_MESSAGES) this.#fail(`at most ${MAX_MESSAGES} messages in all models`, 'one more');
     const kept = parent === null ? keepFor(field) : parent.part(field);
     this.#message(field.message, end, depth, kept);
     if (kept !== null && field.repeated) this.#complete(kept, parent);
@@ -1024,20 +1095,36 @@ const MAX_TENSOR_NAME = 1 << 28; // bytes, below what engines take as a string
 
 const ceilBytes = (bits) => (bits + 7n) / 8n;
 
-/** Holds the tensors of the model against the entries, and gives the external ones. */
-function matchTensors(model, entries) {
+/** Parses all models, given as { name, bytes }, compares their tensors with the keys, and gives the external ones. */
+function matchTensors(models, entries) {
   const keys = new Map(entries.filter((entry) => entry.isKey).map((entry) => [entry.name, entry]));
-  const parser = new ModelParser(model, keys.size + 1);
-  const tensors = new Map();
-  for (const kept of parser.parse()) {
-    const tensor = checkTensor(parser, kept, keys);
-    if (tensors.has(tensor.key)) refuse('DATA-3', tensor.key, 'one tensor at a location', 'two');
-    tensors.set(tensor.key, tensor);
-  }
+  let messages = 0;
+  const parsers = models.map(({ name, bytes }) => {
+    const parser = new ModelParser(name, bytes, keys.size + 1, messages);
+    parser.parse();
+    messages = parser.messages;
+    return parser;
+  });
+
+  const tensors = [];
+  const first = new Map(); // the first tensor at each key
+  models.forEach(({ name }, i) => {
+    const locations = new Set();
+    for (const kept of parsers[i].tensors) {
+      const tensor = { model: name.slice(FURTHER_MODEL.length), ...checkTensor(parsers[i], kept, keys) };
+      const { key } = tensor;
+      if (locations.has(key)) refuse('DATA-3', key, 'one tensor of a model at a location', 'two');
+      locations.add(key);
+      if (!first.has(key)) first.set(key, tensor);
+      const [expected, found] = [first.get(key), tensor].map((it) => `type ${it.dataType}, dims [${it.dims}]`);
+      if (expected !== found) refuse('DATA-8', key, `${expected} in all models`, found);
+      tensors.push(tensor);
+    }
+  });
   for (const key of keys.keys()) {
-    if (!tensors.has(key)) refuse('DATA-2', key, 'a tensor for every key', 'none');
+    if (!first.has(key)) refuse('DATA-2', key, 'a tensor for every key', 'none');
   }
-  return [...tensors.values()];
+  return tensors;
 }
 
 function checkTensor(parser, { dims, dataType, isExternal, name: nameRange, inside, pairs, otherPair }, keys) {
@@ -1097,22 +1184,23 @@ function findAboveOne(bytes) {
 /** What the stage "data" checks of one entry, piece by piece. */
 class DataCheck {
   #entry;
-  #tensor;
+  #tensors;
   #crc = 0;
   #sha1 = null;
   #lastByte = 0;
 
-  constructor(entry, tensor = null) {
+  /** `tensors` are those at this key, all of one data type and shape. */
+  constructor(entry, tensors = []) {
     this.#entry = entry;
-    this.#tensor = tensor;
-    if (tensor !== null && tensor.checksum !== null) this.#sha1 = new Sha1();
+    this.#tensors = tensors;
+    if (tensors.some(({ checksum }) => checksum !== null)) this.#sha1 = new Sha1();
   }
 
   update(piece) {
     this.#crc = crc32(piece, this.#crc);
     this.#sha1?.update(piece);
     this.#lastByte = piece[piece.length - 1];
-    if (this.#tensor?.dataType === BOOL) {
+    if (this.#tensors[0]?.dataType === BOOL) {
       const other = findAboveOne(piece);
       if (other !== -1) refuse('TENSOR-5', this.#entry.name, 'bytes 0 and 1', hex(piece[other]));
     }
@@ -1121,10 +1209,11 @@ class DataCheck {
   finish() {
     const { name, crc32: expected } = this.#entry;
     if (this.#crc !== expected) refuse('ZIP-15', name, `data with the CRC-32 ${hex(expected)}`, hex(this.#crc));
-    if (this.#tensor === null) return;
-    const { checksum, unusedBits } = this.#tensor;
     const sha1 = this.#sha1?.digest() ?? null;
-    if (checksum !== sha1) refuse('DATA-6', name, `the checksum ${sha1}`, quote(checksum));
+    for (const { checksum } of this.#tensors) {
+      if (checksum !== null && checksum !== sha1) refuse('DATA-6', name, `the checksum ${sha1}`, quote(checksum));
+    }
+    const unusedBits = this.#tensors[0]?.unusedBits ?? 0;
     if (unusedBits > 0 && this.#lastByte >>> (8 - unusedBits) !== 0) {
       refuse('TENSOR-4', name, `${unusedBits} zero bits at the end`, `the last byte ${hex(this.#lastByte)}`);
     }
@@ -1134,21 +1223,25 @@ class DataCheck {
 // ----------------------------------------------------------------------------------------------------- The archive
 
 /**
- * Opens an archive: checks all rules of the stage "open", and those of the model's local header and CRC-32. It reads
- * the last 98 bytes, the directory, and the model with its local header. `maxModelSize` sets a limit in bytes below
- * that of the format.
+ * Opens an archive: checks all rules of the stage "open", and those of the models' local headers and CRC-32. It reads
+ * the last 65,633 bytes, the directory, and the models with their local headers. `maxModelSize` sets a limit in bytes
+ * for all models together.
  */
-export async function openArchive(source, { maxModelSize = MODEL_END - 1 } = {}) {
+export async function openArchive(source, { maxModelSize = Infinity } = {}) {
   const location = await readEndRecords(source);
   const directory = await readExactly(source, location.offset, location.size);
   const entries = parseDirectory(directory, location);
-  const modelEntry = entries.at(-1);
-  if (modelEntry.size >= MODEL_END) refuse('MODEL-2', MODEL_NAME, 'a model of less than 2 GiB', modelEntry.size);
-  if (modelEntry.size > maxModelSize) {
-    throw new LimitError(`the model has ${modelEntry.size} bytes, the limit is ${maxModelSize}`);
+  checkFalseEnds(location, source.size, entries.at(-1).headerOffset);
+  const modelEntries = entries.filter((entry) => entry.isModel);
+  const modelSize = modelEntries.reduce((sum, { size }) => sum + size, 0);
+  if (modelSize > maxModelSize) {
+    throw new LimitError(`the models have ${modelSize} bytes, the limit is ${maxModelSize}`);
   }
-  const model = await readEntry(source, modelEntry, directory);
-  return new Archive(source, directory, entries, matchTensors(model, entries));
+  const models = [];
+  for (const entry of modelEntries) {
+    models.push({ name: entry.name, bytes: await readEntry(source, entry, directory) });
+  }
+  return new Archive(source, directory, entries, matchTensors(models, entries));
 }
 
 /** The data of an entry, after its local header and CRC-32 have been checked. */
@@ -1170,7 +1263,8 @@ class Archive {
 
   /** `entries`: { name, headerOffset, dataOffset, size, crc32 } in the order of the directory. */
   entries;
-  /** The external tensors: { key, name, dataType, dims, entry, checksum }, with dims as BigInt. */
+  /** The external tensors: { model, key, name, dataType, dims, entry, checksum }, with the id of the model, or '' for
+   * the default one, and with dims as BigInt. */
   tensors;
 
   constructor(source, directory, entries, tensors) {
@@ -1191,7 +1285,8 @@ class Archive {
   /** Reads every byte and checks every rule. `onData(entry, bytes)` sees all data on the way, in order. */
   async check({ onData = () => {} } = {}) {
     const bytes = new ReadAhead(this.#source);
-    const tensors = new Map(this.tensors.map((tensor) => [tensor.key, tensor]));
+    const tensors = new Map(this.tensors.map(({ key }) => [key, []]));
+    for (const tensor of this.tensors) tensors.get(tensor.key).push(tensor);
     for (const entry of this.entries) {
       checkLocalHeader(entry, await bytes.all(entry.headerOffset, entry.dataOffset), this.#directory);
       const check = new DataCheck(entry, tensors.get(entry.name));

@@ -1,11 +1,13 @@
 """An independent reader of ONNX archives, written from the text of the specification alone.
 
 It makes the full check: every rule of `spec/rules.toml`, with the data of all entries read once, in
-pieces. Besides a piece it keeps the central directory and the model in memory.
+pieces. Besides a piece it keeps the central directory and the models in memory.
 
-    python3 onnxa_reader.py PATH
+    python3 onnxa_reader.py [--open] PATH
 
-prints one JSON object, as `conformance/README.md` has it. Sections are those of the specification.
+prints one JSON object, as `conformance/README.md` has it. With --open it only opens the archive,
+and checks no other headers and data than those of the models. Sections are those of the
+specification.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 MODEL = b"__MODEL_PROTO"
+FURTHER_MODEL = b"__MODEL_PROTO_"  # and the id
 ASSETS = b"assets/"
 
 _PIECE = 4 << 20  # bytes of data that are in memory at a time
@@ -38,6 +41,16 @@ _MAX_DIMS = 64
 
 _FULL16 = 0xFFFF  # a field with its largest number is saturated; the value stands elsewhere
 _FULL32 = 0xFFFF_FFFF
+
+_TAIL_SIZE = 65_633  # bytes at the end of the file that no false record of the end is in
+_SIGNATURES_OF_END = (b"PK\5\6", b"PK\6\6", b"PK\6\7")
+_FALSE_END = re.compile(
+    rb"PK\x05\x06\0{4}(..)\1.{10}"  # an end record: the disks are 0, the counts equal
+    rb"|PK\x06\x07.{16}PK\x05\x06"  # one behind a locator
+    rb"|PK\x06\x07\0{4}.{8}\x01\0{3}"  # a locator: disk 0, one disk
+    rb"|PK\x06\x06\x2c\0{7}",  # a Zip64 end record: size 44
+    re.DOTALL,
+)
 
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
@@ -51,6 +64,7 @@ _ZIP64_FIELD_SIZE = 20  # of a local header
 _MAX_PADDING = 32_767
 
 _KEY = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+_ID = re.compile(rb"[a-z][a-z0-9_]{,63}")
 _BAD_IN_ASSET = re.compile(r"[\x00-\x1f\x7f-\x9f\\:;]")
 
 # Section 8.2: the bits of an element in the entry. Its bytes once unpacked are ceil(bits / 8).
@@ -99,21 +113,32 @@ class Entry:
         return self.raw_name.decode("utf-8", "replace")
 
     @property
+    def is_model(self) -> bool:
+        """Whether the entry holds a model."""
+        return self.raw_name == MODEL or self.raw_name.startswith(FURTHER_MODEL)
+
+    @property
+    def model_id(self) -> str:
+        """The id of a further model; nothing for the default model."""
+        return self.raw_name[len(FURTHER_MODEL) :].decode()
+
+    @property
     def is_key(self) -> bool:
         """Whether the entry holds the data of a tensor."""
-        return self.raw_name != MODEL and not self.raw_name.startswith(ASSETS)
+        return not self.is_model and not self.raw_name.startswith(ASSETS)
 
 
 @dataclass(slots=True)
 class Tensor:
     """An external tensor."""
 
+    model: str  # the id of its model
     key: bytes
     name: str
     data_type: int
     dims: list[int]
     checksum: bytes | None  # the SHA-1 that the model states
-    sha256: str = ""
+    sha256: str = ""  # of the data, once that is read
 
     @property
     def elements(self) -> int:
@@ -123,14 +148,14 @@ class Tensor:
 
 @dataclass(slots=True)
 class Archive:
-    """An archive that obeys every rule."""
+    """An archive that obeys every rule that was checked."""
 
     entries: list[Entry]
     tensors: list[Tensor]
 
 
-def check_path(path: str | os.PathLike[str]) -> Archive:
-    """Makes the full check of a file.
+def check_path(path: str | os.PathLike[str], *, is_full: bool = True) -> Archive:
+    """Makes the full check of a file, or only opens it.
 
     Raises:
         Refused: The file breaks a rule.
@@ -148,18 +173,18 @@ def check_path(path: str | os.PathLike[str]) -> Archive:
         status = os.fstat(descriptor)
         _expect("FILE-1", "kind of file", stat.S_IFREG, stat.S_IFMT(status.st_mode))
         with open(descriptor, "rb", closefd=False) as file:
-            return _check(_Source(file, status.st_size))
+            return _check(_Source(file, status.st_size), is_full)
     finally:
         os.close(descriptor)
 
 
-def check_bytes(data: bytes) -> Archive:
-    """Makes the full check of an archive in memory.
+def check_bytes(data: bytes, *, is_full: bool = True) -> Archive:
+    """Makes the full check of an archive in memory, or only opens it.
 
     Raises:
         Refused: It breaks a rule.
     """
-    return _check(_Source(io.BytesIO(data), len(data)))
+    return _check(_Source(io.BytesIO(data), len(data)), is_full)
 
 
 def describe(archive: Archive) -> dict[str, Any]:
@@ -178,12 +203,13 @@ def describe(archive: Archive) -> dict[str, Any]:
         ],
         "tensors": [
             {
+                "model": tensor.model,
                 "key": tensor.key.decode(),
                 "name": tensor.name,
                 "data_type": tensor.data_type,
                 "dims": [_json_number(dim) for dim in tensor.dims],
-                "sha256": tensor.sha256,
             }
+            | ({"sha256": tensor.sha256} if tensor.sha256 else {})
             for tensor in archive.tensors
         ],
     }
@@ -201,7 +227,7 @@ def refusal(error: Refused) -> dict[str, Any]:
 
 def _json_number(value: int) -> int | str:
     """Gives a number as a string where a double cannot hold it."""
-    return value if value <= 1 << 53 else str(value)
+    return value if value < 1 << 53 else str(value)
 
 
 def _expect(
@@ -246,19 +272,32 @@ class _Source:
             raise OSError("the file became shorter while it was read")
 
 
-def _check(source: _Source) -> Archive:
-    """Checks all stages of section 9.1, one after the other."""
-    entries = _read_directory(source)
+def _check(source: _Source, is_full: bool) -> Archive:
+    """Opens the archive in the order of section 9.2, and then reads all the rest if asked to."""
+    directory, tail = _read_end(source)
+    entries = _read_directory(source, directory)
     _check_names(entries)
-    _check_header(source, entries[-1])
-    tensors = _check_tensors(_parse_model(_read_model(source, entries[-1])), entries)
-    for entry in entries[:-1]:
-        _check_header(source, entry)
-    by_key = {tensor.key: tensor for tensor in tensors}
-    buffer = bytearray(min(_PIECE, source.size))
-    for entry in entries[:-1]:
-        _check_data(source, entry, by_key.get(entry.raw_name), buffer)
+    _check_models(entries)
+    _lay_out(entries, directory.offset)
+    _check_false_ends(tail, source.size, entries[-1].header_offset, directory)
+    models = [entry for entry in entries if entry.is_model]
+    tensors = _check_tensors(_parse_models(models, _read_models(source, models)), entries)
+    if is_full:
+        _check_rest(source, entries, tensors)
     return Archive(entries, tensors)
+
+
+def _check_rest(source: _Source, entries: list[Entry], tensors: list[Tensor]) -> None:
+    """Checks the local headers and the data of all entries but for the models."""
+    by_key: dict[bytes, list[Tensor]] = {}
+    for tensor in tensors:
+        by_key.setdefault(tensor.key, []).append(tensor)
+    rest = [entry for entry in entries if not entry.is_model]
+    for entry in rest:
+        _check_header(source, entry)
+    buffer = bytearray(min(_PIECE, source.size))
+    for entry in rest:
+        _check_data(source, entry, by_key.get(entry.raw_name, []), buffer)
 
 
 # Section 5: zip structure
@@ -272,10 +311,14 @@ class _Directory:
     size: int
     offset: int
 
+    @property
+    def end(self) -> int:
+        """Where the end records begin."""
+        return self.offset + self.size
 
-def _read_directory(source: _Source) -> list[Entry]:
-    """Reads the end records and the central directory, and computes the data offsets."""
-    directory = _read_end(source)
+
+def _read_directory(source: _Source, directory: _Directory) -> list[Entry]:
+    """Reads the central directory. The data offsets are not known yet."""
     if directory.count > _MAX_ENTRIES:
         _refuse("ZIP-4", "records of the directory", f"at most {_MAX_ENTRIES}", directory.count)
     if not directory.count * 46 <= directory.size <= directory.count * 1098:
@@ -290,16 +333,15 @@ def _read_directory(source: _Source) -> list[Entry]:
         entry, position = _parse_record(data, position)
         entries.append(entry)
     _expect("ZIP-4", "end of the last record", directory.size, position)
-    _lay_out(entries, directory.offset)
     return entries
 
 
-def _read_end(source: _Source) -> _Directory:
-    """Reads the end record and, where there is one, the Zip64 end record."""
+def _read_end(source: _Source) -> tuple[_Directory, bytes]:
+    """Reads the end of the file, and the end records in it."""
     size = source.size
     if size < _END.size:
         _refuse("ZIP-2", "size of the file", f"at least {_END.size}", size)
-    tail_size = min(size, _END64.size + _LOCATOR.size + _END.size)
+    tail_size = min(size, _TAIL_SIZE)
     tail = bytes(source.read(size - tail_size, tail_size))
     end, before = tail[-_END.size :], tail[: -_END.size]
     signature, disk, directory_disk, *values, comment = _END.unpack(end)
@@ -312,13 +354,15 @@ def _read_end(source: _Source) -> _Directory:
     end_of_directory = size - _END.size
     if any(saturated):
         _expect("ZIP64-1", "values of the end record", full, values)
-        values = _read_end64(before, size)
+        values = _read_end64(before[-_END64.size - _LOCATOR.size :], size)
         end_of_directory -= _END64.size + _LOCATOR.size
+    elif before[-_LOCATOR.size :].startswith(b"PK\6\7"):
+        _refuse("ZIP64-1", "values of the end record behind a Zip64 locator", f"{full}", values)
 
     on_disk, count, directory_size, offset = values
     _expect("ZIP-4", "records on this disk", count, on_disk)
     _expect("ZIP-5", "end of the directory", end_of_directory, offset + directory_size)
-    return _Directory(count, directory_size, offset)
+    return _Directory(count, directory_size, offset), tail
 
 
 def _read_end64(before: bytes, file_size: int) -> list[int]:
@@ -355,23 +399,26 @@ def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
     extra_start = name_start + name_length
     name = data[name_start:extra_start]
     end = extra_start + extra_length
-    _expect("ZIP-12", "length of the comment", 0, comment_length, name)
     if end > len(data):
         _refuse("ZIP-4", "end of a record", f"at most {len(data)}", end, name)
+    _check_name(name)
     _expect("ZIP-3", "disk", 0, disk, name)
-    _expect("ZIP-8", "compression method", 0, method, name)
     _expect("ZIP-9", "flags", 0 if name.isascii() else 0x0800, flags, name)
-    _expect("ZIP-11", "internal attributes", 0, internal, name)
+    _expect("ZIP-8", "compression method", 0, method, name)
+    _expect("ZIP-8", "compressed size", size, compressed, name)
+    if needed not in (10, 20, 45):
+        _refuse("ZIP-10", "version needed", "10, 20 or 45", needed, name)
     _expect("ZIP-11", "system of version made by", 3, made_by >> 8, name)
-    if external >> 28 not in (0x0, 0x8) or external & 0xFFD8:
+    if external >> 28 not in (0x0, 0x8) or external & 0x0E00_FFD8:
         _refuse("ZIP-11", "external attributes", "a regular file", hex(external), name)
+    _expect("ZIP-11", "internal attributes", 0, internal, name)
+    _expect("ZIP-12", "length of the comment", 0, comment_length, name)
 
     zip64 = data[extra_start:end]
-    if zip64 or _FULL32 in (size, compressed, offset):
+    if zip64 or _FULL32 in (size, offset):
         size, compressed, offset = _parse_zip64(zip64, [size, compressed, offset], name)
-    if needed != 45 and (zip64 or needed not in (10, 20)):
-        _refuse("ZIP-10", "version needed", "45" if zip64 else "10, 20 or 45", needed, name)
-    _expect("ZIP-8", "compressed size", size, compressed, name)
+        _expect("ZIP-10", "version needed with a Zip64 field", 45, needed, name)
+        _expect("ZIP-8", "compressed size in the Zip64 field", size, compressed, name)
     shared = data[position:name_start][_SHARED]
     return Entry(name, offset, -1, size, crc, shared), end
 
@@ -404,6 +451,24 @@ def _lay_out(entries: list[Entry], directory_offset: int) -> None:
             _refuse("ZIP-6", "space for the local header", expected, space, entry.raw_name)
         rest = entry.data_offset % 64
         _expect("ALIGN-1", "data offset modulo 64", 0, rest, entry.raw_name)
+
+
+def _check_false_ends(
+    tail: bytes, file_size: int, last_header_offset: int, directory: _Directory
+) -> None:
+    """Looks for what a reader that searches for the records of the end could take for one."""
+    start = file_size - len(tail)
+    found = _FALSE_END.search(tail)
+    if found and start + found.start() < directory.end:
+        what = f"at byte {start + found.start()}"
+        _refuse("ZIP-16", what, "nothing that reads as a record of the end", found.group())
+    for what, offset in (
+        ("header offset of the last entry", last_header_offset),
+        ("offset of the directory", directory.offset),
+    ):
+        data = offset.to_bytes(4 if offset < _FULL32 else 8, "little")
+        if any(signature in data for signature in _SIGNATURES_OF_END):
+            _refuse("ZIP-16", what, "no signature of a record of the end", data)
 
 
 def _unpadded(entry: Entry) -> int:
@@ -446,19 +511,29 @@ def _check_header(source: _Source, entry: Entry) -> None:
 # Section 6: names
 
 
-def _check_names(entries: list[Entry]) -> None:
-    """Checks each name, and then that no two of them meet in a file system."""
-    for entry in entries:
-        name = entry.raw_name
-        try:
-            text = name.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise Refused("NAME-1", f"name: expected UTF-8, found {error}", name) from error
-        if name.startswith(ASSETS):
-            _check_asset_name(name, text)
-        elif name != MODEL:
-            _check_key(name)
+def _check_name(name: bytes) -> None:
+    """Checks a name by itself."""
+    try:
+        text = name.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused("NAME-1", f"name: expected UTF-8, found {error}", name) from error
+    if name == MODEL:
+        return
+    if name.startswith(FURTHER_MODEL):
+        model_id = name[len(FURTHER_MODEL) :]
+        if not _ID.fullmatch(model_id):
+            _refuse("MODEL-4", "id of a model", _ID.pattern.decode(), model_id, name)
+    elif name.startswith(b"__"):
+        expected = "that of a model, as others are of a later version of the format"
+        _refuse("VERSION-1", "name with two underscores before it", expected, name, name)
+    elif name.startswith(ASSETS):
+        _check_asset_name(name, text)
+    else:
+        _check_key(name)
 
+
+def _check_names(entries: list[Entry]) -> None:
+    """Checks that no two names meet in a file system."""
     # With "/" below all other bytes, what lies in a folder follows directly on its name.
     folded = sorted(entry.raw_name.lower().replace(b"/", b"\0") for entry in entries)
     for first, second in pairwise(folded):
@@ -466,7 +541,18 @@ def _check_names(entries: list[Entry]) -> None:
             name = second.replace(b"\0", b"/")
             other = first.replace(b"\0", b"/")
             _refuse("NAME-2", "name under down-casing", f"none beside {other!r}", name, name)
+
+
+def _check_models(entries: list[Entry]) -> None:
+    """Checks where the models lie, and their sizes."""
     _expect("MODEL-1", "last entry", MODEL, entries[-1].raw_name, entries[-1].raw_name)
+    further = sorted(entry.raw_name for entry in entries[:-1] if entry.is_model)
+    for name, entry in zip(further, entries[-1 - len(further) : -1], strict=True):
+        _expect("MODEL-4", "entry before the default model", name, entry.raw_name, entry.raw_name)
+    for entry in entries:
+        if entry.is_model and entry.nbytes > _MAX_MODEL:
+            expected = f"at most {_MAX_MODEL}"
+            _refuse("MODEL-2", "size of the model", expected, entry.nbytes, entry.raw_name)
 
 
 def _check_asset_name(name: bytes, text: str) -> None:
@@ -475,6 +561,9 @@ def _check_asset_name(name: bytes, text: str) -> None:
     if bad := _BAD_IN_ASSET.search(text):
         expected = "no control character, backslash, colon and semicolon"
         _refuse("ASSET-1", "path of the asset", expected, bad.group(), name)
+    for character in text:
+        if unicodedata.category(character) == "Cn":
+            _refuse("ASSET-1", "path of the asset", "assigned code points", character, name)
     if not unicodedata.is_normalized("NFC", text):
         _refuse("ASSET-1", "name", "Normalization Form C", name, name)
     for component in name.split(b"/"):
@@ -486,14 +575,13 @@ def _check_asset_name(name: bytes, text: str) -> None:
 def _check_key(name: bytes) -> None:
     if len(name) > 255:
         _refuse("KEY-1", "length of the key", "at most 255 bytes", len(name), name)
-    if not _KEY.fullmatch(name) or name.startswith(b"__"):
-        expected = f"{_KEY.pattern.decode()} without two underscores before it"
-        _refuse("KEY-1", "key", expected, name, name)
+    if not _KEY.fullmatch(name):
+        _refuse("KEY-1", "key", _KEY.pattern.decode(), name, name)
     if name.lower() == b"assets":
         _refuse("KEY-1", "key", "not the word assets", name, name)
 
 
-# Section 7: the model, in the encoding of Protocol Buffers
+# Section 7: the models, in the encoding of Protocol Buffers
 
 
 class _Sink:
@@ -723,35 +811,44 @@ _MODEL_FIELDS = _compile_schema()
 _TOO_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
 
 
-def _read_model(source: _Source, entry: Entry) -> bytearray:
-    """Reads the model, which is not parsed before its checksum is known to be right."""
-    if entry.nbytes > _MAX_MODEL:
-        _refuse("MODEL-2", "size of the model", f"at most {_MAX_MODEL}", entry.nbytes, MODEL)
-    data = source.read(entry.data_offset, entry.nbytes)
-    _expect("ZIP-15", "CRC-32 of the data", entry.crc32, zlib.crc32(data), MODEL)
-    return data
+def _read_models(source: _Source, models: list[Entry]) -> list[bytearray]:
+    """Reads the models; none is parsed before the checksums of all are known to be right."""
+    read = []
+    for entry in models:
+        _check_header(source, entry)
+        data = source.read(entry.data_offset, entry.nbytes)
+        _expect("ZIP-15", "CRC-32 of the data", entry.crc32, zlib.crc32(data), entry.raw_name)
+        read.append(data)
+    return read
 
 
-def _parse_model(data: bytearray) -> list[_TensorProto]:
-    """Checks MODEL-3 at every level and gives the tensors with a trait of external ones."""
-    model = _ModelProto([])
-    _parse_messages(memoryview(data), model)
-    if not model.has_ir_version:
-        _refuse("MODEL-3", "ir_version", "to be present", "none", MODEL)
-    _expect("MODEL-3", "number of graphs at the top level", 1, model.graphs, MODEL)
-    return model.found
+def _parse_models(models: list[Entry], read: list[bytearray]) -> list[list[_TensorProto]]:
+    """Checks MODEL-3 at every level, and gives the tensors with a trait of external ones."""
+    messages = 0
+    found = []
+    for entry, data in zip(models, read, strict=True):
+        model = _ModelProto([])
+        try:
+            messages = _parse_messages(memoryview(data), model, messages)
+        except Refused as error:
+            error.entry = entry.name
+            raise
+        if not model.has_ir_version:
+            _refuse("MODEL-3", "ir_version", "to be present", "none", entry.raw_name)
+        _expect("MODEL-3", "number of graphs at the top level", 1, model.graphs, entry.raw_name)
+        found.append(model.found)
+    return found
 
 
-def _parse_messages(view: memoryview, model: _Sink) -> None:
-    """Reads a ModelProto with all messages in it."""
+def _parse_messages(view: memoryview, model: _Sink, messages: int) -> int:
+    """Reads a ModelProto with all messages in it, and adds their number to that of others."""
     sink: _Sink | None = model
     position, end, fields = 0, len(view), _MODEL_FIELDS
     around: list[tuple[int, dict[int, _Field], _Sink | None]] = []
-    messages = 0
     while True:
         if position == end:
             if not around:
-                return
+                return messages
             end, fields, sink = around.pop()
             continue
         tag = view[position]
@@ -793,7 +890,7 @@ def _parse_messages(view: memoryview, model: _Sink) -> None:
         else:
             messages += 1
             if messages > _MAX_MESSAGES:
-                _corrupt(position, f"at most {_MAX_MESSAGES} messages", "more")
+                _corrupt(position, f"at most {_MAX_MESSAGES} messages in all", "more")
             around.append((end, fields, sink))
             if len(around) > _MAX_DEPTH:
                 _corrupt(position, f"nesting of at most {_MAX_DEPTH}", "more")
@@ -865,33 +962,42 @@ def _skip_group(view: memoryview, position: int, end: int, number: int, depth: i
 
 
 def _corrupt(position: int, expected: str, found: object) -> NoReturn:
-    _refuse("MODEL-3", f"at byte {position} of the model", expected, found, MODEL)
+    _refuse("MODEL-3", f"at byte {position} of the model", expected, found)
 
 
 # Section 8: tensors
 
 
-def _check_tensors(found: list[_TensorProto], entries: list[Entry]) -> list[Tensor]:
-    """Holds the external tensors against the keys."""
+def _check_tensors(found: list[list[_TensorProto]], entries: list[Entry]) -> list[Tensor]:
+    """Compares the external tensors of each model with the keys."""
+    models = [entry for entry in entries if entry.is_model]
     keys = {entry.raw_name: entry for entry in entries if entry.is_key}
-    tensors: dict[bytes, Tensor] = {}
-    for proto in found:
-        if not proto.external:
-            if proto.pairs:
+    tensors: list[Tensor] = []
+    first_at: dict[bytes, Tensor] = {}
+    for model, protos in zip(models, found, strict=True):
+        locations: set[bytes] = set()
+        for proto in protos:
+            if not proto.external:
                 name = str(proto.name, "utf-8", "replace")
-                _refuse("DATA-7", f"tensor {name!r}", "EXTERNAL with external_data", "DEFAULT")
-            continue
-        tensor = _check_tensor(proto, keys)
-        if tensor.key in tensors:
-            _refuse("DATA-3", "location", "one tensor", "two", tensor.key)
-        tensors[tensor.key] = tensor
+                if proto.pairs:
+                    _refuse("DATA-7", f"tensor {name!r}", "EXTERNAL with external_data", "DEFAULT")
+                continue
+            tensor = _check_tensor(model.model_id, proto, keys)
+            if tensor.key in locations:
+                _refuse("DATA-3", "location", "one tensor of a model", "two", tensor.key)
+            locations.add(tensor.key)
+            first = first_at.setdefault(tensor.key, tensor)
+            expected = (first.data_type, first.dims)
+            found_here = (tensor.data_type, tensor.dims)
+            _expect("DATA-8", "data type and dims", expected, found_here, tensor.key)
+            tensors.append(tensor)
     for key in keys:
-        if key not in tensors:
+        if key not in first_at:
             _refuse("DATA-2", "key", "to be the location of a tensor", "no tensor", key)
-    return list(tensors.values())
+    return tensors
 
 
-def _check_tensor(proto: _TensorProto, keys: dict[bytes, Entry]) -> Tensor:
+def _check_tensor(model: str, proto: _TensorProto, keys: dict[bytes, Entry]) -> Tensor:
     """Checks an external tensor and the size of its entry."""
     name = str(proto.name, "utf-8", "replace")
     what = f"tensor {name!r}"
@@ -925,50 +1031,60 @@ def _check_tensor(proto: _TensorProto, keys: dict[bytes, Entry]) -> Tensor:
         _refuse("TENSOR-2", f"{what}, dims", "0 or more", dims, location)
     if math.prod(dim for dim in dims if dim) * -(-bits // 8) >= 1 << 63:
         _refuse("TENSOR-2", f"{what}, bytes unpacked", "below 2^63", dims, location)
-    tensor = Tensor(location, name, proto.data_type, dims, pairs.get(b"checksum"))
+    tensor = Tensor(model, location, name, proto.data_type, dims, pairs.get(b"checksum"))
     _expect("TENSOR-3", f"{what}, size", -(-tensor.elements * bits // 8), entry.nbytes, location)
     return tensor
 
 
-def _check_data(source: _Source, entry: Entry, tensor: Tensor | None, buffer: bytearray) -> None:
-    """Reads the data of an entry once, and checks all that the rules say of it."""
+def _check_data(source: _Source, entry: Entry, tensors: list[Tensor], buffer: bytearray) -> None:
+    """Reads the data of an entry once, and checks all that the rules say of it.
+
+    Args:
+        source: The file.
+        entry: The entry.
+        tensors: The tensors at this key, all of one data type and shape.
+        buffer: Where the pieces are read to.
+    """
     name = entry.raw_name
     crc = 0
     sha1 = hashlib.sha1(usedforsecurity=False)
     sha256 = hashlib.sha256()
+    checksums = [tensor.checksum for tensor in tensors if tensor.checksum is not None]
+    is_bool = any(tensor.data_type == _BOOL for tensor in tensors)
     last = 0
     for piece in source.pieces(entry, buffer):
         crc = zlib.crc32(piece, crc)
-        if tensor is None:
+        if not tensors:
             continue
         sha256.update(piece)
-        if tensor.checksum is not None:
+        if checksums:
             sha1.update(piece)
-        if tensor.data_type == _BOOL and (bad := bytes(piece).translate(None, b"\0\1")):
+        if is_bool and (bad := bytes(piece).translate(None, b"\0\1")):
             _refuse("TENSOR-5", "byte of a BOOL tensor", "0 or 1", bad[0], name)
         last = piece[-1]
     _expect("ZIP-15", "CRC-32 of the data", entry.crc32, crc, name)
-    if tensor is None:
-        return
-    if tensor.checksum is not None:
-        _expect("DATA-6", "checksum", sha1.hexdigest().encode(), tensor.checksum, name)
-    used = tensor.elements * _BITS[tensor.data_type] % 8
-    if used and last >> used:
-        _refuse("TENSOR-4", "unused bits of the last byte", "zeros", f"{last:08b}", name)
-    tensor.sha256 = sha256.hexdigest()
+    for checksum in checksums:
+        _expect("DATA-6", "checksum", sha1.hexdigest().encode(), checksum, name)
+    for tensor in tensors:
+        used = tensor.elements * _BITS[tensor.data_type] % 8
+        if used and last >> used:
+            _refuse("TENSOR-4", "unused bits of the last byte", "zeros", f"{last:08b}", name)
+        tensor.sha256 = sha256.hexdigest()
 
 
 def main(arguments: list[str]) -> int:
     """Prints the verdict on one file as a JSON object; gives the exit status."""
-    if len(arguments) != 1:
-        print("usage: onnxa_reader.py PATH", file=sys.stderr)
+    is_full = arguments[:1] != ["--open"]
+    paths = arguments if is_full else arguments[1:]
+    if len(paths) != 1:
+        print("usage: onnxa_reader.py [--open] PATH", file=sys.stderr)
         return 2
     try:
-        result = describe(check_path(arguments[0]))
+        result = describe(check_path(paths[0], is_full=is_full))
     except Refused as error:
         result = refusal(error)
     except MemoryError:
-        result = {"accepted": None, "message": "the model does not fit into memory"}
+        result = {"accepted": None, "message": "the models do not fit into memory"}
     except OSError as error:
         print(f"onnxa_reader.py: {error}", file=sys.stderr)
         return 2
