@@ -51,8 +51,9 @@ def asset_items(archive: Archive) -> list[Item]:
 
 
 def has_outside_attributes(archive: Archive) -> bool:
-    """True if not only initializers are stored outside the model (`convert_attribute`)."""
-    return any(not ref.is_initializer for ref in archive._refs.values())
+    """True if not only initializers are stored outside the models (`convert_attribute`)."""
+    refs = (ref for model in archive.models for ref in archive._refs_of(model).values())
+    return any(not ref.is_initializer for ref in refs)
 
 
 def referred_data(archive: Archive, ref: TensorRef) -> EntryData:

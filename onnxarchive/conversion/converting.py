@@ -30,7 +30,7 @@ from onnxarchive.buffers.data import SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
@@ -212,16 +212,18 @@ def export(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
+    model: str = "",
     external_data: str | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Writes the model of an archive as a `.onnx`.
+    """Writes a model of an archive as a `.onnx`.
 
-    Tensors are written from a map of the archive; only its model is held in memory.
+    Tensors are written from a map of the archive; only its models are held in memory.
 
     Args:
         path: The archive.
         destination: The `.onnx`.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
         external_data: Name of a file in the same directory for the large tensors, each at a
             multiple of 4096 bytes; None stores them in the `.onnx`, which must stay under 2 GiB. If
             both files exist, they are replaced one after the other.
@@ -230,6 +232,7 @@ def export(
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of a tensor have changed.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
         ValueError: `external_data` is not the plain name of another file, or a written file would
@@ -238,8 +241,8 @@ def export(
     """
     require_no_input(destination, [os.fspath(path)])
     if external_data is None:
-        with _opened(path) as (archive, model_proto):
-            _export_single(archive, model_proto, destination, progress)
+        with _opened(path, model) as (archive, models):
+            _export_single(archive, models[model_entry(model)], destination, progress)
         return
     beside = _beside(destination, external_data)
     require_no_input(beside, [os.fspath(path)])
@@ -248,18 +251,25 @@ def export(
             f"external_data must be another file than {os.fspath(destination)}, got {beside}, "
             "which leads there"
         )
-    with open(path) as archive, with_path(path):
+    with open(path, model=model) as archive, with_path(path):
         _export_external(archive, destination, external_data, progress)
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Archive, memoryview]]:
-    """Opens an archive, and reads its model at once, since an edit may overwrite it."""
+def _opened(
+    path: str | os.PathLike[str], model: str | None = None
+) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
+    """Opens an archive, and reads a model or all at once, since an edit may overwrite them.
+
+    Yields:
+        The archive, and the bytes of each of these models by the name of its entry.
+    """
     with recovery.opened(path, rule="FILE-1") as file:
-        archive = Archive(file)
-        model_proto = archive.read(MODEL_PROTO)
+        archive = Archive(file, model=model or "")
+        ids = archive.models if model is None else (model,)
+        models = {name: archive.read(name) for name in map(model_entry, ids)}
     with archive, with_path(path):
-        yield archive, model_proto
+        yield archive, models
 
 
 def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
@@ -279,7 +289,8 @@ def _export_single(
     destination: str | os.PathLike[str],
     progress: Progress | None,
 ) -> None:
-    total = sum(archive.entries[name].nbytes for name in (MODEL_PROTO, *archive._refs))
+    names = (model_entry(archive.model_id), *archive._refs)
+    total = sum(archive.entries[name].nbytes for name in names)
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
@@ -367,6 +378,8 @@ def extract(
 ) -> None:
     """Unzips an archive to a directory; every ONNX tool can open its `__MODEL_PROTO`.
 
+    Further models are beside it, such as `__MODEL_PROTO_decoder`.
+
     The directory appears when it is complete.
 
     Args:
@@ -379,7 +392,7 @@ def extract(
         ChecksumError: Bytes of an entry have changed.
         OSError: The directory cannot be made, or is not empty.
     """
-    with _opened(path) as (archive, model_proto), new_directory(directory) as made:
+    with _opened(path) as (archive, models), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
         counter = ProgressCounter(progress, total)
         process = os.getpid()
@@ -389,6 +402,6 @@ def extract(
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)
-                data = model_proto if name == MODEL_PROTO else read_verified(archive, name)
+                data = models[name] if name in models else read_verified(archive, name)
                 for piece in counter(pieces(data)):
                     target_writer.write(piece)

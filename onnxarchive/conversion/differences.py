@@ -1,6 +1,6 @@
 """Differences of two archives: graph, tensors, assets, and the other fields of their models.
 
-Bytes are compared by size and CRC-32. Both models are copied without the bytes of their tensors;
+Bytes are compared by size and CRC-32. Models are copied without the bytes of their tensors;
 size and CRC-32 replace the locations, so the keys of tensors make no difference.
 """
 
@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import ne
 from typing import Final
 
@@ -29,6 +29,7 @@ from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
+from onnxarchive.model.wording import describe
 from onnxarchive.storage.file_data import FileData
 
 __all__ = ["Change", "Difference", "diff"]
@@ -61,9 +62,10 @@ class Difference:
         sections: The changes by section: `"nodes"`, `"inputs"`, `"outputs"`, `"values"`
             (`value_info`) and `"tensors"` (initializers) of the main graph; `"opsets"`,
             `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, the other fields
-            of both; `"assets"`. A section has the parts of the first archive in its order, then the
-            added ones. A change within a node, such as a tensor of a subgraph, is a change of the
-            node.
+            of both. Sections of a further model begin with its id: `"decoder/nodes"`. If all
+            models were compared, `"models"` has those that one archive lacks, and `"assets"` the
+            assets. A section has the parts of the first archive in its order, then the added ones.
+            A change within a node, such as a tensor of a subgraph, is a change of the node.
     """
 
     path: str
@@ -72,7 +74,7 @@ class Difference:
 
     @property
     def is_same(self) -> bool:
-        """True if both archives have the same model, weights and assets."""
+        """True if nothing that was compared differs."""
         return not any(self.sections.values())
 
 
@@ -80,6 +82,7 @@ def diff(
     path: str | os.PathLike[str],
     other: str | os.PathLike[str],
     *,
+    model: str | None = None,
     full: bool = False,
     stack_traces: bool = False,
     progress: Progress | None = None,
@@ -94,6 +97,8 @@ def diff(
     Args:
         path: An archive.
         other: Another archive.
+        model: Id of the model to compare alone, such as `"decoder"`; `""` for the default one. None
+            compares all models, each with that of the same id, and the assets.
         full: Whether to compare the bytes of equal CRC-32s, too. They are read in pieces of
             2 MiB and not verified against the CRC-32 (see `Archive.verify`).
         stack_traces: Whether to compare metadata with stack traces of exporters, too.
@@ -101,22 +106,52 @@ def diff(
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
+        ModelNotFoundError: An archive has no model of this id.
         UnfinishedEditError: An edit of an archive was interrupted.
         OSError: A file cannot be opened or read.
     """
-    with open(path) as archive, open(other) as other_archive:
-        ones, others = _contents(archive), _contents(other_archive)
+    given = model or ""
+    with open(path, model=given) as archive, open(other, model=given) as other_archive:
+        pair = archive.models, other_archive.models
+        ids = [id for id in pair[0] if id in pair[1]] if model is None else [model]
+        ones, others = (_contents(it, ids) for it in (archive, other_archive))
         if full:
-            _compare_bytes([*ones.values()], [*others.values()], progress)
-        model = _described_model(archive.model, ones, stack_traces)
-        sections = _model_changes(
-            model, _described_model(other_archive.model, others, stack_traces)
-        )
-        assets: list[Change] = []
-        for name in filter(lambda name: isinstance(name, str), {**ones, **others}):
-            texts = ([str(it[name])] if name in it else [] for it in (ones, others))
-            assets += value_changes(str(name).removeprefix(ASSET_PREFIX), *texts)
-        return Difference(archive.path, other_archive.path, {**sections, "assets": tuple(assets)})
+            _compare_bytes(ones.distinct(), others.distinct(), progress)
+        sections: dict[str, tuple[Change, ...]] = {}
+        for id in ids:
+            described = (
+                _described_model(models[id], contents.tensors[id], stack_traces)
+                for models, contents in zip(pair, (ones, others), strict=True)
+            )
+            prefix = f"{id}/" if id and model is None else ""
+            found = _model_changes(*described)
+            sections |= {prefix + section: changes for section, changes in found.items()}
+        if model is None:
+            sections["models"] = _missing_models(*pair)
+            sections["assets"] = _asset_changes(ones.assets, others.assets)
+        return Difference(archive.path, other_archive.path, sections)
+
+
+def _missing_models(
+    ones: Mapping[str, onnx.ModelProto], others: Mapping[str, onnx.ModelProto]
+) -> tuple[Change, ...]:
+    """The models that only one of two archives has."""
+    texts = [{id: describe(model.graph) for id, model in it.items()} for it in (ones, others)]
+    return tuple(
+        Change(id, texts[0].get(id), texts[1].get(id))
+        for id in {**ones, **others}
+        if id not in ones or id not in others
+    )
+
+
+def _asset_changes(
+    ones: Mapping[str, _Content], others: Mapping[str, _Content]
+) -> tuple[Change, ...]:
+    changes: list[Change] = []
+    for path in {**ones, **others}:
+        texts = ([str(it[path])] if path in it else [] for it in (ones, others))
+        changes += value_changes(path, *texts)
+    return tuple(changes)
 
 
 @dataclass(slots=True)
@@ -133,18 +168,40 @@ class _Content:
         return f"{self.nbytes:,} bytes, CRC-32 {self.crc32:#010x}{sha256}"
 
 
-def _contents(archive: Archive) -> dict[Path | str, _Content]:
-    """Contents of tensors by path in the model, except strings, and of assets by name of entry."""
-    found: dict[Path | str, _Content] = {}
-    keys = {ref.path: key for key, ref in archive._refs.items()}
-    for ref in tensors.walk(archive.model):
-        if ref.path in keys:
-            found[ref.path] = _entry_content(archive, keys[ref.path])
-        elif tensors.stored_type(ref.tensor) is not None:
-            with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
-                found[ref.path] = _inner_content(ref)
-    assets = (name for name in archive.entries if name.startswith(ASSET_PREFIX))
-    return found | {name: _entry_content(archive, name) for name in assets}
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """Contents of an archive.
+
+    Attributes:
+        tensors: Those of tensors, except strings, by path in the model, of each model by id.
+        assets: Those of assets by path.
+    """
+
+    tensors: dict[str, dict[Path, _Content]]
+    assets: dict[str, _Content]
+
+    def distinct(self) -> list[_Content]:
+        """All contents; one that several models share is given once."""
+        found = [*self.assets.values()]
+        for contents in self.tensors.values():
+            found += contents.values()
+        return [*{id(content): content for content in found}.values()]
+
+
+def _contents(archive: Archive, ids: Iterable[str]) -> _Contents:
+    """The contents of some models of an archive, and of its assets."""
+    shared = cache(partial(_entry_content, archive))
+    found: dict[str, dict[Path, _Content]] = {id: {} for id in ids}
+    for id, contents in found.items():
+        keys = {ref.path: key for key, ref in archive._refs_of(id).items()}
+        for ref in tensors.walk(archive.models[id]):
+            if ref.path in keys:
+                contents[ref.path] = shared(keys[ref.path])
+            elif tensors.stored_type(ref.tensor) is not None:
+                with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
+                    contents[ref.path] = _inner_content(ref)
+    assets = {path: _entry_content(archive, ASSET_PREFIX + path) for path in archive.assets}
+    return _Contents(found, assets)
 
 
 def _entry_content(archive: Archive, name: str) -> _Content:
@@ -192,11 +249,10 @@ def _compare_bytes(
 
 
 def _described_model(
-    model: onnx.ModelProto, contents: Mapping[Path | str, _Content], stack_traces: bool
+    model: onnx.ModelProto, contents: Mapping[Path, _Content], stack_traces: bool
 ) -> onnx.ModelProto:
     """A copy of a model with descriptions of contents as the locations of tensors."""
-    locations = {path: str(it) for path, it in contents.items() if not isinstance(path, str)}
-    copy = with_locations(model, locations)
+    copy = with_locations(model, {path: str(it) for path, it in contents.items()})
     for _, node in () if stack_traces else below(copy, (), onnx.NodeProto.DESCRIPTOR):
         metadata = node.metadata_props  # type: ignore[attr-defined]
         for pair in [it for it in metadata if text(it.key).endswith(_STACK_TRACE)]:

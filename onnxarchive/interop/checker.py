@@ -20,7 +20,7 @@ from onnxarchive.archive.rules import Finding
 from onnxarchive.errors import with_path
 from onnxarchive.interop.linked_models import is_unread, linked_model
 from onnxarchive.model import proto
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import model_entry
 
 __all__ = ["check_model"]
 
@@ -33,6 +33,8 @@ def check_model(
     full_check: bool = False,
     skip_opset_compatibility_check: bool = False,
     check_custom_domain: bool = False,
+    *,
+    model: str = "",
 ) -> list[Finding]:
     """Checks the model of an archive with `onnx.checker.check_model`.
 
@@ -44,6 +46,7 @@ def check_model(
         full_check: Whether to infer shapes as well and compare them with those in the model.
         skip_opset_compatibility_check: As in onnx.
         check_custom_domain: As in onnx.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
 
     Returns:
         An empty list if the model is valid; else one finding with onnx's message in a line, since
@@ -51,26 +54,27 @@ def check_model(
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of a small tensor have changed.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         OSError: The file cannot be read, or temporary files cannot be written.
     """
-    with opening.open(path) as archive, with_path(path):
+    with opening.open(path, model=model) as archive, with_path(path):
         serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))
     with tempfile.TemporaryDirectory(prefix="onnxarchive-") as directory:
-        model = os.path.join(directory, _MODEL)
-        with open(model, "xb") as file:
+        linked = os.path.join(directory, _MODEL)
+        with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
             # As large as the archive if files can have holes. So far onnx does not look.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(
-                model,
+                linked,
                 full_check=full_check,
                 skip_opset_compatibility_check=skip_opset_compatibility_check,
                 check_custom_domain=check_custom_domain,
             )
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            return [Finding(None, MODEL_PROTO, " ".join(str(error).split()))]
+            return [Finding(None, model_entry(model), " ".join(str(error).split()))]
     return []

@@ -11,8 +11,14 @@ import onnx
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.rules import Finding
-from onnxarchive.errors import ArchiveFormatError, Report, shown, with_path
-from onnxarchive.interop.links import fingerprint
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ModelNotFoundError,
+    Report,
+    shown,
+    with_path,
+)
+from onnxarchive.interop.links import fingerprint, linked_id
 from onnxarchive.model import dtypes, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import TensorRef
@@ -37,7 +43,7 @@ def check_link(
 ) -> list[Finding]:
     """Compares a link with its archive.
 
-    In a valid link
+    The link itself names its model. In a valid link
 
     - every external tensor points at the entry of the same tensor in the archive, and has the same
       name, type and shape;
@@ -63,8 +69,7 @@ def check_link(
     """
     model = _parse(path)
     if archive is not None:
-        with open(archive) as opened, with_path(archive):
-            return list(_findings(model, path, opened))
+        return _findings_in(archive, model, path)
     locations = _locations(model)
     if not locations:
         raise ValueError(
@@ -79,11 +84,9 @@ def check_link(
     if named is None:
         return [_not_beside(locations[0])]
     try:
-        opened = open(named)
+        return _findings_in(named, model, path)
     except FileNotFoundError:
         return [_finding(f"expected the archive {named}, found no such file")]
-    with opened, with_path(named):
-        return list(_findings(model, path, opened))
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
@@ -141,11 +144,23 @@ def _not_beside(location: str) -> Finding:
     )
 
 
-def _findings(
-    model: onnx.ModelProto, link_path: str | os.PathLike[str], archive: Archive
-) -> Iterator[Finding]:
+def _findings_in(
+    path: str | os.PathLike[str], model: onnx.ModelProto, link_path: str | os.PathLike[str]
+) -> list[Finding]:
     """Compares the model of a link with an archive; removes the fingerprint from the model."""
     found = proto.take_link_fingerprint(model)
+    try:
+        archive = open(path, model=linked_id(found))
+    except ModelNotFoundError as error:
+        return [_finding(f"{error.message}; link it anew")]
+    with archive, with_path(path):
+        return list(_findings(model, found, link_path, archive))
+
+
+def _findings(
+    model: onnx.ModelProto, found: str | None, link_path: str | os.PathLike[str], archive: Archive
+) -> Iterator[Finding]:
+    """Compares the model of a link, and the fingerprint found in it, with an archive."""
     if found is None:
         yield _finding(
             f"expected the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, "

@@ -13,7 +13,7 @@ import onnx
 from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
 from onnxarchive.model import proto, tensors, walking, weights
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 
 _SMALL_NBYTES: Final = 1024
@@ -81,7 +81,7 @@ def linked_model(
     *,
     in_place: bool = False,
 ) -> onnx.ModelProto:
-    """Makes the model of an archive with external data in the archive's file.
+    """Makes `archive.model` with external data in the archive's file.
 
     Compares every local header with the directory. Reads and verifies the tensors that the model
     is to hold; of the others no byte is read.
@@ -104,7 +104,7 @@ def linked_model(
         model.CopyFrom(archive.model)
     encoded_external_data = weights.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
-    nbytes = archive.entries[MODEL_PROTO].nbytes
+    nbytes = archive.entries[model_entry(archive.model_id)].nbytes
     for entry in archive.entries.values():
         ref = archive._refs.get(entry.name)
         if ref is None:

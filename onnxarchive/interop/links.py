@@ -15,14 +15,18 @@ from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
 
 
-def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
+def link(
+    path: str | os.PathLike[str], destination: str | os.PathLike[str], *, model: str = ""
+) -> None:
     """Writes a small `.onnx` whose external data lies in an archive.
 
     onnx.load, onnx.checker, onnx.shape_inference, ONNX Runtime, onnx_ir, OpenVINO and every other
     tool that supports external data read it unchanged; no weight is copied. The link is valid for
     this archive only: move both together, and write a new link after the archive is replaced or
     edited. `check_link` compares the two. For that the link has one more entry of metadata,
-    `onnxarchive.link`: the SHA-256 of offset, size and CRC-32 of every tensor in the archive.
+    `onnxarchive.link`: the SHA-256 of offset, size and CRC-32 of every tensor that its model has in
+    the archive, followed by the id of a further model. So a change of other models leaves a link
+    valid if no tensor of its own moves.
 
     The link itself holds small tensors and those that tools do not read from external data
     (`onnxarchive.interop.linked_models.stays_outside`).
@@ -31,9 +35,11 @@ def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> N
         path: The archive.
         destination: The `.onnx`, in the archive's directory or in one above it, since ONNX allows
             external data nowhere else. It is replaced if it exists.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of a tensor that the link is to hold have changed.
         UnsupportedFeatureError: The link would take 2 GiB or more.
         ValueError: `destination` is the archive or a symbolic link; or the archive does not lie in
@@ -50,12 +56,12 @@ def link(path: str | os.PathLike[str], destination: str | os.PathLike[str]) -> N
             f"expected a destination that is no symbolic link, since tools look for external data "
             f"beside the name that they are given, found {os.fspath(destination)}"
         )
-    with open(path) as archive, with_path(path):
+    with open(path, model=model) as archive, with_path(path):
         file = real_path(archive)
-        model = linked_model(archive, _location(file, destination), in_place=True)
-        proto.take_link_fingerprint(model)
-        model.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
-        serialized = proto.serialize(model)
+        linked = linked_model(archive, _location(file, destination), in_place=True)
+        proto.take_link_fingerprint(linked)
+        linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
+        serialized = proto.serialize(linked)
         with replacing(destination) as replacement:
             replacement.file.write(serialized)
     names = os.stat(file).st_nlink
@@ -89,15 +95,21 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
 
 
 def fingerprint(archive: Archive) -> str:
-    """The SHA-256 of the positions and CRC-32s of all tensors in an archive.
+    """The SHA-256 of the positions and CRC-32s of the tensors of `archive.model`.
 
-    It is taken over one line for each tensor entry, in the order of the archive: name, data offset
-    and size in decimal digits, CRC-32 in eight hexadecimal ones, with blanks between. It changes
-    with the weights, also if the layout stays the same, and not with assets or the model.
+    It is taken over one line for each entry of such a tensor, in the order of the archive: name,
+    data offset and size in decimal digits, CRC-32 in eight hexadecimal ones, with blanks between.
+    It changes with these weights, also if the layout stays the same, and not with assets or models.
+    The id of a further model follows it, with a blank between.
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
         if entry.name in archive._refs:
             line = f"{entry.name} {entry.data_offset} {entry.nbytes} {entry.crc32:08x}\n"
             digest.update(line.encode())
-    return digest.hexdigest()
+    return f"{digest.hexdigest()} {archive.model_id}".rstrip()
+
+
+def linked_id(found: str | None) -> str:
+    """The id of the model in the fingerprint of a link; `""` if there is none."""
+    return (found or "").partition(" ")[2]

@@ -23,7 +23,7 @@ from onnxarchive.archive.contents import summed
 from onnxarchive.archive.opening import open
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, with_path
 from onnxarchive.interop.optional import needing
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import model_entry
 from onnxarchive.zipformat.entries import Entry
 
 _INDEX: Final = "index.html"
@@ -50,6 +50,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     Args:
         path: The archive.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
         port: The port; 0 for any free one.
 
     Attributes:
@@ -57,6 +58,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     Raises:
         ArchiveError: The file is not an archive, or Netron's page has not the expected form.
+        ModelNotFoundError: There is no model of this id.
         ImportError: Netron is not installed.
         ValueError: `port` is out of range.
         OSError: The file cannot be read, or the port is in use.
@@ -65,14 +67,14 @@ class Server(http.server.ThreadingHTTPServer):
     allow_reuse_address = os.name == "posix"  # on Windows it allows two servers on one port
     allow_reuse_port = False
 
-    def __init__(self, path: str | os.PathLike[str], *, port: int = 0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, model: str = "", port: int = 0) -> None:
         if not 0 <= port < 1 << 16:
             raise ValueError(f"expected a port from 0 to 65535, found {port}")
         self._served: dict[str, Path | Entry] = {**_netron_files()}
-        self._archive = open(path)
+        self._archive = open(path, model=model)
         entries = self._archive.entries
         self._served |= {f"data/{key}": entries[key] for key in self._archive._refs}
-        self._served["data/model.onnx"] = entries[MODEL_PROTO]
+        self._served["data/model.onnx"] = entries[model_entry(model)]
         self.prefix = f"/{secrets.token_urlsafe(16)}/"
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -114,7 +116,10 @@ class Server(http.server.ThreadingHTTPServer):
 
     def _set_up(self, page: bytes) -> bytes:
         """Has Netron's page show the model, and renames its own version and date."""
-        title = html.escape(os.path.basename(self._archive.path)).encode("utf-8", "replace")
+        name = os.path.basename(self._archive.path)
+        if self._archive.model_id:
+            name += f" ({self._archive.model_id})"
+        title = html.escape(name).encode("utf-8", "replace")
         tags = b'%b<meta name="name" content="%b"><meta name="netron"' % (_TAGS, title)
         return page.replace(_VERSION, tags, 1).replace(b'name="date"', b'name="netron-date"', 1)
 

@@ -7,6 +7,8 @@ itself and exchanges its bytes with the serializer. So
   for the model only;
 - the model is always complete: serializers do not learn the value of `load_external_data`.
   `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
+- the model is the default one. `onnxarchive.load(path, model="decoder")` gives another, and saving
+  writes an archive of one model;
 - saving writes into an existing file. `onnxarchive.save` replaces it, so views of the old file stay
   valid and a failure leaves it unchanged.
 
@@ -62,7 +64,7 @@ class ArchiveSerializer:
         return target.getvalue()
 
     def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
-        """Parses an archive to its complete model, as `onnxarchive.load` does.
+        """Parses an archive to its complete default model, as `onnxarchive.load` does.
 
         Args:
             serialized: The bytes of the archive.

@@ -41,6 +41,8 @@ def session(
     path: Source,
     sess_options: ort.SessionOptions | None = None,
     providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+    *,
+    model: str = "",
     **kwargs: Any,
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
@@ -65,6 +67,8 @@ def session(
             files, and, for models with operators of other domains, all options, since they may have
             a library of custom operators.
         providers: As for `onnxruntime.InferenceSession`.
+        model: Id of the model, such as `"decoder"`; `""` for the default one, or for the one that
+            an open `Archive` was opened with.
         kwargs: As for `onnxruntime.InferenceSession`: `provider_options`, ...
 
     Returns:
@@ -72,17 +76,19 @@ def session(
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of a small tensor have changed.
         ArchiveError: Another file has replaced an open archive, or replaced `path` meanwhile.
         UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model with the tensors that
             it must hold takes 2 GiB or more.
-        ValueError: The archive is closed, or its path is not UTF-8.
+        ValueError: The archive is closed, was opened with another model, or has a path that is not
+            UTF-8.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
     make = require_onnxruntime().InferenceSession
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, sess_options, files)
+        inputs = _inputs(path, model, sess_options, files)
         if inputs.options is None and inputs.path is not None:
             make = partial(lent_session_class(), os.path.dirname(inputs.path))
         options = sess_options if inputs.options is None else inputs.options
@@ -93,7 +99,7 @@ def session(
 
 
 def session_options(
-    path: Source, sess_options: ort.SessionOptions | None = None
+    path: Source, sess_options: ort.SessionOptions | None = None, *, model: str = ""
 ) -> tuple[bytes, ort.SessionOptions]:
     """Gives the arguments with which `session` makes a session of an archive.
 
@@ -104,6 +110,7 @@ def session_options(
     Args:
         path: The archive, as in `session`. The options keep the bytes of an archive in memory.
         sess_options: Options to copy. They are not changed.
+        model: Id of the model, as in `session`.
 
     Returns:
         The serialized model, with its large tensors as external data in the archive, and session
@@ -117,7 +124,7 @@ def session_options(
         OSError: The file cannot be opened or read.
     """
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, sess_options, files)
+        inputs = _inputs(path, model, sess_options, files)
     if inputs.options is None:
         raise UnsupportedFeatureError(
             "ONNX Runtime cannot copy these session options: they name execution providers, write "
@@ -160,33 +167,38 @@ class _Inputs:
 
 
 def _inputs(
-    source: Source, given: ort.SessionOptions | None, files: contextlib.ExitStack
+    source: Source, model: str, given: ort.SessionOptions | None, files: contextlib.ExitStack
 ) -> _Inputs:
     """Prepares a session; `files` closes the file if it was opened here."""
     ort = require_onnxruntime()
-    archive = _opened(source, files)
+    archive = _opened(source, model, files)
     is_own = archive is not source
     options = ort.SessionOptions() if given is None else copy_options(given, archive.model)
     if isinstance(archive._file, MemoryFile):
-        model = _model_in_memory(archive, options, in_place=is_own)
-        return _Inputs(model, options, archive._file, None)
+        serialized = _model_in_memory(archive, options, in_place=is_own)
+        return _Inputs(serialized, options, archive._file, None)
     path = real_path(archive)
     require_utf8(path)
     directory, name = os.path.split(path)
     with with_path(archive.path):
-        model = proto.encode(linked_model(archive, name, in_place=is_own))
+        serialized = proto.encode(linked_model(archive, name, in_place=is_own))
     if options is not None:
         set_directory(options, directory)
-    return _Inputs(model, options, archive._file, path)
+    return _Inputs(serialized, options, archive._file, path)
 
 
-def _opened(source: Source, files: contextlib.ExitStack) -> Archive:
+def _opened(source: Source, model: str, files: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
+        if model not in ("", source.model_id):
+            raise ValueError(
+                f"{source.path}: expected the model {source.model_id!r}, with which the archive "
+                f"was opened, found {model!r}; open it with model={model!r}"
+            )
         return source
     if isinstance(source, str | os.PathLike):
-        archive = open(source)
+        archive = open(source, model=model)
     elif isinstance(source, bytes | bytearray | memoryview):
-        archive = Archive(MemoryFile(as_bytes(source)))
+        archive = Archive(MemoryFile(as_bytes(source)), model=model)
     else:
         raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
     files.enter_context(archive._file)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError, with_path
+from onnxarchive.errors import (
+    ArchiveError,
+    ArchiveFormatError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+    with_path,
+)
 from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
 from onnxarchive.interop.ort_options import require_onnxruntime
@@ -112,6 +118,7 @@ def run(
     path: str | os.PathLike[str],
     inputs: Mapping[str, Input] | None = None,
     *,
+    model: str = "",
     dims: Mapping[str, int] | None = None,
     providers: Sequence[str] | None = None,
     repeat: int = 1,
@@ -122,6 +129,8 @@ def run(
         path: An archive, whose weights are mapped as in `onnxarchive.session`, or a `.onnx`.
         inputs: Arrays by the names of the inputs; a list of arrays for a sequence. The others are
             random (`onnxarchive.interop.inputs.random_input`).
+        model: Id of the model, such as `"decoder"`; `""` for the default one. A `.onnx` has no
+            other.
         dims: Sizes of open dimensions by name; one without a name is named after the input and the
             axis: `x[0]`. A size that neither this nor a given input sets is 1.
         providers: Execution providers in order of preference, in any case, with or without the
@@ -130,6 +139,7 @@ def run(
 
     Raises:
         ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         RunError: ONNX Runtime does not load or run the model, or makes no session with a provider.
         UnsupportedFeatureError: As in `onnxarchive.session`.
         ValueError: An input, dimension or provider is unknown or does not fit, an input cannot be
@@ -144,7 +154,7 @@ def run(
     before = _memory()
     with with_path(path):
         begin = time.perf_counter()
-        ort_session = _make_session(path, providers)
+        ort_session = _make_session(path, model, providers)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
@@ -177,7 +187,7 @@ def run(
     )
 
 
-def _make_session(path: str, providers: Sequence[str] | None) -> Any:
+def _make_session(path: str, model: str, providers: Sequence[str] | None) -> Any:
     """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, chosen = require_onnxruntime(), None
     if providers is not None:
@@ -189,10 +199,14 @@ def _make_session(path: str, providers: Sequence[str] | None) -> Any:
             )
     with MappedFile(path) as file:
         is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
+    if model and not is_zip:
+        raise ModelNotFoundError(
+            f"expected an archive, of which {model!r} is a model, found a file that is none"
+        )
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal; errors are raised
     with _as_run_error("load"):
-        make = session if is_zip else ort.InferenceSession
+        make = partial(session, model=model) if is_zip else ort.InferenceSession
         ort_session = make(path, options, chosen, enable_fallback=0)
     missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:

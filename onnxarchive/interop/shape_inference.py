@@ -20,6 +20,7 @@ def infer_shapes(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str] | None = None,
     *,
+    model: str = "",
     check_type: bool = False,
     strict_mode: bool = False,
     data_prop: bool = False,
@@ -28,8 +29,9 @@ def infer_shapes(
 
     Args:
         path: The archive.
-        destination: A new archive of the model with the inferred shapes, with weights and assets
-            copied; it may be `path`, which is then replaced. None writes nothing.
+        destination: A new archive of the model with the inferred shapes, with weights, assets and
+            other models copied; it may be `path`, which is then replaced. None writes nothing.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
         check_type: As in onnx.
         strict_mode: As in onnx.
         data_prop: As in onnx.
@@ -42,22 +44,23 @@ def infer_shapes(
         onnx.shape_inference.InferenceError: With `strict_mode`, shapes do not fit; with
             `check_type`, types do not.
         ArchiveFormatError: The file is not an archive, or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive have changed.
         ArchiveError: `destination` is `path`, and others have edited it meanwhile.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         ValueError: `destination` is not allowed.
         OSError: A file cannot be read, or the archive not written.
     """
-    with open(path) as archive, with_path(path):
-        model = onnx.shape_inference.infer_shapes(
+    with open(path, model=model) as archive, with_path(path):
+        inferred = onnx.shape_inference.infer_shapes(
             linked_model(archive, "archive", is_unread),
             check_type=check_type,
             strict_mode=strict_mode,
             data_prop=data_prop,
         )
         for ref in archive._refs.values():  # inference moves no tensor
-            walking.at(model, ref.path).CopyFrom(ref.tensor)
+            walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
             options = WriteOptions(convert_attribute=has_outside_attributes(archive))
-            save_referring(model, archive, destination, options)
-    return model
+            save_referring(inferred, archive, destination, options)
+    return inferred

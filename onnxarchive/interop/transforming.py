@@ -47,6 +47,7 @@ def transform(
     destination: str | os.PathLike[str],
     function: Function,
     *,
+    model: str = "",
     weights: Weights = "hidden",
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
@@ -62,7 +63,7 @@ def transform(
         onnxarchive.transform("model.onnxa", "slim.onnxa", onnxslim.slim)
         onnxarchive.transform("model.onnxa", "optimized.onnxa", onnxoptimizer.optimize)
 
-    Assets are kept. `weights` says how the function sees large tensors:
+    Assets and other models are kept. `weights` says how the function sees large tensors:
 
     - `"hidden"`: large initializers are inputs of the graph with their type and shape. The function
       cannot read, fold or merge them, and memory stays small at any size. Afterwards they are
@@ -87,6 +88,7 @@ def transform(
         destination: The archive to write; it may be `path`, which is then replaced.
         function: Takes a ModelProto and returns it or another one, or a tuple of a ModelProto and
             a boolean, False if the model is invalid. Bind options with `functools.partial`.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
         weights: How the function sees large tensors.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
@@ -100,6 +102,7 @@ def transform(
         ArchiveFormatError: `path` breaks a rule; or the function returned a model that it calls
             invalid, in which a hidden weight is missing or has another type or shape, or in which
             two initializers of a graph got the same name.
+        ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive have changed.
         ArchiveError: `destination` is `path`, and others have edited it meanwhile.
         UnsupportedFeatureError: The model for the function would take 2 GiB or more.
@@ -116,7 +119,7 @@ def transform(
     # The function may take long. So a destination or an asset that fails is refused first.
     open_assets(assets)
     Replacement(destination).discard()
-    with open(path) as archive, with_path(path):
+    with open(path, model=model) as archive, with_path(path):
         if convert_attribute is None:
             convert_attribute = has_outside_attributes(archive)
         options = replace(options, convert_attribute=convert_attribute)

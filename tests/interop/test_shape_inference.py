@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -79,7 +80,11 @@ def path(tmp_path: Path) -> Path:
 def test_what_is_inferred_is_what_onnx_infers(
     path: Path, tmp_path: Path, is_strict: bool, data_prop: bool
 ) -> None:
-    options = {"check_type": is_strict, "strict_mode": is_strict, "data_prop": data_prop}
+    options: dict[str, Any] = {
+        "check_type": is_strict,
+        "strict_mode": is_strict,
+        "data_prop": data_prop,
+    }
     expected = onnx.shape_inference.infer_shapes(_reshaping_model(), **options)
     infer_shapes(path, tmp_path / "out.onnxa", **options)
     assert onnxarchive.load(tmp_path / "out.onnxa") == expected
