@@ -214,7 +214,8 @@ def message_rows(text: str) -> dict[tuple[str, ...], set[int]]:
     rows = {}
     for *columns, type_, repeated in list(csv.reader(io.StringIO(text)))[1:]:
         kind, *numbers = type_.split(" ")
-        rows[(*columns, kind, repeated)] = set(map(int, numbers))
+        row = (*columns, kind, repeated)
+        rows[row] = set(map(int, numbers))
     return rows
 
 

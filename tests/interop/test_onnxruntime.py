@@ -157,9 +157,9 @@ def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
     opened: weakref.WeakSet[Archive] = weakref.WeakSet()
     left = []
 
-    def open_and_keep_in_mind(self: Archive, *arguments: Any) -> None:
+    def open_and_keep_in_mind(self: Archive, *arguments: Any, **kwargs: Any) -> None:
         opened.add(self)
-        init(self, *arguments)
+        init(self, *arguments, **kwargs)
 
     def count_and_make(*arguments: Any, **kwargs: Any) -> Any:
         left.append(len(opened))
