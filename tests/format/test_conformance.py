@@ -286,6 +286,16 @@ def test_independent_reader_passes_the_suite(
     record_property("accepted that should be refused", int(count) - int(passed))
 
 
+@pytest.mark.tool
+@pytest.mark.parametrize("reader", READERS)
+def test_independent_reader_finds_at_opening_what_the_stages_say(reader: str) -> None:
+    command = READERS[reader].replace("{archive}", "--open {archive}")
+    if shutil.which(command.split()[0]) is None:
+        pytest.skip(f"{command.split()[0]} is not installed")
+    done = run_suite(command, "--open", "--no-large")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
 def scripted(tmp_path: Path, program: str) -> str:
     path = tmp_path / "a reader.py"
     path.write_text("import json, sys, time\npath = sys.argv[1]\n" + program)
@@ -358,6 +368,33 @@ def test_runner_compares_what_an_accepting_reader_found(
     done = run_suite(scripted(tmp_path, right + change + "\n" + program), "--only", "file-link")
     assert done.returncode == 1
     assert difference in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("vector", "printed", "status"),
+    [
+        ("models-further-checksum", {"accepted": True}, 0),
+        ("models-further-checksum", {"accepted": False, "rule": "DATA-6"}, 1),
+        ("external-data-checksum-twice", {"accepted": False, "rule": "DATA-4"}, 0),
+        ("external-data-checksum-twice", {"accepted": True}, 1),
+    ],
+)
+def test_runner_knows_what_opening_finds(
+    vector: str, printed: dict[str, object], status: int, tmp_path: Path
+) -> None:
+    reader = scripted(tmp_path, f"print(json.dumps({printed!r}))")
+    done = run_suite(reader, "--open", "--only", vector)
+    assert done.returncode == status, done.stdout
+
+
+@pytest.mark.parametrize(("option", "status"), [("--open", 0), ("--no-large", 1)])
+def test_runner_asks_for_no_sha256_once_open(option: str, status: int, tmp_path: Path) -> None:
+    plain = next(vector for vector in VECTORS if vector["name"] == "plain")
+    tensors = [{key: it[key] for key in it.keys() - {"sha256"}} for it in plain["tensors"]]
+    printed = {"accepted": True, "entries": plain["entries"], "tensors": tensors}
+    reader = scripted(tmp_path, f"print(json.dumps({printed!r}))")
+    done = run_suite(reader, option, "--only", "file-link")
+    assert done.returncode == status, done.stdout
 
 
 def test_runner_takes_numbers_also_as_strings_of_digits(tmp_path: Path) -> None:
