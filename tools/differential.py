@@ -5,7 +5,7 @@ names, sizes and CRC-32s, their order and the extracted bytes are compared with 
 Without ARCHIVE, the archives are the vectors of the conformance suite that are accepted, and some
 that are made here, the same ones every time.
 
-Prints a table, and every difference on standard error. Exit status: 0, or 1 where there is a
+Prints a table, and every difference on standard error. Exit status: 0, or 1 if there is a
 difference, a reader that --require names is not installed, or an archive given is refused.
 """
 
@@ -230,7 +230,7 @@ class SparseFile:
 
 
 def write_large(path: Path, nbytes: int) -> None:
-    """Writes an archive with an entry of `nbytes` bytes, most of them zeros, and some behind it."""
+    """Writes an archive with an entry of `nbytes` bytes, most of them zeros, and a small one."""
     source = path.with_suffix(".data")
     with open(source, "wb") as file:
         file.truncate(nbytes)
@@ -352,7 +352,7 @@ class Comparison:
 
 
 def batches(archives: Sequence[Accepted]) -> Iterator[list[Accepted]]:
-    """Cuts a sequence where there are enough archives or bytes for one process."""
+    """Splits a sequence into batches of limited number and size."""
     batch: list[Accepted] = []
     nbytes = 0
     for archive in archives:

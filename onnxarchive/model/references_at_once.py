@@ -68,19 +68,18 @@ def read_references(model: bytes) -> References | None:
         The initializers; None if one of them breaks a rule or has something unusual: many fields,
         a field twice, more than a location in `external_data`.
     """
-    wire = memoryview(model)
+    raw = np.frombuffer(model, np.uint8)
     try:
-        graphs = [field for field in fields_in(wire, 0, len(wire), 0) if field[0] == _GRAPH]
+        graphs = [field for field in fields_in(model, 0, len(model), 0) if field[0] == _GRAPH]
         if len(graphs) != 1:
             return None
         _, _, _, start, stop = graphs[0]
-        bounds = array("q")
-        for tag, _, _, value, end in fields_in(wire, start, stop, 1):
+        prefixes = array("q")
+        for tag, _, prefix, _, _ in fields_in(model, start, stop, 1):
             if tag == _INITIALIZER:
-                bounds.append(value)
-                bounds.append(end)
-        begins, ends = np.frombuffer(bounds, np.int64).reshape(-1, 2).T.copy()
-        raw = np.frombuffer(model, np.uint8)
+                prefixes.append(prefix)
+        sizes, begins = _varints(raw, np.frombuffer(prefixes, np.int64))
+        ends = begins + sizes
         tensors = _Columns(len(begins))
         for first in range(0, len(begins), ROWS):
             rows = slice(first, first + ROWS)

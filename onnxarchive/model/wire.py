@@ -38,7 +38,7 @@ Field: TypeAlias = tuple[int, int, int, int, int]
 """A field: its tag, and the offsets of the tag, the length, the value and the end."""
 
 
-def fields_in(wire: memoryview, start: int, stop: int, depth: int) -> Iterator[Field]:
+def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> Iterator[Field]:
     """The fields of one message, without those inside of groups.
 
     Args:
@@ -88,7 +88,7 @@ def fields_in(wire: memoryview, start: int, stop: int, depth: int) -> Iterator[F
         raise malformed(stop, f"the end of group {groups[-1]}", "the end of the message")
 
 
-def _read_tag(wire: memoryview, begin: int, stop: int) -> tuple[int, int]:
+def _read_tag(wire: bytes | memoryview, begin: int, stop: int) -> tuple[int, int]:
     tag, end = _read_varint(wire, begin, stop, _MAX_TAG_WIDTH)
     if tag > _MAX_TAG:
         raise malformed(begin, _FIELD_NUMBER, f"tag {tag}")
@@ -112,7 +112,9 @@ def _enter_or_leave_group(groups: list[int], tag: int, begin: int, depth: int) -
         raise malformed(begin, "the end of the open group, if any", f"the end of group {number}")
 
 
-def _read_varint(wire: memoryview, start: int, stop: int, max_width: int) -> tuple[int, int]:
+def _read_varint(
+    wire: bytes | memoryview, start: int, stop: int, max_width: int
+) -> tuple[int, int]:
     """Reads a varint: its value, not cut to 64 bits, and the offset of its end."""
     value = shift = 0
     for position in range(start, min(stop, start + max_width)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.zipformat import records
@@ -232,6 +232,8 @@ def _listed(record: DirectoryRecord) -> _Listed:
             f"{nbytes}",
             name,
         )
+    # Without extra fields and comment: those of all records may not fit memory.
+    record = replace(record, extra=b"", comment=b"")
     listed = _Listed(name, record, nbytes, compressed_nbytes, header_offset)
     _check_attributes(listed)
     return listed
@@ -410,9 +412,10 @@ def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
     _check_version(header.version_needed, header.method, item.name)
     stated = (header.uncompressed_size, header.compressed_size)
     extra = _without_stray_zeros(header.extra)
-    found_values = dict(enumerate(stated)) | _zip64_values(extra, stated, item.name, is_local=True)
+    zip64_values = _zip64_values(extra, stated, item.name, is_local=True)
+    own_values = [pair for pair in enumerate(stated) if pair[1] != records.SATURATED_32]
     expected_values = (item.nbytes, item.compressed_nbytes, item.header_offset, 0)
-    for index, value in found_values.items():
+    for index, value in (*own_values, *zip64_values.items()):
         _require_equal(_ZIP64_NAMES[index], expected_values[index], value, item)
     _require_equal("CRC-32", item.record.crc32, header.crc32, item)
     return item.header_offset + header.packed_size

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tool
 
 Record = Callable[[str, object], None]
 
-# They read entries as they come, and so never see what stands in the directory or behind it.
+# They read entries as they come, and so read neither the directory nor the bytes after it.
 STREAMING = ("bsdtar-pipe", "java-stream")
 # Two that seek find entries by the directory, and take their names from the local headers.
 NAMING_BY_LOCAL_HEADERS = (*STREAMING, "bsdtar", "jszip")
@@ -134,7 +134,7 @@ def test_a_zip64_end_record_made_by_anything_is_listed(zip64_end: Accepted, read
 # Reported differences
 
 
-def test_a_damaged_byte_is_told(reader: Reader, tmp_path: Path) -> None:
+def test_a_damaged_byte_is_reported(reader: Reader, tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     damaged = archive.path.read_bytes().replace(b"some data", b"some dada")
     archive.path.write_bytes(damaged)
@@ -142,7 +142,7 @@ def test_a_damaged_byte_is_told(reader: Reader, tmp_path: Path) -> None:
     assert compare(reader, [archive], tmp_path).differences != []
 
 
-def test_a_name_that_differs_in_the_directory_is_told(reader: Reader, tmp_path: Path) -> None:
+def test_another_name_in_the_directory_is_reported(reader: Reader, tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     before, after = archive.path.read_bytes().rsplit(b"assets/file", 1)
     archive.path.write_bytes(before + b"assets/FILE" + after)
@@ -151,7 +151,7 @@ def test_a_name_that_differs_in_the_directory_is_told(reader: Reader, tmp_path: 
     assert (found == []) is (reader.name in NAMING_BY_LOCAL_HEADERS)
 
 
-def test_a_name_that_differs_in_the_local_header_is_told_by_who_reads_it(tmp_path: Path) -> None:
+def test_another_name_in_the_local_header_is_reported_by_readers_of_it(tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     before, after = archive.path.read_bytes().split(b"assets/file", 1)
     archive.path.write_bytes(before + b"assets/FILE" + after)
@@ -170,7 +170,7 @@ def with_a_zip_in_its_comment(archive: Accepted) -> None:
     archive.path.write_bytes(data[:-2] + len(comment).to_bytes(2, "little") + comment)
 
 
-def test_a_zip_that_readers_read_differently_is_told(tmp_path: Path) -> None:
+def test_a_zip_with_two_readings_is_reported(tmp_path: Path) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data"})
     with_a_zip_in_its_comment(archive)
     assert read_by_library(archive.path) is None
@@ -201,7 +201,7 @@ ENTRY = Extracted("assets/file", 9, 1, "ab")
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         ([], "expected 1 entries, found 0"),
         ([ENTRY, ENTRY], "expected 1 entries, found 2"),
@@ -212,12 +212,12 @@ ENTRY = Extracted("assets/file", 9, 1, "ab")
         ([dataclasses.replace(ENTRY, sha256="cd")], "expected other bytes"),
     ],
 )
-def test_every_kind_of_difference_is_told(found: list[Extracted], told: str) -> None:
+def test_every_kind_of_difference_is_reported(found: list[Extracted], reported: str) -> None:
     (line,) = differences(READERS["zipfile"], [ENTRY], found)
-    assert told in line
+    assert reported in line
 
 
-def test_another_order_is_told() -> None:
+def test_another_order_is_reported() -> None:
     other = dataclasses.replace(ENTRY, name="other")
     assert list(differences(READERS["zipfile"], [ENTRY, other], [other, ENTRY])) != []
 
@@ -252,7 +252,7 @@ def write_holes(path: Path, nbytes: int) -> list[Extracted]:
 @pytest.mark.parametrize(
     ("nbytes", "is_misread"), [(0xFFFFFFFE, False), (0xFFFFFFFF, True), (0x100000000, False)]
 )
-def test_unzip_misreads_what_is_behind_an_entry_of_0xffffffff_bytes(
+def test_unzip_misreads_the_entry_after_one_of_0xffffffff_bytes(
     nbytes: int, is_misread: bool, tmp_path: Path
 ) -> None:
     reader = installed("unzip")
@@ -304,7 +304,7 @@ def test_archives_are_cut_into_batches_by_number_and_by_size(
 
 
 def test_dashes_are_no_end_of_a_header_of_7z(tmp_path: Path) -> None:
-    # 7-Zip shows the path of the archive above a line of dashes, and behind it such attributes.
+    # 7-Zip shows the path of the archive above a line of dashes, and after it such attributes.
     reader = installed("7z")
     archive = saved(tmp_path / "----------", {"file": b"some data", "other": b"more"})
     data = bytearray(archive.path.read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import tracemalloc
 import zipfile
 import zlib
 from dataclasses import dataclass, field, replace
@@ -513,6 +514,14 @@ REFUSED = {
         with_local(extra=zip64_field(5, 6)),
         "expected compressed size 5",
     ),
+    "extra-unneeded: sizes of a lying local header": (
+        with_local(uncompressed_size=6, compressed_size=6, extra=zip64_field(5, 5)),
+        "expected uncompressed size 5",
+    ),
+    "sentinel: one of two in the local header, the other lies": (
+        with_local(uncompressed_size=MAX_32, compressed_size=6, extra=zip64_field(5, 5)),
+        "expected compressed size 5",
+    ),
     "extra-length: 7 bytes": (
         with_record(compressed_size=MAX_32, extra=field_of(1, bytes(7))),
         "found 7 bytes",
@@ -672,6 +681,20 @@ def test_what_readers_disagree_about_is_refused(case: str) -> None:
 def test_encrypted_and_patched_entries_are_a_feature_that_is_not_supported(flags: int) -> None:
     with pytest.raises(UnsupportedFeatureError):
         read(with_both(flags=flags))
+
+
+def test_comments_and_extra_fields_of_many_entries_are_not_kept_in_memory() -> None:
+    file = Zip([part(f"{number}", b"") for number in range(100)])
+    for item in file.parts:
+        extra = field_of(0xD935, bytes(60_000))
+        item.record = replace(item.record, comment=bytes(60_000), extra=extra)
+    packed = file.pack()
+    tracemalloc.start()
+    try:
+        assert len(read(packed).entries) == 100
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_error_names_the_entry() -> None:

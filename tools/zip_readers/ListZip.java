@@ -24,7 +24,7 @@ import java.util.zip.ZipInputStream;
  * Reads paths from standard input, one a line, and prints a line of JSON for each: the "entries" as
  * [name, size, CRC-32, SHA-256], or an "error". The first argument is "file" for ZipFile, which
  * goes by the directory, or "stream" for ZipInputStream, which goes by the local headers. The data
- * is read in any case: a stream is at the next entry only behind it.
+ * is read in any case: a stream reaches the next entry only after it.
  */
 public class ListZip {
     static String quoted(String text) {
