@@ -13,19 +13,22 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
-    """Loads an archive as a model of onnx_ir without reading its large tensors.
+def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
+    """Loads a model of an archive as a model of onnx_ir without reading its large tensors.
 
     Tensors stored outside the model become `onnxarchive.archive.onnx_ir.ArchiveTensor`, views of
     the file. They and the model's graph keep the file open and mapped, even after another file has
     replaced it. The model may be changed and saved with `onnxarchive.save`, also over its own
-    archive, unless others have edited that since.
+    archive, unless others have edited that since. This replaces the whole file: other models and
+    assets are kept only if `save` is given them.
 
     Args:
         path: The archive.
+        model: Id of the model, such as `"decoder"`; `""` for the default one.
 
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
+        ModelNotFoundError: There is no model of this id.
         UnsupportedFeatureError: onnx_ir cannot hold the model, which has sparse tensors or
             training_info.
         ImportError: onnx_ir is not installed.
@@ -33,4 +36,4 @@ def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
     """
     with needing("onnx_ir", "hold the model of an archive"):
         from onnxarchive.archive.onnx_ir import load as load_model
-    return load_model(path)
+    return load_model(path, model)

@@ -36,7 +36,7 @@ from models import model_of, raw_tensor
 
 import onnxarchive
 from onnxarchive.archive import rewriting
-from onnxarchive.archive.editing import replace_model, replace_tensor
+from onnxarchive.archive.editing import remove_model, replace_model, replace_tensor
 from onnxarchive.archive.recovery import recover
 from onnxarchive.errors import ArchiveError, UnfinishedEditError
 from onnxarchive.storage import filesystem
@@ -77,11 +77,17 @@ def _without_assets(path: Path) -> None:
     onnxarchive.save(_generation(1, padding=10_000), path)
 
 
-def _interrupted(phase: str) -> Edit:
+def _two(path: Path) -> None:
+    """Two models that share weights."""
+    decoder = _generation(1, weights=WEIGHTS - 1, padding=3000)
+    onnxarchive.save(_generation(1, padding=10_000), path, models={"decoder": decoder})
+
+
+def _interrupted(phase: str, before: Edit = _old) -> Edit:
     """An archive whose edit was interrupted."""
 
     def leave(path: Path) -> None:
-        _old(path)
+        before(path)
         path.write_bytes(interrupt(path, _longer).states[phase])
 
     return leave
@@ -136,6 +142,14 @@ def _tensor(path: Path) -> None:
     replace_tensor(path, "w1", np.arange(1500, dtype=np.float32))
 
 
+def _further(path: Path) -> None:
+    replace_model(path, _generation(2, weights=WEIGHTS + 1, padding=8000), name="decoder")
+
+
+def _removed(path: Path) -> None:
+    remove_model(path, "decoder")
+
+
 def _saved(path: Path) -> None:
     onnxarchive.save(_generation(2), path)
 
@@ -156,6 +170,13 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
     "save after a new end was begun": (_interrupted("new end begun"), _saved),
     "replace_model after a log was begun": (_interrupted("log begun"), _shorter),
     "replace_model after a new end was begun": (_interrupted("new end begun"), _shorter),
+    "replace_model of one of two models": (_two, _longer),
+    "replace_model of a further model": (_two, _further),
+    "replace_model with a further model": (_old, _further),
+    "remove_model": (_two, _removed),
+    "remove_model after a log was begun": (_interrupted("log begun", _two), _removed),
+    "remove_model after a new end was begun": (_interrupted("new end begun", _two), _removed),
+    "replace_tensor of a shared tensor": (_two, _tensor),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
 }

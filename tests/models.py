@@ -327,6 +327,27 @@ def runnable_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
     )
 
 
+def further_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
+    """A model that onnxruntime runs: z = relu(x @ e) @ v, where e is w of `runnable_model`."""
+    shared = runnable_model(nbytes).graph.initializer[0]
+    shared.name = "embedding"
+    own = np.random.default_rng(2).standard_normal((16, 32), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "embedding"], ["product"]),
+            helper.make_node("Relu", ["product"], ["rectified"]),
+            helper.make_node("MatMul", ["rectified", "own"], ["z"]),
+        ],
+        "further",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, shared.dims[0]])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 32])],
+        [shared, numpy_helper.from_array(own, "own")],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10, producer_name="further"
+    )
+
+
 def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDArray[Any]]:
     """The outputs that ONNX Runtime computes of a model."""
     ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")

@@ -1,17 +1,17 @@
 """Kills edits of an archive at random moments and checks the file afterwards.
 
-In each run two writer processes keep changing one archive, in every way there is: a new model in
-place, with and without new tensors, several changes in a block of `edit`, a copy, moved entries, a
-new tensor, a save over everything, a recovery. A reader process keeps reading it. Every process
-announces each operation and reports its end. One writer or both are killed (SIGKILL) at a random
-moment of an edit, of a wait for the lock, or between edits. The archive is recovered, by `recover`,
-by opening it for editing, by an edit or by a save, while the other processes go on; then these are
-killed, too, and it is recovered once more.
+In each run two writer processes keep changing an archive of two models, in every way there is: a
+new model in place, with and without new tensors, several changes in a block of `edit`, a copy,
+moved entries, a new tensor, a save over everything, a recovery. A reader process keeps reading it.
+Every process announces each operation and reports its end. One writer or both are killed (SIGKILL)
+at a random moment of an edit, of a wait for the lock, or between edits. The archive is recovered,
+by `recover`, by opening it for editing, by an edit or by a save, while the other processes go on;
+then these are killed, too, and it is recovered once more.
 
 Afterwards no file may be left beside the archive. The archive must break no rule, and hold the
-model and the tensors that were written last: no finished edit is lost, an interrupted edit is done
-or undone as a whole, and the reads agree. That is so if all edits and reads can be put in one
-order, each between its announcement and its end.
+model and the tensors that were written last, and the other model: no finished edit is lost, an
+interrupted edit is done or undone as a whole, and the reads agree. That is so if all edits and
+reads can be put in one order, each between its announcement and its end.
 
 Prints a few lines of figures. Exit status: 0, or 1 if a run showed anything else. Needs `fork`.
 """
@@ -57,6 +57,8 @@ CHANGING: Final = "changing"  # the tensor that is replaced
 CHANGING_NBYTES: Final = 128 << 10
 ADDED: Final = "added"  # a tensor that most models have
 ASSET: Final = "labels.txt"
+DECODER: Final = "decoder"  # a further model, which never changes
+OWN: Final = "own"  # the tensor that it shares with no other model
 MIN_PADDING: Final = 64 << 10  # bytes of the model's doc_string
 MAX_PADDING: Final = 4 << 20
 
@@ -184,8 +186,19 @@ def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
     return model
 
 
+@functools.cache
+def decoder() -> onnx.ModelProto:
+    """The further model: tensors of the default one, and one of its own."""
+    graph = helper.make_graph([], "decoder", [], [], [])
+    for name in (OWN, "weight_1", "weight_0"):
+        elements = np.frombuffer(weight(name), np.uint8)
+        graph.initializer.append(numpy_helper.from_array(elements, name))
+    model: onnx.ModelProto = helper.make_model(graph, ir_version=8)
+    return model
+
+
 class State(NamedTuple):
-    """The content of an archive.
+    """The content of an archive, beside its further model.
 
     Attributes:
         model: The number of its model.
@@ -200,7 +213,8 @@ class State(NamedTuple):
     def write(self, target: Any) -> None:
         """Saves this state."""
         assets = {ASSET: asset()} if self.has_asset else None
-        onnxarchive.save(model_of(self.model, self.tensor), target, assets=assets)
+        model = model_of(self.model, self.tensor)
+        onnxarchive.save(model, target, models={DECODER: decoder()}, assets=assets)
 
 
 class WrongError(Exception):
@@ -232,6 +246,16 @@ def read_state(archive: Archive) -> State:
     data = bytes(archive.read(CHANGING))
     tensor = int.from_bytes(data[:8], "little")
     require(data == changing(tensor), f"the tensor {CHANGING} has other bytes than any, {tensor}?")
+    require([*archive.models] == ["", DECODER], f"found the models {[*archive.models]}")
+    for tensor_of, written in zip(
+        archive.models[DECODER].graph.initializer, decoder().graph.initializer, strict=True
+    ):
+        (location,) = tensor_of.external_data
+        is_right = tensor_of.name == written.name == location.value
+        require(
+            is_right and bytes(archive.read(location.value)) == weight(written.name),
+            f"the tensor {written.name} of the further model has another name or other bytes",
+        )
     return State(number, tensor, has_asset)
 
 

@@ -335,7 +335,7 @@ def _bad_zip64_ends() -> Iterator[Vector]:
     yield refused(
         "zip64-locator-in-attributes",
         "The model's attributes and its header offset look like a Zip64 locator.",
-        "ZIP-11",
+        "ZIP-11 ZIP64-1",
         _looking_like_a_locator,
         "two-truths",
     )

@@ -141,9 +141,9 @@ class _Origin:
         return self
 
 
-def load(path: str | os.PathLike[str]) -> onnx_ir.Model:
-    """Loads an archive; see `onnxarchive.ir.load`."""
-    archive = open(path)
+def load(path: str | os.PathLike[str], model: str = "") -> onnx_ir.Model:
+    """Loads a model of an archive; see `onnxarchive.ir.load`."""
+    archive = open(path, model=model)
     try:
         with with_path(path):
             return _load(archive)

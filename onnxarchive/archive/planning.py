@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ import onnx
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Data, Pieces, Stored, as_bytes
+from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
@@ -124,13 +124,43 @@ class PlannedModel:
     keys: frozenset[str]
     held: Mapping[str, memoryview]
 
-    def entry(self, name: str = MODEL_PROTO) -> Item:
-        """The serialized model as an entry of this name.
+    def serialize(self) -> SerializedModel:
+        """The bytes of the model.
 
         Raises:
             ArchiveFormatError: It is too large.
         """
-        return Item.of(name, Pieces(proto.serialize_filled(self.model, self.held)))
+        return SerializedModel(proto.serialize(self.model), self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class SerializedModel:
+    """A serialized model.
+
+    Attributes:
+        data: Its bytes.
+        held: The bytes of external tensors that are put into it, by location.
+    """
+
+    data: Buffer
+    held: Mapping[str, memoryview] = field(default_factory=dict)
+
+
+def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
+    """Models as the last entries of an archive: the further ones, then the default one.
+
+    Args:
+        models: The models by id.
+
+    Raises:
+        ArchiveFormatError: One is too large, or they have too many messages together (MODEL-3).
+    """
+    if len(models) > 1:
+        proto.check_messages_together([model.data for model in models.values()], Report())
+    return tuple(
+        Item.of(keys.model_entry(id), Pieces(proto.filled(models[id].data, models[id].held)))
+        for id in (*sorted(models.keys() - {""}), "")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +244,7 @@ def plan_archive(
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
     saved_nbytes = 0
     items: list[Item] = []
-    entries: list[Item] = []
+    serialized: dict[str, SerializedModel] = {}
     assigned, shared = Keys(), SharedEntries()
     for identifier, given in sorted(models.items()):
         model, resolve = given.model, given.resolve
@@ -229,11 +259,10 @@ def plan_archive(
         if len(models) > 1:
             shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
         items += planned.items
-        entries.append(planned.entry(keys.model_entry(identifier)))
-    default, *further = entries
+        serialized[identifier] = planned.serialize()
     items += (assets[name] for name in sorted(assets))
-    writer.require_entries(len(items) + len(entries))
-    return Plan(tuple(items), (*further, default), saved_nbytes, shared.saved_nbytes)
+    writer.require_entries(len(items) + len(serialized))
+    return Plan(tuple(items), model_items(serialized), saved_nbytes, shared.saved_nbytes)
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -297,7 +326,7 @@ def plan_model(
         may_leave = ref.is_initializer or options.convert_attribute
         if may_leave and nbytes >= options.size_threshold:
             data = partial(resolve if is_external else _raw_data, ref)
-            key = shared.find(ref, data) if shared else None
+            key = shared.find(ref, nbytes, data) if shared else None
             if key is None:
                 key = assigned.assign(ref.name)
                 items.append(Item(key, nbytes, data, ref))

@@ -223,7 +223,8 @@ class Archive(Closing):
                 file = resources.enter_context(files.opened(self._file.absolute_path))
                 resources.callback(file.close)
                 recovery.require_finished(file)
-                records = read_contents(file, Report()).directory.records
+                contents = read_contents(file, Report(), self._max_model_nbytes)
+                records = contents.directory.records
                 is_same = file.identity == snapshot.file.identity
                 is_edited = is_same and records != snapshot.directory.records
             except (LockedError, UnfinishedEditError):

@@ -151,7 +151,7 @@ def roll_back(file: MappedFile) -> bool:
 
 def _require_whole(file: MappedFile) -> None:
     """Checks all of an archive except the data of tensors and assets."""
-    contents = read_contents(file, Report())
+    contents = read_contents(file, Report(), undo.MAX_END_NBYTES)
     LocalHeaders(file, contents.directory).require_all()
 
 
@@ -170,18 +170,21 @@ def _first_archive(file: MappedFile) -> tuple[int, int] | None:
     """Finds the archive at the beginning of a file by local headers alone.
 
     Returns:
-        The offset of the model's entry and that of the end of the archive, in bytes; None if the
-        file does not begin with an archive.
+        The offset of the first model's entry and that of the end of the archive, in bytes; None if
+        the file does not begin with an archive.
     """
     offset = directory_size = 0
+    first_model = None
     for count in range(1, layout.MAX_ENTRIES + 1):
         placement = _placement(file, offset)
         if placement is None or placement.end > file.size:
             return None
         directory_size += placement.directory_record().packed_size
-        if placement.name == MODEL_PROTO.encode():
-            end = layout.end_of_archive(count, directory_size, placement.end)
-            return offset, placement.end + directory_size + len(end)
+        if placement.name.startswith(MODEL_PROTO.encode()):
+            first_model = offset if first_model is None else first_model
+            if placement.name == MODEL_PROTO.encode():
+                end = layout.end_of_archive(count, directory_size, placement.end)
+                return first_model, placement.end + directory_size + len(end)
         offset = placement.end
     return None
 

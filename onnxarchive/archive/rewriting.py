@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +26,8 @@ from onnxarchive.archive.planning import (
     ModelToStore,
     Plan,
     Resolve,
+    SerializedModel,
+    model_items,
     plan_archive,
     plan_model,
     require_model_ids,
@@ -46,7 +48,7 @@ from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.buffers.data import Data, Pieces, Stored, pieces
+from onnxarchive.buffers.data import Buffer, Data, Stored, pieces
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
 from onnxarchive.model.copying import with_locations
@@ -349,17 +351,15 @@ def _plan_keeping_all(
     temporary = directory_of(archive._file.absolute_path)
     assigned, shared = Keys(archive._keys), SharedEntries()
     items: list[Item] = []
-    entries: list[Item] = []
+    serialized: dict[str, SerializedModel] = {}
     missing = dict.fromkeys(archive._keys)
     for identifier in archive.models:
         refs = archive._refs_of(identifier)
         shared.add((key, ref, partial(entry_data, archive, key)) for key, ref in refs.items())
     for identifier, given in sorted(models.items()):
-        name = keys.model_entry(identifier)
         unchanged = _unchanged(archive, given.model)
         if unchanged is not None:
-            serialized = archive.read(keys.model_entry(unchanged))
-            entries.append(Item.of(name, Pieces((serialized,))))
+            serialized[identifier] = SerializedModel(archive.read(keys.model_entry(unchanged)))
             named: Iterable[str] = archive._refs_of(unchanged)
         else:
             own = plan_model(given.model, given.resolve, options) if plan is None else plan
@@ -375,16 +375,15 @@ def _plan_keeping_all(
                 temporary=temporary,
             )
             items += planned.items
-            entries.append(planned.entry(name))
+            serialized[identifier] = planned.serialize()
             shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
             named = planned.keys
         for key in named:
             missing.pop(key, None)
     _require_none_missing(archive, list(missing))
-    default, *further = entries
     kept = entry_items(archive, _kept_names(archive))
-    writer.require_entries(len(kept) + len(items) + len(entries))
-    return Plan((*kept, *items), (*further, default))
+    writer.require_entries(len(kept) + len(items) + len(serialized))
+    return Plan((*kept, *items), model_items(serialized))
 
 
 def _unchanged(archive: Archive, model: onnx.ModelProto) -> str | None:
@@ -439,7 +438,7 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
     changed = _changed_clone(archive, offset, write, else_in_place=not copy)
     if changed is not None:
         return changed
-    if copy:
+    if copy or archive._file.size - offset > undo.MAX_END_NBYTES:
         return _write_anew(archive, plan, options)
     archive._require_headers()  # or an edit that is cut off could not be rolled back
     undo.change_end(archive._file, offset, new.size(options.alignment, offset, kept), write)
@@ -459,7 +458,7 @@ def _replace_entry(
     crc32 = checksums.crc32(data)
     header = _header_with(archive, key, crc32)
     kept = _records_with(archive, key, crc32)
-    plan = Plan((), tuple(_models_without_checksum(archive, key)))
+    plan = Plan((), _models_without_checksum(archive, key))
     header_offset, offset = archive.entries[key].header_offset, _end_offset(archive)
 
     def write(target: PositionalWriter) -> None:
@@ -505,17 +504,16 @@ def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
     return count, records[:number].pack() + changed.pack() + records[number + 1 : count].pack()
 
 
-def _models_without_checksum(archive: Archive, key: str) -> Iterator[Item]:
+def _models_without_checksum(archive: Archive, key: str) -> tuple[Item, ...]:
     """The models as entries, without a SHA-1 of the old bytes of a tensor."""
-    default, *further = archive.models
-    for identifier in (*further, default):
-        name = keys.model_entry(identifier)
-        serialized = archive.read(name)
+    models: dict[str, SerializedModel] = {}
+    for identifier, model in archive.models.items():
+        serialized: Buffer = archive.read(keys.model_entry(identifier))
         ref = archive._refs_of(identifier).get(key)
         if ref is not None and tensors.checksum(ref.tensor) is not None:
-            without = with_locations(archive.models[identifier], {ref.path: key})
-            serialized = memoryview(proto.serialize(without))
-        yield Item.of(name, Pieces((serialized,)))
+            serialized = proto.serialize(with_locations(model, {ref.path: key}))
+        models[identifier] = SerializedModel(serialized)
+    return model_items(models)
 
 
 def _changed_clone(

@@ -120,16 +120,16 @@ def _write_split(
     plan: Plan, path: str | os.PathLike[str], splits: Sequence[SplitModel], options: WriteOptions
 ) -> None:
     """Writes models of onnx_ir; archives that they were loaded from must not have been edited."""
-    replaced = {split: split.replaced_archives(path) for split in splits}
+    replaced = [(split, split.replaced_archives(path)) for split in splits]
 
     def require_current(file: MappedFile | None) -> None:
-        for archives in replaced.values():
+        for _, archives in replaced:
             for archive in archives:
                 archive._require_current(path, file)
 
     with write_file(plan, path, options, require=require_current) as file:
         try:
-            for split, archives in replaced.items():
+            for split, archives in replaced:
                 if archives:
                     split.saved_as(file)
         finally:

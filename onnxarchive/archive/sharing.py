@@ -1,81 +1,141 @@
-"""Tensors that several models of an archive share: equal ones are stored once."""
+"""Finds tensors that models of an archive share: equal ones are stored once."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+
+import numpy as np
 
 from onnxarchive.buffers.checksums import Crc32
-from onnxarchive.buffers.data import Data
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.model.deduplication import are_equal
 from onnxarchive.model.tensors import TensorRef
+from onnxarchive.storage.file_data import FileData
+
+# Different data with the same CRC-32 is rare, or made by an attacker so that each has to be
+# compared with each. Data that differs from so many others is not shared.
+_MAX_COLLISIONS = 8
 
 
-@dataclass
-class _Entry:
-    """The entry of a tensor that is planned."""
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """Data that is in one entry or in several equal ones.
 
-    key: str
+    Attributes:
+        keys: The keys of the entries, in their order.
+        data: Gives the data.
+    """
+
+    keys: list[str]
     data: Callable[[], Data]
 
-    @cached_property
-    def crc32(self) -> int:
-        data = self.data()
-        return Crc32.of(data).value if data.crc32 is None else data.crc32
+
+class _Alike:
+    """Entries of one data type and dims. None is read before another tensor is like them."""
+
+    def __init__(self) -> None:
+        self._unread: list[tuple[str, Callable[[], Data]]] = []
+        self._by_crc32: defaultdict[int, list[_Content]] = defaultdict(list)
+
+    def add(self, key: str, data: Callable[[], Data]) -> None:
+        """Adds an entry."""
+        self._unread.append((key, data))
+
+    def find(self, data: Callable[[], Data]) -> _Content | None:
+        """The entries that hold this data, or None."""
+        for key, unread in self._unread:
+            contents, content = self._find(unread)
+            if content is not None:
+                content.keys.append(key)
+            elif len(contents) < _MAX_COLLISIONS:
+                contents.append(_Content([key], unread))
+        self._unread.clear()
+        return self._find(data)[1]
+
+    def _find(self, data: Callable[[], Data]) -> tuple[list[_Content], _Content | None]:
+        """The contents with the CRC-32 of this data, and the one that is equal."""
+        given = data()
+        contents = self._by_crc32[Crc32.of(given).value if given.crc32 is None else given.crc32]
+        equal = (content for content in contents if _are_same(content.data(), given))
+        return contents, next(equal, None)
 
 
 class SharedEntries:
     """Finds the entries of earlier models that hold the data of a tensor of a later one.
 
-    Only tensors with the data type and dims of another one are read: once for their CRC-32, and
-    again to compare their bytes if that is equal.
+    Only tensors with the data type and dims of another model's tensor are read: once for their
+    CRC-32, unless it is known, and again to compare them with data of the same CRC-32 elsewhere.
 
     Attributes:
         saved_nbytes: Bytes of data that need no entry of their own.
     """
 
     def __init__(self) -> None:
-        self._entries: defaultdict[object, list[_Entry]] = defaultdict(list)
+        self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
         self._taken: set[str] = set()
+        self._numbers: dict[int, int] = {}  # of the next key of a content to be given, by its id
         self.saved_nbytes = 0
 
     def begin_model(self, taken: Iterable[str] = ()) -> None:
-        """Begins another model, which may share all entries that there are by now.
+        """Begins another model, which may share all entries that were added before.
 
         Args:
             taken: The keys that it names already.
         """
         self._taken = {*taken}
+        self._numbers.clear()
 
     def add(self, planned: Iterable[tuple[str, TensorRef, Callable[[], Data]]]) -> None:
-        """Adds the entries of a model: the key and tensor of each, and what gives its data."""
+        """Adds the entries of a model: the key, the tensor and a function that gives its data."""
         for key, ref, data in planned:
             if key not in self._known:
                 self._known.add(key)
-                self._entries[_type_and_dims(ref)].append(_Entry(key, data))
+                self._alike[_type_and_dims(ref)].add(key, data)
 
-    def find(self, ref: TensorRef, data: Callable[[], Data]) -> str | None:
+    def find(self, ref: TensorRef, nbytes: int, data: Callable[[], Data]) -> str | None:
         """The key of the next entry that holds this tensor; None if there is none.
 
-        Within a model each tensor has an entry of its own (DATA-3), so none is given twice.
+        Within a model each tensor has an entry of its own (DATA-3), so no key is given twice.
 
         Args:
             ref: The tensor.
-            data: Gives its bytes; it is called if a tensor of its type and dims has an entry.
+            nbytes: Size of its data in bytes.
+            data: Gives its data; not called unless a tensor of its type and dims was added.
         """
-        given = _Entry("", data)
-        for entry in self._entries.get(_type_and_dims(ref), ()):
-            if entry.key in self._taken or entry.crc32 != given.crc32:
-                continue
-            if are_equal(entry.data(), given.data()):
-                self._taken.add(entry.key)
-                self.saved_nbytes += data().nbytes
-                return entry.key
+        alike = self._alike.get(_type_and_dims(ref))
+        content = None if alike is None else alike.find(data)
+        if content is None:
+            return None
+        first = self._numbers.get(id(content), 0)
+        for number in range(first, len(content.keys)):
+            self._numbers[id(content)] = number + 1
+            key = content.keys[number]
+            if key not in self._taken:
+                self._taken.add(key)
+                self.saved_nbytes += nbytes
+                return key
         return None
 
 
 def _type_and_dims(ref: TensorRef) -> object:
     return ref.tensor.data_type, tuple(ref.tensor.dims)
+
+
+def _are_same(first: Data, second: Data) -> bool:
+    """Whether data is equal; data in the same place is not read."""
+    if first.nbytes != second.nbytes:
+        return False
+    place = _place(first)
+    return (place is not None and place == _place(second)) or are_equal(first, second)
+
+
+def _place(data: Data) -> object:
+    """The file or map of data and its offset there; None if it is in neither."""
+    if isinstance(data, FileData):
+        return data.identity, data.offset
+    if isinstance(data, Stored):
+        return np.frombuffer(data.view, np.uint8).ctypes.data
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,18 +12,23 @@ import onnx
 
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
+    Item,
     Plan,
     PlannedModel,
+    model_items,
     open_assets,
     plan_model,
     refuse_external,
+    require_model_ids,
     require_names,
+    with_further_models,
 )
+from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.archive.writing import fetched_entry, stream, write_entry
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, tensors
-from onnxarchive.model.keys import Keys
+from onnxarchive.model.keys import Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
@@ -130,38 +135,67 @@ class Writer(Closing):
             write_entry(fetched_entry(item), self._zip)
             self._assets.append(item.name)
 
-    def finish(self, model: onnx.ModelProto) -> None:
+    def finish(
+        self, model: onnx.ModelProto, models: Mapping[str, onnx.ModelProto] | None = None
+    ) -> None:
         """Writes the model and puts the archive in its place.
 
-        An added tensor becomes the data of the initializer with its name. That initializer needs
-        neither data nor shape and data type, but if it states a data type, type and shape must be
-        those of the tensor. If the model has no such initializer, one is appended to the main
-        graph. A tensor of an attribute or a function may state the key of an added tensor as the
-        location of its external data.
+        An added tensor becomes the data of the initializer with its name, in each model that has
+        one. That initializer needs neither data nor shape and data type, but if it states a data
+        type, type and shape must be those of the tensor. If no model has such an initializer, one
+        is appended to the main graph of the default model. A tensor of an attribute or a function
+        may state the key of an added tensor as the location of its external data. Tensors that the
+        models hold themselves are stored as `save` stores them.
 
         Args:
-            model: The model. It is not changed.
+            model: The default model. It is not changed.
+            models: Further models by id, such as `{"decoder": model}`.
 
         Raises:
-            ArchiveFormatError: An added tensor does not fit the model.
-            ValueError: The writer is closed.
+            ArchiveFormatError: An added tensor does not fit a model.
+            ValueError: The writer is closed, or the id of a model is not allowed.
             OSError: The archive cannot be written.
         """
         self._require_open()
+        given = with_further_models(model, models)
+        require_model_ids(given)
         with self._closing_on_failure():
-            planned = plan_model(
-                model,
-                refuse_external,
-                self._options,
-                stored=self._find_added(model),
-                assigned=self._keys,
-            )
-            self._fill_in(planned.model)
-            self._check(planned)
-            plan = Plan(planned.items, (planned.entry(),))
+            plan = self._plan(given)
             stream(plan, self._zip, ProgressCounter(None, plan.nbytes))
             self._is_open = False
             self._replacement.commit()
+
+    def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
+        """Plans the models and the tensors that they hold, and refuses what a reader refuses."""
+        items: list[Item] = []
+        planned: dict[str, PlannedModel] = {}
+        unused = dict(self._added)
+        shared = SharedEntries()
+        for identifier, model in sorted(models.items()):
+            stored = self._find_added(model)
+            shared.begin_model()
+            planned[identifier] = plan_model(
+                model,
+                refuse_external,
+                self._options,
+                stored=stored,
+                assigned=self._keys,
+                shared=shared,
+            )
+            self._fill_in(planned[identifier].model)
+            for key in stored.values():
+                unused.pop(key, None)
+            if len(models) > 1:
+                new = planned[identifier].items
+                shared.add((item.name, item.ref, item.data) for item in new if item.ref)
+            items += planned[identifier].items
+        planned[""].model.graph.initializer.extend(unused.values())
+        sizes = self._nbytes | {item.name: item.nbytes for item in items}
+        by_entry = {model_entry(id): found.model for id, found in planned.items()}
+        proto.check_all_references(by_entry, sizes, Report())
+        return Plan(
+            tuple(items), model_items({id: found.serialize() for id, found in planned.items()})
+        )
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
@@ -221,11 +255,10 @@ class Writer(Closing):
         return key
 
     def _fill_in(self, model: onnx.ModelProto) -> None:
-        """Gives tensors of the model the type and shape of added ones, and appends the others."""
-        unused = dict(self._added)
+        """Gives tensors of the model the type and shape of added ones."""
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
-            added = unused.pop(key, None) if key is not None else None
+            added = self._added.get(key) if key is not None else None
             if added is None:
                 continue
             tensor = ref.tensor
@@ -237,12 +270,6 @@ class Writer(Closing):
                     f"{ref}: expected {_describe(tensor)} as in the model, found "
                     f"{_describe(added)} added"
                 )
-        model.graph.initializer.extend(unused.values())
-
-    def _check(self, planned: PlannedModel) -> None:
-        """Refuses a model that a reader of the archive would refuse."""
-        sizes = self._nbytes | {item.name: item.nbytes for item in planned.items}
-        proto.check_references(planned.model, sizes, Report())
 
 
 def _describe(tensor: onnx.TensorProto) -> str:

@@ -24,13 +24,14 @@ def diff_command(arguments: argparse.Namespace) -> int:
         found = diff(
             arguments.archive,
             arguments.other,
+            model=arguments.model,
             full=arguments.full,
             stack_traces=arguments.stack_traces,
             progress=progress,
         )
     result = {"path": found.path, "other": found.other, "is_same": found.is_same}
     sections = {name: [*map(_as_json, changes)] for name, changes in found.sections.items()}
-    say(arguments, result | sections, "\n".join(_lines(found, arguments.full)))
+    say(arguments, result | sections, "\n".join(_lines(found, arguments.model, arguments.full)))
     return DONE if found.is_same else FOUND
 
 
@@ -38,11 +39,12 @@ def _as_json(change: Change) -> dict[str, Any]:
     return {**asdict(change), "kind": change.kind, "parts": [*map(_as_json, change.parts)]}
 
 
-def _lines(found: Difference, full: bool) -> Iterator[str]:
+def _lines(found: Difference, model: str | None, full: bool) -> Iterator[str]:
     path, other = printable(found.path), printable(found.other)
     if found.is_same:
         how = "byte by byte" if full else "by CRC-32"
-        yield f"{path} and {other}: the same model, tensors and assets (weights compared {how})"
+        what = "model, tensors and assets" if model is None else f"model {model}".strip()
+        yield f"{path} and {other}: the same {what} (weights compared {how})"
         return
     yield f"--- {path}"
     yield f"+++ {other}"

@@ -18,6 +18,7 @@ from onnxarchive.cli.frame import (
     DONE,
     TERMINAL_SIGNALS,
     WRONG_USE,
+    pairs,
     require_free,
     say,
     status_of,
@@ -43,7 +44,10 @@ def convert_command(arguments: argparse.Namespace) -> int:
         "verify_checksum": arguments.verify_checksum,
         "dry_run": arguments.dry_run,
     }
+    models = pairs("--model", "ID=PATH", arguments.model)
     if arguments.output_dir is not None:
+        if models:
+            raise ValueError("--model goes with one SOURCE and TARGET, not with --output-dir")
         return _convert_many(arguments, options)
     if len(arguments.paths) != 2:
         raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir")
@@ -59,6 +63,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         conversion = convert(
             source,
             sys.stdout.buffer if to_stream else target,
+            models=models,
             progress=progress,
             jobs=arguments.jobs,
             **options,
@@ -82,13 +87,16 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
         "tensors": conversion.tensors,
         "assets": conversion.assets,
         "saved_nbytes": conversion.saved_nbytes,
+        "shared_nbytes": conversion.shared_nbytes,
         "warnings": list(conversion.warnings),
     }
 
 
 def _saved(*conversions: Conversion) -> str:
-    nbytes = sum(conversion.saved_nbytes for conversion in conversions)
-    return f"; {size(nbytes)} saved by merging identical initializers" if nbytes else ""
+    merged = sum(conversion.saved_nbytes for conversion in conversions)
+    shared = sum(conversion.shared_nbytes for conversion in conversions)
+    text = f"; {size(merged)} saved by merging identical initializers" if merged else ""
+    return text + (f"; {size(shared)} shared by several models" if shared else "")
 
 
 def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int:

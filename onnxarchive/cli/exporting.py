@@ -9,7 +9,7 @@ import onnxarchive
 from onnxarchive.cli.frame import DONE, require_free, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
-from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.keys import is_model, model_id
 
 
 def export_command(arguments: argparse.Namespace) -> int:
@@ -24,6 +24,7 @@ def export_command(arguments: argparse.Namespace) -> int:
         onnxarchive.export(
             arguments.archive,
             arguments.target,
+            model=arguments.model,
             external_data=arguments.external_data,
             progress=progress,
         )
@@ -36,7 +37,7 @@ def export_command(arguments: argparse.Namespace) -> int:
 def link_command(arguments: argparse.Namespace) -> int:
     """Runs `link`."""
     require_free(arguments.target, arguments.force)
-    onnxarchive.link(arguments.archive, arguments.target)
+    onnxarchive.link(arguments.archive, arguments.target, model=arguments.model)
     target, archive = arguments.target, arguments.archive
     nbytes = os.path.getsize(target)
     text = f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}"
@@ -48,6 +49,15 @@ def extract_command(arguments: argparse.Namespace) -> int:
     """Runs `extract`."""
     with progress_bar("extract") as progress:
         onnxarchive.extract(arguments.archive, arguments.directory, progress=progress)
-    model = os.path.join(arguments.directory, MODEL_PROTO)
-    say(arguments, {"model": model}, f"{printable(model)}: the model, with its tensors beside it")
+    paths = {
+        model_id(name): os.path.join(arguments.directory, name)
+        for name in os.listdir(arguments.directory)
+        if is_model(name)
+    }
+    paths = dict(sorted(paths.items()))
+    lines = [
+        f"{printable(path)}: the model{f' {id}' * bool(id)}, with its tensors beside it"
+        for id, path in paths.items()
+    ]
+    say(arguments, {"model": paths[""], "models": paths}, "\n".join(lines))
     return DONE

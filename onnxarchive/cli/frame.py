@@ -8,11 +8,18 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Final
 
 from onnxarchive.cli.table import printable
-from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
+from onnxarchive.errors import (
+    ArchiveError,
+    LockedError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+    describe,
+)
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -32,7 +39,9 @@ def call(arguments: argparse.Namespace) -> int:
 
 def status_of(error: type[BaseException] | None) -> int:
     """The exit status for an error."""
-    if error is None or issubclass(error, LockedError | UnsupportedFeatureError):
+    if error is None or issubclass(
+        error, LockedError | ModelNotFoundError | UnsupportedFeatureError
+    ):
         return WRONG_USE
     return FAULTY_FILE if issubclass(error, ArchiveError) else WRONG_USE
 
@@ -47,6 +56,28 @@ def fail(error: object, status: int) -> int:
 def warn(message: str) -> None:
     """Prints a warning to standard error."""
     print(f"onnxarchive: warning: {printable(message)}", file=sys.stderr)
+
+
+def pairs(option: str, form: str, given: Iterable[str]) -> dict[str, str]:
+    """Splits the values of an option.
+
+    Args:
+        option: Its name, for messages.
+        form: What each value looks like, such as `"KEY=VALUE"`.
+        given: The values.
+
+    Raises:
+        ValueError: A value has another form, or two have the same key.
+    """
+    split: dict[str, str] = {}
+    for argument in given:
+        key, equals, value = argument.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{option}: expected {form}, found {argument!r}")
+        if key in split:
+            raise ValueError(f"{option}: {key!r} is given twice")
+        split[key] = value
+    return split
 
 
 def require_free(path: str, force: bool) -> None:

@@ -6,7 +6,10 @@ import argparse
 import dataclasses
 import math
 import os
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import onnx
 
 import onnxarchive
 from onnxarchive.archive.reading import Archive
@@ -15,50 +18,62 @@ from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
 from onnxarchive.errors import ArchiveError
 from onnxarchive.model import dtypes, proto, tensors
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX, is_model, model_entry
 from onnxarchive.model.tensors import text
 from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.layout import Placement
 
+_DEFAULT: Final = "(default)"  # in the place of the empty id of the default model
+_MAX_PORTS: Final = 4  # inputs or outputs that a row of `models` names
+
 
 def ls_command(arguments: argparse.Namespace) -> int:
     """Runs `ls`."""
-    listed: list[dict[str, Any]] = []
-    with onnxarchive.open(arguments.archive) as archive:
-        for key, ref in archive._refs.items():
-            described = {
-                "name": ref.name,
-                "key": key,
-                "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
-                "dims": list(ref.tensor.dims),
-            }
-            listed.append(described | _place(archive.entries[key]))
+    only = arguments.model
+    with onnxarchive.open(arguments.archive, model=only or "") as archive:
+        chosen = archive.models if only is None else {only: archive.model}
+        users = _users(archive)
+        listed: dict[str, dict[str, Any]] = {}
+        for id in chosen:
+            for key, ref in archive._refs_of(id).items():
+                described = {
+                    "name": ref.name,
+                    "key": key,
+                    "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
+                    "dims": list(ref.tensor.dims),
+                    "models": users[key],
+                }
+                listed.setdefault(key, described | _place(archive.entries[key]))
         others = [
             {"name": entry.name, **_place(entry)}
             for entry in archive.entries.values()
-            if entry.name == MODEL_PROTO or entry.name.startswith(ASSET_PREFIX)
+            if is_model(entry.name) or entry.name.startswith(ASSET_PREFIX)
         ]
+        outside = sum(len(archive._refs_of(id)) for id in chosen)
         totals = {
             "tensors": len(listed),
-            "in_model": sum(1 for _ in tensors.walk(archive.model)) - len(listed),
+            "in_model": sum(1 for it in chosen.values() for _ in tensors.walk(it)) - outside,
             "assets": len(archive.assets),
-            "weights": sum(item["nbytes"] for item in listed),
+            "weights": sum(item["nbytes"] for item in listed.values()),
             "nbytes": os.path.getsize(arguments.archive),
         }
-    listed.sort(key=lambda item: item["data_offset"])
+        are_several = len(archive.models) > 1
+    stored = sorted(listed.values(), key=lambda item: item["data_offset"])
     rows = [
-        [*list(it.values())[:3], shape(it["dims"]), it["nbytes"], it["data_offset"]]
-        for it in listed
+        [it["name"], it["key"], it["data_type"], shape(it["dims"]), it["nbytes"], it["data_offset"]]
+        + [_shown_ids(it["models"])] * are_several
+        for it in stored
     ]
-    rows += [["", it["name"], "", "", it["nbytes"], it["data_offset"]] for it in others]
-    lines = table(["name", "key", "data type", "shape", "bytes", "offset"], rows)
+    blank = [""] * are_several
+    rows += [["", it["name"], "", "", it["nbytes"], it["data_offset"], *blank] for it in others]
+    header = ["name", "key", "data type", "shape", "bytes", "offset"] + ["models"] * are_several
     summary = (
         f"{count(totals['tensors'], 'tensor')} of {size(totals['weights'])}, "
-        f"{totals['in_model']:,} more in the model, {count(totals['assets'], 'asset')}; "
-        f"archive of {size(totals['nbytes'])}"
+        f"{totals['in_model']:,} more in the model{'s' * (len(chosen) > 1)}, "
+        f"{count(totals['assets'], 'asset')}; archive of {size(totals['nbytes'])}"
     )
-    result = {"path": arguments.archive, "tensors": listed, "others": others, "totals": totals}
-    say(arguments, result, f"{lines}\n\n{summary}")
+    result = {"path": arguments.archive, "tensors": stored, "others": others, "totals": totals}
+    say(arguments, result, f"{table(header, rows)}\n\n{summary}")
     return DONE
 
 
@@ -66,16 +81,80 @@ def _place(entry: Entry) -> dict[str, int]:
     return {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
 
 
-def info_command(arguments: argparse.Namespace) -> int:
-    """Runs `info`."""
+def _users(archive: Archive) -> dict[str, list[str]]:
+    """The ids of the models that use each key."""
+    users: dict[str, list[str]] = {key: [] for key in archive._keys}
+    for id in archive.models:
+        for key in archive._refs_of(id):
+            users[key].append(id)
+    return users
+
+
+def _shown_ids(ids: Iterable[str]) -> str:
+    return ", ".join(id or _DEFAULT for id in ids)
+
+
+def models_command(arguments: argparse.Namespace) -> int:
+    """Runs `models`."""
+    with onnxarchive.open(arguments.archive) as archive:
+        users = _users(archive)
+        listed = [_described(archive, id, users) for id in archive.models]
+    header = ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"]
+    rows: list[list[object]] = []
+    for it in listed:
+        numbers = it["parameters"], it["shared_nbytes"], it["own_nbytes"]
+        rows.append([it["id"] or _DEFAULT, _few(it["inputs"]), _few(it["outputs"]), *numbers])
+    say(arguments, {"path": arguments.archive, "models": listed}, table(header, rows))
+    return DONE
+
+
+def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A model and the bytes of its weights: those that other models use, too, and its own."""
+    used = [archive.entries[key] for key in archive._refs_of(id)]
+    own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
+    model, name = archive.models[id], model_entry(id)
+    return {
+        "id": id,
+        "entry": name,
+        "nbytes": archive.entries[name].nbytes,
+        **_ports(model),
+        "parameters": _parameters(model),
+        "shared_nbytes": sum(entry.nbytes for entry in used) - own_nbytes,
+        "own_nbytes": own_nbytes,
+    }
+
+
+def _few(ports: Mapping[str, str]) -> str:
+    """The names of inputs or outputs, and how many more there are."""
+    names = list(ports)
+    more = [f"{len(names) - _MAX_PORTS:,} more"] if len(names) > _MAX_PORTS else []
+    return ", ".join(names[:_MAX_PORTS] + more)
+
+
+def _ports(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
+    """The inputs and outputs of a model with their types."""
     from onnxarchive.model.wording import describe
 
-    with onnxarchive.open(arguments.archive) as archive:
+    return {
+        "inputs": {text(value.name): describe(value) for value in model.graph.input},
+        "outputs": {text(value.name): describe(value) for value in model.graph.output},
+    }
+
+
+def _parameters(model: onnx.ModelProto) -> int:
+    initializers = [ref.tensor for ref in tensors.walk(model) if ref.is_initializer]
+    return sum(math.prod(tensor.dims) for tensor in initializers)
+
+
+def info_command(arguments: argparse.Namespace) -> int:
+    """Runs `info`."""
+    with onnxarchive.open(arguments.archive, model=arguments.model) as archive:
         model = archive.model
         version = model.producer_version
-        initializers = [ref.tensor for ref in tensors.walk(model) if ref.is_initializer]
         result: dict[str, Any] = {
             "path": arguments.archive,
+            "model": arguments.model,
+            "models": list(archive.models),
             "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
             "ir_version": model.ir_version,
             "opsets": {
@@ -83,9 +162,8 @@ def info_command(arguments: argparse.Namespace) -> int:
             },
             "graph": text(model.graph.name),
             "nodes": len(model.graph.node),
-            "inputs": {text(value.name): describe(value) for value in model.graph.input},
-            "outputs": {text(value.name): describe(value) for value in model.graph.output},
-            "parameters": sum(math.prod(tensor.dims) for tensor in initializers),
+            **_ports(model),
+            "parameters": _parameters(model),
             "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
             "metadata": proto.metadata(model),
         }
@@ -93,6 +171,9 @@ def info_command(arguments: argparse.Namespace) -> int:
     for label, value in result.items():
         if label == "bytes":
             lines += [f"{part:<12}{size(nbytes)}" for part, nbytes in value.items()]
+        elif label == "models":
+            others = [id for id in value if id != arguments.model]
+            lines += [f"{'others':<12}{_shown_ids(others)}"] if others else []
         elif isinstance(value, dict):
             for row, item in enumerate(value.items()):
                 lines.append(f"{label if not row else '':<12}{printable('{}: {}'.format(*item))}")
@@ -104,10 +185,10 @@ def info_command(arguments: argparse.Namespace) -> int:
 
 
 def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
-    """The bytes of an archive by use."""
+    """The bytes of an archive by use; of all models together."""
     entries = archive.entries.values()
     assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
-    model = archive.entries[MODEL_PROTO].nbytes
+    models = sum(archive.entries[model_entry(id)].nbytes for id in archive.models)
     data = sum(entry.nbytes for entry in entries)
     padding = sum(
         entry.data_offset
@@ -115,8 +196,8 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
         for entry in entries
     )
     return {
-        "weights": data - model - assets,
-        "model": model,
+        "weights": data - models - assets,
+        "models": models,
         "assets": assets,
         "padding": padding,
         "headers": nbytes - data - padding,

@@ -31,11 +31,25 @@ def parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_link(commands)
     _add_extract(commands)
-    _add(commands, "ls", "listing", "List the tensors and assets of an archive.")
-    _add(commands, "info", "listing", "Describe the model in an archive.")
+    _add_model(
+        _add(commands, "ls", "listing", "List the tensors and assets of an archive."),
+        "list the tensors of this model only",
+        default=None,
+    )
+    _add_model(
+        _add(commands, "info", "listing", "Describe a model in an archive."), "describe this model"
+    )
+    _add(
+        commands,
+        "models",
+        "listing",
+        "List the models in an archive: inputs, outputs, parameters, and bytes of weights.",
+    )
     _add_check(commands)
     _add_diff(commands)
     _add_replace_model(commands)
+    _add_remove_model(commands)
+    _add_rename_model(commands)
     _add_set_metadata(commands)
     _add_rename(commands)
     _add_recover(commands)
@@ -66,6 +80,15 @@ def _add(
 
 def _add_flag(command: argparse.ArgumentParser, name: str, help: str) -> None:
     command.add_argument(name, action="store_true", help=help)
+
+
+def _add_model(command: argparse.ArgumentParser, action: str, *, default: str | None = "") -> None:
+    command.add_argument(
+        "--model",
+        default=default,
+        metavar="ID",
+        help=f"{action}; the command models lists the ids",
+    )
 
 
 def _add_force(command: argparse.ArgumentParser) -> None:
@@ -138,6 +161,14 @@ def _add_convert(commands: Any) -> None:
         metavar="[NAME=]PATH",
         help="add a file to the archive, under its own name or NAME",
     )
+    command.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="ID=PATH",
+        help="add a further model, such as decoder=decoder.onnx; tensors that are equal to those "
+        "of another model are stored once",
+    )
     _add_flag(command, "--dedupe", "merge identical initializers of a graph")
     _add_flag(
         command, "--verify-checksum", "compare data files with the SHA-1 checksums in the model"
@@ -147,13 +178,14 @@ def _add_convert(commands: Any) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    command = _add(commands, "export", "exporting", "Write the model of an archive as a .onnx.")
+    command = _add(commands, "export", "exporting", "Write a model of an archive as a .onnx.")
     command.add_argument("target", metavar="TARGET", help="the .onnx to write")
     command.add_argument(
         "--external-data",
         metavar="NAME",
         help="write large tensors to this file beside the .onnx; needed from 2 GiB on",
     )
+    _add_model(command, "write this model")
     _add_force(command)
 
 
@@ -167,6 +199,7 @@ def _add_link(commands: Any) -> None:
     command.add_argument(
         "target", metavar="TARGET", help="the .onnx to write, in the archive's directory or above"
     )
+    _add_model(command, "link this model")
     _add_force(command)
 
 
@@ -205,6 +238,7 @@ def _add_diff(commands: Any) -> None:
         "Compare the graphs, tensors and assets of two archives; weights by their CRC-32.",
     )
     command.add_argument("other", metavar="OTHER")
+    _add_model(command, "compare this model only", default=None)
     _add_flag(
         command, "--full", "also compare the bytes of tensors and assets with the same CRC-32"
     )
@@ -216,13 +250,19 @@ def _add_replace_model(commands: Any) -> None:
         commands,
         "replace-model",
         "editing",
-        "Replace the model of an archive; weights are neither read nor moved.",
+        "Replace a model of an archive, or add one; weights are neither read nor moved.",
     )
     command.add_argument(
         "model",
         metavar="MODEL",
         help="a .onnx with external data in the archive (a changed link, or the archive's own "
         "__MODEL_PROTO), in data files or in itself",
+    )
+    command.add_argument(
+        "--name",
+        default="",
+        metavar="ID",
+        help="replace the model with this id; it is added if there is none",
     )
     command.add_argument(
         "--size-threshold",
@@ -233,12 +273,31 @@ def _add_replace_model(commands: Any) -> None:
     _add_edit_options(command)
 
 
+def _add_remove_model(commands: Any) -> None:
+    command = _add(
+        commands,
+        "remove-model",
+        "editing",
+        "Remove a model from an archive that has several; weights are neither read nor moved.",
+    )
+    command.add_argument("id", metavar="ID", help="the id of the model")
+    _add_edit_options(command)
+
+
+def _add_rename_model(commands: Any) -> None:
+    command = _add(commands, "rename-model", "editing", "Give a model of an archive another id.")
+    command.add_argument("old", metavar="OLD", help="its id")
+    command.add_argument("new", metavar="NEW", help="its new id: [a-z][a-z0-9_]*")
+    _add_copy(command)
+    _add_timeout(command)
+
+
 def _add_set_metadata(commands: Any) -> None:
     command = _add(
         commands,
         "set-metadata",
         "editing",
-        "Set metadata, doc string, producer and domain of an archive's model.",
+        "Set metadata, doc string, producer and domain of a model in an archive.",
     )
     command.add_argument(
         "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set, before any option"
@@ -249,6 +308,7 @@ def _add_set_metadata(commands: Any) -> None:
     for field in WORDS:
         option, words = field.replace("_", "-"), field.replace("_", " ")
         command.add_argument(f"--{option}", metavar="TEXT", help=f"set the {words}; '' removes it")
+    _add_model(command, "change this model")
     _add_edit_options(command)
 
 
@@ -257,12 +317,13 @@ def _add_rename(commands: Any) -> None:
         commands,
         "rename",
         "editing",
-        "Rename inputs and outputs of an archive's model wherever they are used.",
+        "Rename inputs and outputs of a model in an archive wherever they are used.",
     )
     for kind in ("input", "output"):
         command.add_argument(
             f"--{kind}", action="append", default=[], metavar="OLD=NEW", help=f"rename an {kind}"
         )
+    _add_model(command, "change this model")
     _add_edit_options(command)
 
 
@@ -280,12 +341,16 @@ def _add_edit_options(command: argparse.ArgumentParser) -> None:
     _add_flag(
         command,
         "--compact",
-        "write the whole archive anew, without tensors that the new model lacks",
+        "write the whole archive anew, without tensors that no model names any more",
     )
+    _add_copy(command)
+    _add_timeout(command)
+
+
+def _add_copy(command: argparse.ArgumentParser) -> None:
     _add_flag(
         command, "--copy", "replace the file by a new one; needed if it has several names (links)"
     )
-    _add_timeout(command)
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:
@@ -305,7 +370,8 @@ def _add_run(commands: Any) -> None:
         "Run a model with ONNX Runtime, and print inputs, outputs, time and growth of memory.",
         archive=False,
     )
-    command.add_argument("model", help="an archive or a .onnx")
+    command.add_argument("path", metavar="MODEL", help="an archive or a .onnx")
+    _add_model(command, "run this model of the archive")
     command.add_argument(
         "--input",
         action="append",
@@ -342,6 +408,12 @@ def _add_run(commands: Any) -> None:
         help="run another model on the same inputs, too; status 1 if an output differs",
     )
     command.add_argument(
+        "--compare-model",
+        default="",
+        metavar="ID",
+        help="run this model of OTHER, if it is an archive with several",
+    )
+    command.add_argument(
         "--atol",
         type=float,
         default=0.0,
@@ -367,4 +439,5 @@ def _add_view(commands: Any) -> None:
     command.add_argument(
         "--port", type=int, default=0, metavar="N", help="the port to serve at (default: any free)"
     )
+    _add_model(command, "show this model")
     _add_flag(command, "--no-browser", "print the address, and start no browser")

@@ -33,15 +33,15 @@ def run_command(arguments: argparse.Namespace) -> int:
     if arguments.compare is not None:  # refused before the first model runs
         require_tolerances(arguments.atol, arguments.rtol)
         MappedFile(arguments.compare).close()
-    elif arguments.atol or arguments.rtol:
-        raise ValueError("--atol and --rtol go with --compare")
+    elif arguments.atol or arguments.rtol or arguments.compare_model:
+        raise ValueError("--atol, --rtol and --compare-model go with --compare")
     given = _pairs("--input NAME=FILE.npy", arguments.input, str)
     inputs = {name: _load(path) for name, path in given.items()}
     dims = _pairs("--dim NAME=SIZE", arguments.dim, int)
     call = partial(run, providers=arguments.provider, repeat=arguments.repeat)
     output = arguments.output
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:
-        outcome = call(arguments.model, inputs, dims=dims)
+        outcome = call(arguments.path, inputs, model=arguments.model, dims=dims)
         files = _save(outcome.outputs, directory) if directory is not None else {}
     saved = {name: os.path.join(output, file) for name, file in files.items()}
     result = _result(outcome) | {"saved": saved}
@@ -49,7 +49,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     lines += [f"saved     {printable(name)} as {printable(path)}" for name, path in saved.items()]
     status = DONE
     if arguments.compare is not None:
-        other = call(arguments.compare, outcome.feed)
+        other = call(arguments.compare, outcome.feed, model=arguments.compare_model)
         differences = compare(outcome, other, absolute=arguments.atol, relative=arguments.rtol)
         status = DONE if all(it.is_same for it in differences) else FOUND
         listed = [_finite(asdict(it)) | {"is_same": it.is_same} for it in differences]

@@ -17,7 +17,7 @@ from onnxarchive.interop.netron import Server
 def view_command(arguments: argparse.Namespace) -> int:
     """Runs `view` until it is interrupted."""
     with (
-        Server(arguments.archive, port=arguments.port) as server,
+        Server(arguments.archive, port=arguments.port, model=arguments.model) as server,
         tempfile.TemporaryDirectory(prefix="onnxarchive-") as folder,
         suppress(KeyboardInterrupt),
     ):

@@ -11,6 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.buffers import columns
+from onnxarchive.buffers.data import Buffer
 from onnxarchive.errors import (
     ArchiveFormatError,
     RenamedEntry,
@@ -78,19 +79,16 @@ def require_size(nbytes: int) -> None:
         )
 
 
-def serialize_filled(
-    model: onnx.ModelProto, held: Mapping[str, memoryview]
-) -> tuple[memoryview, ...]:
-    """The bytes of a model in pieces, with the data of external tensors put in.
+def filled(data: Buffer, held: Mapping[str, memoryview]) -> tuple[memoryview, ...]:
+    """The bytes of a serialized model in pieces, with the data of external tensors put in.
 
     Args:
-        model: The model.
+        data: The serialized model.
         held: The bytes of some external tensors by their location. They are not copied.
 
     Raises:
-        ArchiveFormatError: As `serialize` does.
+        ArchiveFormatError: It is too large.
     """
-    data = serialize(model)
     if not held:
         return (memoryview(data),)
     try:
@@ -139,7 +137,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
     return model if _check_required(model, report, entry) else None
 
 
-def check_messages_together(models: Iterable[bytes], report: Report) -> bool:
+def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
     """Counts the messages of serialized models together (rule MODEL-3); False if too many."""
     try:
         are_too_many = wire.have_more_messages([*models], MAX_MESSAGES)

@@ -33,8 +33,9 @@ from onnxarchive.storage.filesystem import reserve, sync
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
-# Exceeds the size of a model (less than 2 GiB), directory and end records. Holes can be larger.
-_MAX_END_NBYTES: Final = 3 << 30
+# Size of the largest old end that has an undo log: of a model (less than 2 GiB), directory and end
+# records, or of several models that are not larger together. Holes can be larger.
+MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 
 
@@ -90,7 +91,7 @@ def find(file: MappedFile) -> UnfinishedEdit | None:
     if magic != _MAGIC or trailer != signed + hashlib.sha256(signed).digest():
         return None
     copy_offset = position - (old_size - offset)
-    if not (offset <= old_size <= copy_offset and old_size - offset <= _MAX_END_NBYTES):
+    if not (offset <= old_size <= copy_offset and old_size - offset <= MAX_END_NBYTES):
         return None
     found = hashlib.sha256()
     for piece in file.pieces(copy_offset, old_size - offset):
@@ -110,7 +111,7 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
     """
     edit = UnfinishedEdit(offset, old_size)
     position = file.size - TRAILER_SIZE - edit.end_nbytes
-    if position < old_size or edit.end_nbytes > _MAX_END_NBYTES:
+    if position < old_size or edit.end_nbytes > MAX_END_NBYTES:
         return None
     if not file.has_zeros_alone(old_size, position - old_size):
         return None

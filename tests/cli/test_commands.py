@@ -87,6 +87,7 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         "assets": 0,
         "nbytes": target.stat().st_size,
         "saved_nbytes": 0,
+        "shared_nbytes": 0,
         "warnings": [],
     }
     with onnxarchive.open(target) as opened:
@@ -167,7 +168,7 @@ def test_info_accounts_for_every_byte_in_json(archive: Path, capsys: Captured) -
 
 def test_check_of_a_sound_archive_ends_with_0(archive: Path, capsys: Captured) -> None:
     assert run("check", archive, "--full") == 0
-    assert capsys.readouterr().out == f"{archive}: valid (43 rules checked)\n"
+    assert capsys.readouterr().out == f"{archive}: valid (47 rules checked)\n"
 
 
 def test_check_of_a_damaged_archive_ends_with_1_and_names_the_rule(
@@ -188,7 +189,7 @@ def test_check_takes_several_archives_and_tells_of_each(archive: Path, capsys: C
     other.write_bytes(archive.read_bytes()[:-1])
     assert run("check", archive, other, archive) == 1
     sound, broken, again = capsys.readouterr().out.splitlines()
-    valid = "valid (39 rules checked; weights not read, --full reads them)"
+    valid = "valid (43 rules checked; weights not read, --full reads them)"
     assert sound == again == f"{archive}: {valid}"
     assert broken.startswith(f"{other}: ZIP-2: expected an end record")
     assert run("check", archive, other, "--json") == 1

@@ -26,6 +26,7 @@ SECTIONS = [
     "functions",
     "training",
     "tensors",
+    "models",
     "assets",
 ]
 

@@ -250,7 +250,7 @@ def test_set_metadata_says_what_is_wrong_and_changes_nothing(
             "expected a new name that nothing in the model has, found 'product'",
         ),
         (["--input", "x="], "expected a new name for the input 'x', found none"),
-        (["--input", "x"], "--input: expected KEY=VALUE, found 'x'"),
+        (["--input", "x"], "--input: expected OLD=NEW, found 'x'"),
         (
             ["--input", "x=a", "--input", "x=b"],
             "--input: 'x' is given twice",

@@ -430,7 +430,11 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         (["an archive.onnxa", "--provider", "tpu"], 2, "found tpu"),
         (["an archive.onnxa", "--repeat", "0"], 2, "found repeat 0"),
         (["an archive.onnxa", "--output", "text"], 2, "text: Not a directory"),
-        (["an archive.onnxa", "--atol", "1"], 2, "--atol and --rtol go with --compare"),
+        (
+            ["an archive.onnxa", "--atol", "1"],
+            2,
+            "--atol, --rtol and --compare-model go with --compare",
+        ),
         (["an archive.onnxa", "--compare", "text"], 3, "text: expected an archive"),
         (["an archive.onnxa", "--compare", "an archive.onnxa", "--atol", "-1"], 2, "tolerance"),
         ([], 2, "required"),

@@ -211,7 +211,7 @@ def test_zip64_fields_hold_the_values_of_the_table() -> None:
 
 def message_rows(text: str) -> dict[tuple[str, ...], set[int]]:
     """The rows of the table of messages, and the numbers of each enumeration."""
-    rows = {}
+    rows: dict[tuple[str, ...], set[int]] = {}
     for *columns, type_, repeated in list(csv.reader(io.StringIO(text)))[1:]:
         kind, *numbers = type_.split(" ")
         row = (*columns, kind, repeated)

@@ -470,6 +470,8 @@ function parseRecord(directory, view, pos, index) {
   if (flags !== expectedFlags) refuse('ZIP-9', name, `flags ${hex(expectedFlags)}`, hex(flags));
   const method = u16(view, pos + 10);
   if (method !== 0) refuse('ZIP-8', name, 'method 0', method);
+  const [compressed, size32] = [u32(view, pos + 20), u32(view, pos + 24)];
+  if (compressed !== size32) refuse('ZIP-8', name, 'equal sizes', `compressed ${compressed}, uncompressed ${size32}`);
   const version = u16(view, pos + 6);
   if (![10, 20, 45].includes(version)) refuse('ZIP-10', name, 'version needed 10, 20 or 45', version);
 
@@ -492,8 +494,7 @@ function parseRecord(directory, view, pos, index) {
 
 /** Size and header offset of a record, from its Zip64 field where they are saturated. */
 function readSizes(view, pos, extra, extraEnd, name) {
-  let [compressed, size, headerOffset] = [u32(view, pos + 20), u32(view, pos + 24), u32(view, pos + 42)];
-  if (compressed !== size) refuse('ZIP-8', name, 'equal sizes', `compressed ${compressed}, uncompressed ${size}`);
+  let [size, headerOffset] = [u32(view, pos + 24), u32(view, pos + 42)];
   const [wideSize, wideOffset] = [size === SATURATED32, headerOffset === SATURATED32];
   const extraSize = extraEnd - extra;
   if (!wideSize && !wideOffset) {
@@ -507,7 +508,8 @@ function readSizes(view, pos, extra, extraEnd, name) {
   const expected = (wideSize ? 16 : 0) + (wideOffset ? 8 : 0);
   if (extraSize - 4 !== expected) refuse('ZIP64-4', name, `a Zip64 field of ${expected} bytes`, extraSize - 4);
   if (wideSize) {
-    [size, compressed] = [u64(view, extra + 4), u64(view, extra + 12)];
+    size = u64(view, extra + 4);
+    const compressed = u64(view, extra + 12);
     if (compressed !== size) refuse('ZIP-8', name, 'equal Zip64 sizes', `${size} and ${compressed}`);
     if (size < SATURATED32) refuse('ZIP64-4', name, 'a size in the Zip64 field that needs it', size);
   }

@@ -1,0 +1,407 @@
+"""A further model of an archive, by its id, in runtimes and other libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import (
+    external_tensors,
+    further_model,
+    location,
+    normalised,
+    run_model,
+    run_python,
+    runnable_model,
+)
+from onnx import helper, numpy_helper
+
+import onnxarchive
+from onnxarchive import ModelNotFoundError
+from onnxarchive.interop import netron, running
+from onnxarchive.model import proto
+
+X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
+IDS = ["", "decoder"]
+MIB = 1 << 20
+
+needs_netron = pytest.mark.skipif(
+    importlib.util.find_spec("netron") is None, reason="Netron is not installed"
+)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of two models that share a tensor."""
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(
+        runnable_model(), path, models={"decoder": further_model()}, assets={"a.txt": b"a"}
+    )
+    return path
+
+
+def given(model: str) -> onnx.ModelProto:
+    return further_model() if model else runnable_model()
+
+
+def outputs(model: str, folder: Path) -> list[bytes]:
+    """What ONNX Runtime computes of the model that was saved."""
+    onnx.save(given(model), folder / "original.onnx")
+    return [it.tobytes() for it in run_model(folder / "original.onnx", x=X)]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path, **model: onnxarchive.link(path, path.parent / "m.onnx", **model),
+        lambda path, **model: onnxarchive.session(path, **model),
+        lambda path, **model: onnxarchive.session(path.read_bytes(), **model),
+        lambda path, **model: onnxarchive.session_options(path, **model),
+        lambda path, **model: onnxarchive.check_model(path, **model),
+        lambda path, **model: onnxarchive.infer_shapes(path, path.parent / "n.onnxa", **model),
+        lambda path, **model: onnxarchive.transform(path, path.parent / "n", _same, **model),
+        lambda path, **model: running.run(path, **model),
+        pytest.param(lambda path, **model: netron.Server(path, **model), marks=needs_netron),
+    ],
+)
+def test_an_id_that_no_model_has_is_refused_with_those_that_there_are(
+    archive: Path, read: Callable[..., object]
+) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'encoder'"):
+        read(archive, model="encoder")
+    assert os.listdir(archive.parent) == [archive.name]
+
+
+def _same(model: onnx.ModelProto) -> onnx.ModelProto:
+    return model
+
+
+# Links
+
+
+@pytest.fixture
+def links(archive: Path) -> dict[str, Path]:
+    """A link of each model by id."""
+    paths = {model: archive.parent / f"{model or 'default'}.onnx" for model in IDS}
+    for model, path in paths.items():
+        onnxarchive.link(archive, path, model=model)
+    return paths
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_a_link_of_each_model_is_read_by_other_tools(links: dict[str, Path], model: str) -> None:
+    linked = onnx.load(links[model])
+    assert proto.take_link_fingerprint(linked) is not None
+    assert normalised(linked) == given(model)
+    onnx.checker.check_model(links[model], full_check=True)
+    (found,) = run_model(links[model], x=X)
+    assert [found.tobytes()] == outputs(model, links[model].parent)
+    assert onnxarchive.check_link(links[model]) == []
+
+
+def test_links_of_both_models_lead_to_one_copy_of_what_they_share(links: dict[str, Path]) -> None:
+    places = {
+        it.name: {pair.key: pair.value for pair in it.external_data}
+        for path in links.values()
+        for it in onnx.load(path, load_external_data=False).graph.initializer
+    }
+    assert places["layer.0/weight"] == places["embedding"] != places["own"]
+
+
+def test_a_further_model_that_is_added_removed_or_changed_breaks_no_other_link(
+    archive: Path, links: dict[str, Path]
+) -> None:
+    added = further_model()
+    added.graph.initializer.append(numpy_helper.from_array(X, "new"))
+    added.graph.node.append(helper.make_node("Identity", ["new"], ["n"]))
+    onnxarchive.replace_model(archive, added, name="added")
+    assert findings(links) == {"": [], "decoder": []}
+    assert onnxarchive.load(archive, model="added") == added
+    onnxarchive.rename_model(archive, "added", "aaa")
+    assert findings(links) == {"": [], "decoder": []}
+    renamed = further_model()
+    renamed.doc_string = "changed"
+    onnxarchive.replace_model(archive, renamed, name="decoder")
+    expected = "expected the model of the archive, found one with another doc_string"
+    found = findings(links)
+    assert found[""] == []
+    assert [expected in message for message in found["decoder"]] == [True]
+
+
+def test_a_link_of_a_model_that_is_gone_names_those_that_there_are(
+    archive: Path, links: dict[str, Path]
+) -> None:
+    onnxarchive.rename_model(archive, "decoder", "other")
+    assert findings(links) == {
+        "": [],
+        "decoder": [
+            "expected the id of a model, one of '', 'other', found 'decoder'; link it anew"
+        ],
+    }
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_a_weight_that_is_changed_breaks_the_links_of_its_models_alone(
+    tmp_path: Path, links: dict[str, Path], model: str
+) -> None:
+    changed = {it: given(it) for it in IDS}
+    own = changed[model].graph.initializer[1]
+    own.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(own) + 1, own.name))
+    path = tmp_path / "other" / "m.onnxa"
+    path.parent.mkdir()
+    onnxarchive.save(
+        changed[""], path, models={"decoder": changed["decoder"]}, assets={"a.txt": b"a"}
+    )
+    found = {}
+    for it, link in links.items():
+        copy = path.parent / link.name
+        copy.write_bytes(link.read_bytes())
+        found[it] = onnxarchive.check_link(copy)
+    assert found[model] != []
+    if model:  # it is after the tensors of the default model, which stay where they were
+        assert found[""] == []
+
+
+def test_a_link_of_one_model_is_checked_against_that_model(links: dict[str, Path]) -> None:
+    model = onnx.load(links["decoder"], load_external_data=False)
+    (mark,) = (it for it in model.metadata_props if it.key == proto.LINK_FINGERPRINT)
+    assert mark.value.endswith(" decoder")
+    mark.value = mark.value.removesuffix(" decoder")
+    links["decoder"].write_bytes(model.SerializeToString())
+    assert any("with other contents" not in it for it in findings(links)["decoder"])
+
+
+def test_a_link_is_converted_to_an_archive_of_its_model(
+    links: dict[str, Path], tmp_path: Path
+) -> None:
+    onnxarchive.convert(links[""], tmp_path / "n.onnxa", models={"decoder": links["decoder"]})
+    for model in IDS:
+        assert onnxarchive.load(tmp_path / "n.onnxa", model=model) == given(model)
+    assert onnxarchive.diff(tmp_path / "m.onnxa", tmp_path / "n.onnxa").sections["models"] == ()
+
+
+def findings(links: dict[str, Path]) -> dict[str, list[str]]:
+    return {model: [it.message for it in onnxarchive.check_link(links[model])] for model in links}
+
+
+# Sessions
+
+
+def session_of(source: Any, **model: str) -> list[bytes]:
+    return [it.tobytes() for it in onnxarchive.session(source, **model).run(None, {"x": X})]
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_sessions_of_each_model_compute_what_it_does(archive: Path, model: str) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    expected = outputs(model, archive.parent)
+    assert session_of(archive, model=model) == expected
+    assert session_of(archive.read_bytes(), model=model) == expected
+    for source in (archive, archive.read_bytes()):
+        made = ort.InferenceSession(*onnxarchive.session_options(source, model=model))
+        assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
+    with onnxarchive.open(archive, model=model) as opened:
+        assert session_of(opened) == session_of(opened, model=model) == expected
+        made = ort.InferenceSession(*onnxarchive.session_options(opened))
+        assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
+
+
+def test_an_archive_that_was_opened_with_another_model_is_refused(archive: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    with (
+        onnxarchive.open(archive) as opened,
+        pytest.raises(ValueError, match=r"expected the model '', .*; open it with model='decoder'"),
+    ):
+        onnxarchive.session(opened, model="decoder")
+
+
+def test_the_model_that_a_session_gets_has_its_own_tensors_alone(archive: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    serialized, _ = onnxarchive.session_options(archive, model="decoder")
+    model = onnx.ModelProto.FromString(serialized)
+    assert [it.name for it in model.graph.initializer] == ["embedding", "own"]
+    assert {location(it) for it in model.graph.initializer} == {archive.name}
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_run_runs_the_model(archive: Path, model: str) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    outcome = running.run(archive, {"x": X}, model=model)
+    assert [it.array.tobytes() for it in outcome.outputs] == outputs(model, archive.parent)
+
+
+def test_an_onnx_file_has_no_further_model(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    onnx.save(runnable_model(), tmp_path / "m.onnx")
+    with pytest.raises(ModelNotFoundError, match=r"m\.onnx: expected an archive"):
+        running.run(tmp_path / "m.onnx", {"x": X}, model="decoder")
+
+
+SHARING = """
+import os, sys
+import numpy as np, onnxruntime, onnxarchive
+
+def mapped():
+    path, sums, is_of_file = os.path.realpath(sys.argv[1]), {"Rss": 0, "Pss": 0}, False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            first, *rest = line.split()
+            if not first.endswith(":"):
+                is_of_file = line.rstrip().endswith(path)
+            elif is_of_file and first[:-1] in sums:
+                sums[first[:-1]] += int(rest[0]) << 10
+    return sums
+
+def session(model):
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    providers = ["CPUExecutionProvider"]
+    made = onnxarchive.session(sys.argv[1], options, providers, model=model)
+    (value,) = made.get_inputs()
+    made.run(None, {"x": np.ones(value.shape, np.float32)})
+    return made
+
+sessions = []
+for model in ("", "decoder"):
+    sessions.append(session(model))
+    print(mapped()["Rss"], mapped()["Pss"])
+"""
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/smaps"), reason="/proc/self/smaps says how much is shared"
+)
+def test_sessions_of_two_models_share_the_pages_of_their_weights(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    path, size = tmp_path / "m.onnxa", 32 * MIB
+    onnxarchive.save(runnable_model(size), path, models={"decoder": further_model(size)})
+    assert path.stat().st_size < size + MIB
+    one, two = (list(map(int, line.split())) for line in run_python(SHARING, path).splitlines())
+    print(f"Rss {[it / MIB for it in one]}, with the other {[it / MIB for it in two]}")  # noqa: T201
+    assert one[0] > 0.9 * size
+    assert one[1] > 0.9 * size
+    assert two[0] > 1.9 * size  # both sessions have the pages in maps of theirs
+    assert two[1] < 1.1 * size  # which are there once
+
+
+# onnx and other libraries
+
+
+def test_the_checker_names_the_model_that_it_finds_fault_with(tmp_path: Path) -> None:
+    path, faulty = tmp_path / "m.onnxa", further_model()
+    faulty.graph.node[0].op_type = "NoSuchOperator"
+    onnxarchive.save(runnable_model(), path, models={"decoder": faulty})
+    assert onnxarchive.check_model(path, full_check=True) == []
+    (finding,) = onnxarchive.check_model(path, model="decoder")
+    assert finding.entry == "__MODEL_PROTO_decoder"
+    assert "NoSuchOperator" in finding.message
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_shapes_are_inferred_in_the_model_and_the_other_is_kept(
+    archive: Path, tmp_path: Path, model: str
+) -> None:
+    inferred = onnxarchive.infer_shapes(archive, tmp_path / "out.onnxa", model=model)
+    expected = onnx.shape_inference.infer_shapes(given(model))
+    assert inferred.graph.value_info == expected.graph.value_info
+    require_archive(tmp_path / "out.onnxa", {**{it: given(it) for it in IDS}, model: expected})
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("weights", ["hidden", "external", "loaded"])
+@pytest.mark.parametrize("model", IDS)
+def test_a_function_is_applied_to_the_model_and_the_other_is_kept(
+    archive: Path, tmp_path: Path, model: str, weights: Any, in_place: bool
+) -> None:
+    def named(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.producer_name = "function"
+        return model
+
+    destination = archive if in_place else tmp_path / "out.onnxa"
+    onnxarchive.transform(archive, destination, named, model=model, weights=weights)
+    expected = {it: given(it) for it in IDS}
+    expected[model].producer_name = "function"
+    require_archive(destination, expected)
+
+
+def test_attributes_outside_the_other_model_stay_outside(tmp_path: Path) -> None:
+    decoder = further_model()
+    value = numpy_helper.from_array(X, "value")
+    decoder.graph.node.append(helper.make_node("Constant", [], ["constant"], value=value))
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path, models={"decoder": decoder}, convert_attribute=True)
+    onnxarchive.transform(path, tmp_path / "n.onnxa", _same)
+    assert (tmp_path / "n.onnxa").read_bytes() == path.read_bytes()
+
+
+def require_archive(path: Path, models: dict[str, onnx.ModelProto]) -> None:
+    """Asserts the models of an archive, that the shared tensor is stored once, and the asset."""
+    assert onnxarchive.check(path, full=True) == []
+    for model, expected in models.items():
+        assert onnxarchive.load(path, model=model) == expected
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == [
+            "layer_0_weight",
+            "own",
+            "assets/a.txt",
+            "__MODEL_PROTO_decoder",
+            "__MODEL_PROTO",
+        ]
+
+
+def test_onnx_loads_the_default_model(archive: Path) -> None:
+    assert onnx.load(archive) == runnable_model()
+
+
+@pytest.mark.tool
+def test_tensors_of_a_further_model_are_tensors_of_pytorch(archive: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    from onnxarchive.interop import torch as archived
+
+    with onnxarchive.open(archive, model="decoder") as opened:
+        found = {name: it.numpy() for name, it in archived.tensors(opened).items()}
+        assert [*found] == ["embedding", "own"]
+        for it in further_model().graph.initializer:
+            np.testing.assert_array_equal(found[it.name], numpy_helper.to_array(it))
+
+
+# Netron
+
+
+@needs_netron
+@pytest.mark.parametrize("model", IDS)
+def test_netron_gets_the_model_and_its_tensors(archive: Path, model: str) -> None:
+    with onnxarchive.open(archive, model=model) as opened, serving(archive, model) as get:
+        name = f"m.onnxa ({model})" if model else "m.onnxa"
+        assert f'<meta name="name" content="{name}">'.encode() in get("")
+        served = onnx.ModelProto.FromString(get("data/model.onnx"))
+        assert served == opened.model
+        keys = external_tensors(served)
+        assert [*keys] == ([*opened._refs] if model else ["layer_0_weight"])
+        for key in keys:
+            assert get(f"data/{key}") == opened.read(key)
+        if not model:
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                get("data/own")
+
+
+@contextlib.contextmanager
+def serving(path: Path, model: str) -> Iterator[Callable[[str], bytes]]:
+    with netron.Server(path, model=model) as server:
+        yield partial(_get, server.url)
+
+
+def _get(url: str, name: str) -> bytes:
+    with urllib.request.urlopen(url + name, timeout=30) as response:
+        data: bytes = response.read()
+    return data
