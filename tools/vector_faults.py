@@ -673,7 +673,7 @@ def _bad_records() -> Iterator[Vector]:
         yield refused(
             f"attributes-{name}",
             "The attributes are not those of a regular file.",
-            "ZIP-11",
+            "ZIP-11 ZIP-16 ZIP64-1",
             entry_with(0, record=change),
             attack,
         )
