@@ -335,7 +335,7 @@ def _bad_zip64_ends() -> Iterator[Vector]:
     yield refused(
         "zip64-locator-in-attributes",
         "The model's attributes and its header offset look like a Zip64 locator.",
-        "ZIP-11 ZIP64-1",
+        "ZIP-11 ZIP64-1 ZIP-16",
         _looking_like_a_locator,
         "two-truths",
     )
@@ -673,7 +673,7 @@ def _bad_records() -> Iterator[Vector]:
         yield refused(
             f"attributes-{name}",
             "The attributes are not those of a regular file.",
-            "ZIP-11 ZIP-16 ZIP64-1",
+            "ZIP-11",
             entry_with(0, record=change),
             attack,
         )
