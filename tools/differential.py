@@ -44,6 +44,8 @@ LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
 # Permissions: each of the 12 bits alone, none, all, and some with the bits above those of users.
 PERMISSIONS: Final = (0, *(1 << bit for bit in range(12)), 0o7777, 0o4755, 0o2755, 0o1777, 0o644)
+# What zip readers look for, in an order that is no pair of records.
+SIGNATURES: Final = b"PK\5\6PK\6\6PK\6\7PK\3\4"
 # Times and dates: each of the 16 bits alone, none, all.
 TIMES: Final = (0, *(1 << bit for bit in range(16)), 0xFFFF)
 
@@ -122,21 +124,22 @@ def write_random(path: Path, seed: int) -> None:
 
 
 def write_zips(path: Path) -> None:
-    """Writes an archive whose tensor, asset and model hold zips and parts of them."""
+    """Writes an archive with a zip in a tensor and in an asset, and signatures everywhere.
+
+    The zips are further from the end than any of the readers searches.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as inner:
-        inner.writestr("inner", b"data of an inner zip")
+        inner.writestr(zipfile.ZipInfo("inner"), b"data of an inner zip")
     zipped = buffer.getvalue()
     tensor = TensorProto(
         name="zip", data_type=TensorProto.UINT8, dims=[len(zipped)], raw_data=zipped
     )
     model = model_of([tensor])
-    # The model is the last entry, and this its last field: an end record before the directory.
-    model.metadata_props.add(key="zip", value="PK\5\6" + "\0" * 18)
-    model.metadata_props.add(key="local header", value="PK\3\4" + "\0" * 26)
-    onnxarchive.save(
-        model, path, size_threshold=0, assets={"inner.zip": zipped, "end": zipped[-22:]}
-    )
+    # The model is the last entry, and this its last field: signatures before the directory.
+    model.metadata_props.add(key="signatures", value="PK\5\6PK\6\6PK\6\7PK\3\4PK\1\2" * 5)
+    assets = {"inner.zip": zipped, "last": SIGNATURES * 4096}
+    onnxarchive.save(model, path, size_threshold=0, assets=assets)
 
 
 @dataclass(frozen=True, slots=True)
