@@ -42,8 +42,8 @@ COUNTS: Final = (0xFFFE, 0xFFFF)
 # The largest size without Zip64, the smallest with it, and the first that 32 bits do not count.
 LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
-# Permissions: each of the 12 bits alone, none, all, and some with the bits above those of users.
-PERMISSIONS: Final = (0, *(1 << bit for bit in range(12)), 0o7777, 0o4755, 0o2755, 0o1777, 0o644)
+# Permissions: each of the 9 bits alone, none, all, and a common one.
+PERMISSIONS: Final = (0, *(1 << bit for bit in range(9)), 0o777, 0o644)
 # What zip readers look for, in an order that is no pair of records.
 SIGNATURES: Final = b"PK\5\6PK\6\6PK\6\7PK\3\4"
 # Times and dates: each of the 16 bits alone, none, all.
@@ -172,7 +172,7 @@ def free_fields() -> list[FreeFields]:
         ),
         *(FreeFields(time=time) for time in TIMES),
         *(FreeFields(date=date) for date in TIMES),
-        FreeFields(0xFF, 0o107777 << 16 | 0x27, 0xFFFF, 0xFFFF),
+        FreeFields(0xFF, 0o100777 << 16 | 0x27, 0xFFFF, 0xFFFF),
         FreeFields(0, 0, 0, 0),
     ]
 
