@@ -8,8 +8,10 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from zip_readers import READERS
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -25,15 +27,16 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     weight = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "layer.0/weight"], ["y"])],
-        "readme",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])],
-        [numpy_helper.from_array(weight, "layer.0/weight")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    for file, name in (("model.onnx", "layer.0/weight"), ("decoder.onnx", "shared")):
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", name], ["y"])],
+            "readme",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])],
+            [numpy_helper.from_array(weight, name)],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+        (tmp_path / file).write_bytes(model.SerializeToString())
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -45,7 +48,7 @@ def test_python_snippets_run_one_after_another(
     for library in ("onnxruntime", "onnx_ir"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     snippets = blocks("python")
-    assert len(snippets) == 12
+    assert len(snippets) == 13
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
@@ -54,6 +57,7 @@ def test_python_snippets_run_one_after_another(
     assert "MatMul" in printed
     assert "cat\ndog" in printed
     assert "[0. 1. 2. 3.]" in printed
+    assert "['', 'decoder']\n(64, 32)" in printed
     assert (directory / "streamed.onnxa").exists()
 
 
@@ -81,12 +85,13 @@ def test_commands_run_one_after_another(
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
     own = [arguments for program, *arguments in commands if program == "onnxarchive"]
-    assert len(own) == 18
+    assert len(own) == 26
     for arguments in own:
         assert main(arguments) == 0, f"{arguments}: {capsys.readouterr().err}"
     assert (directory / "many" / "model.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
     assert (directory / "extracted" / "__MODEL_PROTO").exists()
+    assert onnx.load("decoder-back.onnx") == onnx.load("decoder.onnx")
 
 
 def test_set_up_commands_are_those_of_the_development_tool() -> None:
@@ -97,6 +102,17 @@ def test_set_up_commands_are_those_of_the_development_tool() -> None:
     assert "\npython3 tools/dev.py test --all\n" in (ROOT / ".ci" / "run").read_text(
         encoding="utf-8"
     )
+
+
+def test_readers_that_the_readme_names_are_those_that_are_compared() -> None:
+    (claim,) = re.findall(
+        r"^- \*\*One reading\.\*\* .*?:(.*?)\.\s", README, re.DOTALL | re.MULTILINE
+    )
+    named = {"7z": "7-Zip", "go": "Go's archive/zip", "perl": "Perl's Archive::Zip"}
+    named |= {"zipfile": "Python's zipfile", "bsdtar-pipe": "bsdtar"}
+    named |= dict.fromkeys(("java-file", "java-stream"), "Java (by the directory and as a stream)")
+    listed = re.split(r", | and (?!as a)", " ".join(claim.split()))
+    assert sorted(listed) == sorted({named.get(it, it) for it in READERS})
 
 
 def test_linked_files_exist() -> None:
@@ -110,6 +126,6 @@ def test_every_option_that_the_readme_names_is_one(capsys: pytest.CaptureFixture
     assert main(["convert", "--help"]) == 0
     help_text = capsys.readouterr().out
     options = re.findall(r"^\| `(--[a-z-]+)", README, re.MULTILINE)
-    assert len(options) == 9
+    assert len(options) == 10
     for option in options:
         assert option in help_text

@@ -50,9 +50,9 @@ def asset_items(archive: Archive) -> list[Item]:
     return entry_items(archive, (ASSET_PREFIX + path for path in archive.assets))
 
 
-def has_outside_attributes(archive: Archive) -> bool:
-    """True if not only initializers are stored outside the models (`convert_attribute`)."""
-    refs = (ref for model in archive.models for ref in archive._refs_of(model).values())
+def has_outside_attributes(archive: Archive, models: Iterable[str]) -> bool:
+    """True if not only initializers are stored outside these models (`convert_attribute`)."""
+    refs = (ref for model in models for ref in archive._refs_of(model).values())
     return any(not ref.is_initializer for ref in refs)
 
 

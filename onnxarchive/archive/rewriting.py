@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -197,20 +198,23 @@ def write_models(
 
 def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
     """The given options; by default those that keep the archive's tensors where they are."""
-    outside_attributes = has_outside_attributes(archive)
+    planned = list(archive.models) if options.compact else [archive.model_id]
+    outside_attributes = has_outside_attributes(archive, planned)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
     return WriteOptions(
-        size_threshold=_threshold(archive, outside_attributes) if threshold is None else threshold,
+        size_threshold=(
+            _threshold(archive, planned, outside_attributes) if threshold is None else threshold
+        ),
         alignment=archive.alignment,
         convert_attribute=outside_attributes if convert_attribute is None else convert_attribute,
         progress=options.progress,
     )
 
 
-def _threshold(archive: Archive, outside_attributes: bool) -> int:
-    """The size threshold that fits all tensors, or at least those that the model holds."""
+def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
+    """The size threshold that fits all tensors, or at least those that the models hold."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
-    for ref in tensors.walk(archive.model):
+    for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):
             continue
         key = tensors.location(ref.tensor)

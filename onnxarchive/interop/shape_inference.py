@@ -61,6 +61,7 @@ def infer_shapes(
         for ref in archive._refs.values():  # inference moves no tensor
             walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
-            options = WriteOptions(convert_attribute=has_outside_attributes(archive))
+            convert_attribute = has_outside_attributes(archive, archive.models)
+            options = WriteOptions(convert_attribute=convert_attribute)
             save_referring(inferred, archive, destination, options)
     return inferred

@@ -121,7 +121,7 @@ def transform(
     Replacement(destination).discard()
     with open(path, model=model) as archive, with_path(path):
         if convert_attribute is None:
-            convert_attribute = has_outside_attributes(archive)
+            convert_attribute = has_outside_attributes(archive, archive.models)
         options = replace(options, convert_attribute=convert_attribute)
         save_referring(_transformed(archive, function, weights), archive, destination, options)
 

@@ -34,6 +34,7 @@ from models import (
     every_tensor,
     external,
     full_model,
+    further_model,
     model_of,
     model_protos,
     node,
@@ -43,7 +44,7 @@ from models import (
     string_tensor,
     tensor_protos,
 )
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from outcomes import came, requires
 from written import saved
 
@@ -488,3 +489,31 @@ def test_keys_that_are_not_those_of_save_stay(path: Path) -> None:
     replace_model(path, changed(referring(path), documented("new"), added("of_w1")))
     expected = changed(complete, documented("new"), added("of_w1"))
     assert require_kept(path, before, expected) == ["of_w1_2"]
+
+
+def test_attributes_stay_in_a_model_beside_one_that_has_them_outside(tmp_path: Path) -> None:
+    large = np.ones(2048, np.float32)
+    models = [runnable_model(), further_model()]
+    for model in models:
+        value = numpy_helper.from_array(large, "value")
+        model.graph.node.append(helper.make_node("Constant", [], ["constant"], value=value))
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(models[0], path)
+    onnxarchive.replace_model(path, models[1], name="decoder", convert_attribute=True)
+    with onnxarchive.open(path) as archive:
+        before = list(archive.entries)
+        assert "value" in before
+    models[0].doc_string = "changed"
+    onnxarchive.replace_model(path, models[0])
+    with onnxarchive.open(path) as archive:
+        assert list(archive.entries) == before
+
+
+def test_compacting_keeps_small_tensors_of_another_model_outside(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnxa"
+    decoder = further_model()
+    decoder.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "small"))
+    onnxarchive.save(runnable_model(), path, models={"decoder": decoder}, size_threshold=0)
+    before = path.read_bytes()
+    onnxarchive.replace_model(path, runnable_model(), compact=True)
+    assert path.read_bytes() == before

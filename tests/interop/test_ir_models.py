@@ -13,6 +13,7 @@ import pytest
 from models import (
     MEASURE_MEMORY,
     external,
+    further_model,
     model_of,
     raw_tensor,
     run_python,
@@ -20,9 +21,11 @@ from models import (
     string_tensor,
 )
 from onnx import AttributeProto, TensorProto, helper
+from several_models import A, B, entries_of, of
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError
+import onnxarchive.ir
+from onnxarchive import ArchiveFormatError, ModelNotFoundError
 
 ir = pytest.importorskip("onnx_ir")
 
@@ -336,3 +339,34 @@ onnxarchive.save(runnable_model(), sys.argv[1])
 print("onnx_ir" in sys.modules)
 """
     assert run_python(code, tmp_path / "m.onnxa") == "False\n"
+
+
+# Several models
+
+
+def test_models_of_onnx_ir_are_saved_together_with_others(path: Path) -> None:
+    models = {"decoder": further_model(), "plain": of(w=A)}
+    onnxarchive.save(runnable_model(), path, models=models)
+    entries = entries_of(path.read_bytes())
+    other = path.with_name("other")
+    loaded = {id: onnxarchive.ir.load(path, model=id) for id in ("", "decoder")}
+    further: dict[str, Any] = {"decoder": loaded["decoder"], "plain": of(w=A)}
+    onnxarchive.save(loaded[""], other, models=further)
+    assert onnxarchive.check(other, full=True) == []
+    assert entries_of(other.read_bytes()) == entries
+    onnxarchive.save(loaded[""], path, models=further)  # over the archive that they lie in
+    assert path.read_bytes() == other.read_bytes()
+    loaded["decoder"].doc_string = "alone"
+    onnxarchive.save(loaded["decoder"], path)
+    with onnxarchive.open(path) as archive:
+        assert list(archive.models) == [""]
+        assert archive.model.doc_string == "alone"
+    with pytest.raises(ModelNotFoundError):
+        onnxarchive.ir.load(other, model="encoder")
+    for model in loaded.values():
+        model.doc_string = "changed"
+    onnxarchive.change_model(other, lambda model: model_of(), compact=True)
+    moved = onnxarchive.ir.load(other, model="decoder")
+    onnxarchive.replace_model(other, of(w=B))
+    with pytest.raises(onnxarchive.ArchiveError, match="changed since"):
+        onnxarchive.save(of(w=A), other, models={"decoder": moved})

@@ -1,0 +1,113 @@
+"""Several models from files, directories and zips become one archive; later versions do not."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import onnx
+import pytest
+from models import external, mixed_model, model_of, normalised
+from several_models import A, B, C, floats, of, require_loads
+from written import saved
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+from onnxarchive.zipformat.writer import ZipWriter
+
+
+def test_an_unpacked_archive_and_one_zipped_again_give_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    path, models = tmp_path / "m.onnxa", {"a": mixed_model(), "b": of(w=A, v=B), "c": model_of()}
+    onnxarchive.save(of(w=B), path, models=models, assets={"dir/x": b"y"})
+    onnxarchive.extract(path, tmp_path / "extracted")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "unzipped")
+    for name, kind in (("stored.zip", zipfile.ZIP_STORED), ("zipped.zip", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(tmp_path / name, "w", kind) as zipped:
+            for file in sorted((tmp_path / "unzipped").rglob("*"), reverse=True):
+                zipped.write(file, file.relative_to(tmp_path / "unzipped"))
+    for source in (path, *(tmp_path / it for it in ("extracted", "unzipped"))):
+        onnxarchive.convert(source, tmp_path / "converted")
+        assert (tmp_path / "converted").read_bytes() == path.read_bytes()
+    for source in (tmp_path / "stored.zip", tmp_path / "zipped.zip"):
+        onnxarchive.convert(source, tmp_path / "converted")
+        assert (tmp_path / "converted").read_bytes() == path.read_bytes()
+    for name in ("__MODEL_PROTO", *(f"__MODEL_PROTO_{id}" for id in models)):
+        loaded = onnx.load(tmp_path / "unzipped" / name)
+        id = name.removeprefix("__MODEL_PROTO").removeprefix("_")
+        assert normalised(loaded) == normalised(models[id] if id else of(w=B))
+
+
+def test_models_of_several_files_each_with_external_data_become_one_archive(
+    tmp_path: Path,
+) -> None:
+    for name, tensor in (("one", floats("w", A)), ("two", floats("v", A))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w.data").write_bytes(A)
+        model = model_of(external(tensor, "w.data"), floats("own", B if name == "one" else C))
+        (tmp_path / name / "model.onnx").write_bytes(model.SerializeToString())
+    path = tmp_path / "m.onnxa"
+    one, two = (tmp_path / name / "model.onnx" for name in ("one", "two"))
+    conversion = onnxarchive.convert(one, path, models={"two": two})
+    assert (conversion.tensors, conversion.shared_nbytes) == (3, 1200)
+    assert path.read_bytes() == saved(of(w=A, own=B), models={"two": of(v=A, own=C)})
+    # An archive as source brings its further models, and takes others of the same ids.
+    onnxarchive.convert(path, tmp_path / "again", models={"third": two, "two": one})
+    require_loads(
+        tmp_path / "again", {"": of(w=A, own=B), "third": of(v=A, own=C), "two": of(w=A, own=B)}
+    )
+    for source_file in (two, tmp_path / "two" / "w.data"):
+        with pytest.raises(ValueError, match="two"):
+            onnxarchive.convert(one, source_file, models={"two": two})
+
+
+def with_entry(path: Path, name: str) -> None:
+    """Puts an entry of this name before all others of an archive."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: b"later", **{it: archive.read(it) for it in archive.namelist()}}
+    with path.open("wb") as file:
+        writer = ZipWriter(file)
+        for key, data in contents.items():
+            writer.add(key, data)
+        writer.finish()
+
+
+@pytest.mark.parametrize("name", ["__INDEX", "__MODEL_PROTOS", "__", "__w"])
+def test_a_file_of_a_later_version_is_refused_with_the_advice_to_upgrade(
+    path: Path, tmp_path: Path, name: str
+) -> None:
+    onnxarchive.save(of(a=A), path, models={"decoder": of(z=A)}, assets={"x": b"y"})
+    with_entry(path, name)
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "unzipped")
+        with zipfile.ZipFile(tmp_path / "deflated.zip", "w", zipfile.ZIP_DEFLATED) as deflated:
+            for entry in archive.namelist():
+                deflated.writestr(entry, archive.read(entry))
+    target = tmp_path / "target"
+    calls: list[Callable[[], object]] = [
+        lambda: onnxarchive.open(path),
+        lambda: onnxarchive.open(path, "r+"),
+        lambda: onnxarchive.load(path),
+        lambda: onnxarchive.replace_model(path, of(w=A)),
+        lambda: onnxarchive.replace_model(path, of(w=A), copy=True, compact=True),
+    ]
+    for source in (path, tmp_path / "deflated.zip", tmp_path / "unzipped"):
+        calls.append(partial(onnxarchive.convert, source, target))
+    before = path.read_bytes()
+    for call in calls:
+        with pytest.raises(ArchiveFormatError) as caught:
+            call()
+        message = str(caught.value)
+        assert caught.value.rule == "VERSION-1"
+        assert "was written for a later version of the format; upgrade onnxarchive" in message
+        assert "convert" not in message
+        assert repr(name) in message
+    findings = onnxarchive.check(path)
+    assert "VERSION-1" in {finding.rule for finding in findings}
+    assert not any("convert" in str(finding) for finding in findings)
+    assert path.read_bytes() == before
+    assert not target.exists()
