@@ -114,7 +114,10 @@ def diff(
     with open(path, model=given) as archive, open(other, model=given) as other_archive:
         pair = archive.models, other_archive.models
         ids = [id for id in pair[0] if id in pair[1]] if model is None else [model]
-        ones, others = (_contents(it, ids) for it in (archive, other_archive))
+        ones, others = (
+            _contents(it, ids, it.assets if model is None else ())
+            for it in (archive, other_archive)
+        )
         if full:
             _compare_bytes(ones.distinct(), others.distinct(), progress)
         sections: dict[str, tuple[Change, ...]] = {}
@@ -173,8 +176,8 @@ class _Contents:
     """Contents of an archive.
 
     Attributes:
-        tensors: Those of tensors, except strings, by path in the model, of each model by id.
-        assets: Those of assets by path.
+        tensors: By id of a model: the contents of its tensors, except strings, by path in it.
+        assets: The contents of assets by path.
     """
 
     tensors: dict[str, dict[Path, _Content]]
@@ -188,8 +191,8 @@ class _Contents:
         return [*{id(content): content for content in found}.values()]
 
 
-def _contents(archive: Archive, ids: Iterable[str]) -> _Contents:
-    """The contents of some models of an archive, and of its assets."""
+def _contents(archive: Archive, ids: Iterable[str], assets: Iterable[str]) -> _Contents:
+    """The contents of some models and assets of an archive."""
     shared = cache(partial(_entry_content, archive))
     found: dict[str, dict[Path, _Content]] = {id: {} for id in ids}
     for id, contents in found.items():
@@ -200,8 +203,7 @@ def _contents(archive: Archive, ids: Iterable[str]) -> _Contents:
             elif tensors.stored_type(ref.tensor) is not None:
                 with contextlib.suppress(ArchiveFormatError):  # too few or too many bytes
                     contents[ref.path] = _inner_content(ref)
-    assets = {path: _entry_content(archive, ASSET_PREFIX + path) for path in archive.assets}
-    return _Contents(found, assets)
+    return _Contents(found, {path: _entry_content(archive, ASSET_PREFIX + path) for path in assets})
 
 
 def _entry_content(archive: Archive, name: str) -> _Content:

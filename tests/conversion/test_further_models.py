@@ -190,6 +190,9 @@ def test_one_model_is_compared_without_assets(archive: Path, tmp_path: Path) -> 
     difference = diff(archive, other, model="decoder")
     assert difference.is_same
     assert "assets" not in difference.sections
+    totals: list[int] = []
+    diff(archive, archive, model="decoder", full=True, progress=lambda *it: totals.append(it[1]))
+    assert {*totals} == {sum(len(it.raw_data) for it in further_model().graph.initializer)}
 
 
 def test_full_reads_a_tensor_that_models_share_once(archive: Path, tmp_path: Path) -> None:
