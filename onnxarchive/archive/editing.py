@@ -86,7 +86,8 @@ def replace_model(
             link, or the target of a symbolic link at `path`, then keeps the old content. If the
             file system can share blocks, it takes no longer.
         size_threshold: Tensors of this many bytes or more are stored outside the model; None for
-            1024, or another threshold that fits the tensors of the archive.
+            1024, or another threshold that fits the tensors of the model that is replaced; with
+            `compact`, and for a model that is added, those of all models.
         convert_attribute: Whether to store outside the model not only initializers, but all
             tensors; None for True if the archive has any such tensor outside.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without

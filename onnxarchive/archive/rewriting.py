@@ -169,7 +169,8 @@ def write_models(
         options: The options of the edit.
     """
     require_model_ids(given)
-    write_options = _write_options(archive, options)
+    replaced = [id for id, model in archive.models.items() if given.get(id) is not model]
+    write_options = _write_options(archive, replaced, options)
     with contextlib.ExitStack() as resources:
         models = {
             identifier: _open_given(archive, model, resources)
@@ -196,9 +197,9 @@ def write_models(
         return _write_anew(archive, plan, write_options)
 
 
-def _write_options(archive: Archive, options: EditOptions) -> WriteOptions:
+def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
     """The given options; by default those that keep the archive's tensors where they are."""
-    planned = list(archive.models) if options.compact else [archive.model_id]
+    planned = list(archive.models) if options.compact or not replaced else replaced
     outside_attributes = has_outside_attributes(archive, planned)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
     return WriteOptions(

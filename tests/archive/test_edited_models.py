@@ -1,0 +1,350 @@
+"""Edits of archives of several models: each is replaced, added, removed and renamed by its id."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from edits import added, changed, documented, no_clone
+from models import external, raw_tensor
+from several_models import A, B, C, entries_of, floats, keys_of, of, require_loads
+from written import saved
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, ModelNotFoundError, TensorNotFoundError
+from onnxarchive.archive import rewriting
+from onnxarchive.archive.editing import (
+    change_model,
+    remove_model,
+    rename_model,
+    replace_model,
+    replace_tensor,
+)
+from onnxarchive.storage import undo
+
+D = raw_tensor("", dims=(300,), seed=7).raw_data
+ENCODER, DECODER = of(a=A, b=B), of(z=A, c=C)
+
+
+@pytest.fixture
+def pair(path: Path) -> Path:
+    """An archive of two models that share a tensor."""
+    onnxarchive.save(ENCODER, path, models={"decoder": DECODER}, assets={"x": b"y"})
+    return path
+
+
+def weights_of(path: Path) -> bytes:
+    """All of an archive before its first model."""
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        first = next(it for it in archive.infolist() if it.filename.startswith("__"))
+    return data[: first.header_offset]
+
+
+def require_kept(path: Path, before: bytes, models: dict[str, onnx.ModelProto]) -> None:
+    """Requires that no entry of before was moved, and that the archive has these models."""
+    assert weights_of(path).startswith(before)
+    require_loads(path, models)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def raw_models(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if name.startswith("__")}
+
+
+# Replacing and adding
+
+
+def test_a_model_is_replaced_and_the_others_keep_their_bytes(
+    pair: Path, way: dict[str, Any]
+) -> None:
+    before, models = weights_of(pair), raw_models(pair)
+    new = changed(DECODER, documented("new"), added("n"))
+    replace_model(pair, new, name="decoder", **way)
+    require_kept(pair, before, {"": ENCODER, "decoder": new})
+    assert raw_models(pair)["__MODEL_PROTO"] == models["__MODEL_PROTO"]
+    replace_model(pair, changed(ENCODER, documented("new")), **way)
+    require_kept(pair, before, {"": changed(ENCODER, documented("new")), "decoder": new})
+
+
+def test_a_model_of_a_new_id_is_added(pair: Path, way: dict[str, Any]) -> None:
+    before = weights_of(pair)
+    replace_model(pair, of(x=C, y=A, own=D), name="a", **way)
+    require_kept(pair, before, {"": ENCODER, "decoder": DECODER, "a": of(x=C, y=A, own=D)})
+    assert keys_of(pair, "a") == {"x": "c", "y": "a", "own": "own"}
+    assert entries_of(pair.read_bytes())[-4:] == [
+        *("own", "__MODEL_PROTO_a", "__MODEL_PROTO_decoder", "__MODEL_PROTO")
+    ]
+
+
+def test_a_model_is_added_to_an_archive_of_one(path: Path, way: dict[str, Any]) -> None:
+    onnxarchive.save(ENCODER, path)
+    before = weights_of(path)
+    replace_model(path, DECODER, name="decoder", **way)
+    require_kept(path, before, {"": ENCODER, "decoder": DECODER})
+    assert path.read_bytes() == saved(ENCODER, models={"decoder": DECODER})
+    remove_model(path, "decoder", compact=True, **way)
+    assert path.read_bytes() == saved(ENCODER)
+
+
+def test_a_model_that_refers_to_the_archive_is_added(pair: Path, way: dict[str, Any]) -> None:
+    before = weights_of(pair)
+    onnx_path = pair.with_name("past.onnx")
+    with onnxarchive.open(pair, model="decoder") as archive:
+        own = archive.model
+        replace_model(pair, changed(own, added("n")), name="past", **way)
+    require_kept(
+        pair, before, {"": ENCODER, "decoder": DECODER, "past": changed(DECODER, added("n"))}
+    )
+    onnx_path.write_bytes(of(x=A, w=D).SerializeToString())
+    replace_model(pair, onnx_path, name="from_file", **way)
+    onnx_path.unlink()
+    assert keys_of(pair, "from_file") == {"x": "a", "w": "w"}
+    with pytest.raises(ArchiveFormatError, match="expected a key of the archive"):
+        replace_model(pair, of_external("nowhere"), name="past", **way)
+
+
+def of_external(location: str) -> onnx.ModelProto:
+    model = of()
+    model.graph.initializer.append(external(floats("e", A), location))
+    return model
+
+
+def test_the_n_th_equal_tensor_of_an_added_model_takes_the_n_th_equal_entry(path: Path) -> None:
+    onnxarchive.save(of(a=A, a2=A), path)
+    replace_model(path, of(x=A, y=A, z=A), name="three")
+    assert keys_of(path, "three") == {"x": "a", "y": "a2", "z": "z"}
+    # A tensor keeps the entry that it names; another one does not take that.
+    with onnxarchive.open(path) as archive:
+        second = archive.model.graph.initializer[1]
+        model = of(new=A)
+        model.graph.initializer.append(second)
+        replace_model(path, model, name="two")
+    assert keys_of(path, "two") == {"new": "a", "a2": "a2"}
+    assert onnxarchive.check(path, full=True) == []
+
+
+def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> None:
+    before = pair.read_bytes()
+    edits: list[Callable[..., None]] = [
+        lambda **options: replace_model(pair, of(z=A), name="decoder", **options),
+        lambda **options: remove_model(pair, "decoder", **options),
+        lambda **options: change_model(pair, lambda _: of(z=A), name="decoder", **options),
+    ]
+    for edit in edits:
+        with pytest.raises(ValueError, match=r"none with the bytes of 'c'; compact=True"):
+            edit()
+        assert pair.read_bytes() == before
+    edits[0](compact=True)
+    assert pair.read_bytes() == saved(ENCODER, models={"decoder": of(z=A)}, assets={"x": b"y"})
+    with pytest.raises(ValueError, match="none with the bytes of 'b'"):
+        replace_model(pair, of(n=D))  # of a, which the decoder has, nothing is said
+
+
+@pytest.mark.parametrize("id", ["A", "a-b", "é", "a" * 65])
+def test_what_is_no_id_is_refused(pair: Path, id: str) -> None:
+    before = pair.read_bytes()
+    edits: list[Callable[[], None]] = [
+        lambda: replace_model(pair, of(w=A), name=id),
+        lambda: rename_model(pair, "decoder", id),
+    ]
+    for edit in edits:
+        with pytest.raises(ValueError, match="of at most 64 bytes"):
+            edit()
+    assert pair.read_bytes() == before
+
+
+def test_compact_writes_what_save_writes(pair: Path) -> None:
+    new = of(c=C, z=A, n=D)
+    replace_model(pair, new, name="decoder", compact=True)
+    assert pair.read_bytes() == saved(ENCODER, models={"decoder": new}, assets={"x": b"y"})
+    replace_model(pair, of(b=B), compact=True)
+    assert pair.read_bytes() == saved(of(b=B), models={"decoder": new}, assets={"x": b"y"})
+
+
+def test_a_model_gets_the_options_of_the_one_that_it_replaces_or_of_all(path: Path) -> None:
+    small = of(s=A[:40])
+    onnxarchive.save(of(a=A), path, models={"b": small}, size_threshold=8, alignment=4096)
+    replace_model(path, of(t=B[:40]), name="c")
+    with onnxarchive.open(path, model="c") as archive:
+        assert list(archive._refs) == ["t"]
+        assert {entry.data_offset % 4096 for entry in archive.entries.values()} == {0}
+    replace_model(path, of(s=A[:40], n=B[:80]), name="b")
+    assert keys_of(path, "b") == {"s": "s", "n": "n"}
+    replace_model(path, of(a=A, m=C[:80]))
+    with onnxarchive.open(path) as archive:
+        assert list(archive._refs) == ["a"]
+
+
+# Removing and renaming
+
+
+def test_a_model_is_removed_and_no_weight_is_moved(pair: Path, way: dict[str, Any]) -> None:
+    before = weights_of(pair)
+    replace_model(pair, of(x=C, y=B), name="past", **way)
+    remove_model(pair, "decoder", **way)
+    require_kept(pair, before, {"": ENCODER, "past": of(x=C, y=B)})
+    remove_model(pair, "past", compact=True, **way)
+    assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
+
+
+def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: dict[str, Any]) -> None:
+    before, models = weights_of(pair), raw_models(pair)
+    replace_model(pair, of(y=B), name="m", **way)
+    for old, new in (("decoder", "z9"), ("z9", "a"), ("a", "decoder")):
+        rename_model(pair, old, new, **way)
+        require_kept(pair, before, {"": ENCODER, "m": of(y=B), new: DECODER})
+    assert raw_models(pair)["__MODEL_PROTO_decoder"] == models["__MODEL_PROTO_decoder"]
+
+
+def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
+    before = pair.read_bytes()
+    error = "the default one, which every archive has; replace_model replaces it"
+    with pytest.raises(ValueError, match=error):
+        remove_model(pair, "")
+    with pytest.raises(ValueError, match=error):
+        rename_model(pair, "", "x")
+    for new in ("", "decoder"):
+        with pytest.raises(ValueError, match="expected an id that no model has"):
+            rename_model(pair, "decoder", new)
+    assert pair.read_bytes() == before
+
+
+def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:
+    before = pair.read_bytes()
+    edits: list[Callable[[], None]] = [
+        lambda: remove_model(pair, "x"),
+        lambda: rename_model(pair, "x", "y"),
+        lambda: change_model(pair, lambda model: model, name="x"),
+        lambda: replace_tensor(pair, "w", np.ones(3), model="x"),
+    ]
+    for edit in edits:
+        with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'x'") as caught:
+            edit()
+        assert caught.value.path == str(pair)
+    assert pair.read_bytes() == before
+
+
+# Tensors
+
+
+ONES = np.ones(300, np.float32)
+
+
+@pytest.mark.parametrize("model", ["", "decoder"])
+def test_a_tensor_that_models_share_is_replaced_in_one_of_them(
+    pair: Path, way: dict[str, Any], model: str
+) -> None:
+    before, name = weights_of(pair), "z" if model else "a"
+    with onnxarchive.open(pair) as opened:
+        view = opened.tensor_by_key("a")
+        replace_tensor(pair, name, ONES, model=model, **way)
+        assert view.tobytes() == A
+    new = changed(DECODER if model else ENCODER)
+    new.graph.initializer[0].raw_data = ONES.tobytes()
+    models = {"": ENCODER, "decoder": DECODER} | {model: new}
+    require_kept(pair, before, models)
+
+
+@pytest.mark.parametrize("model", ["", "decoder"])
+def test_a_tensor_of_one_model_is_replaced_where_it_lies(
+    pair: Path, way: dict[str, Any], model: str
+) -> None:
+    name = "c" if model else "b"
+    replace_tensor(pair, name, ONES, model=model, **way)
+    expected = {"": of(a=A, b=B), "decoder": of(z=A, c=C)}
+    expected[model].graph.initializer[1].raw_data = ONES.tobytes()
+    assert pair.read_bytes() == saved(
+        expected[""], models={"decoder": expected["decoder"]}, assets={"x": b"y"}
+    )
+    with pytest.raises(TensorNotFoundError):
+        replace_tensor(pair, "z" if not model else "b", ONES, model=model, **way)
+
+
+# EditableArchive
+
+
+def test_an_archive_that_is_open_with_a_further_model_edits_that_one(
+    pair: Path, no_clones: None
+) -> None:
+    before = weights_of(pair)
+    with onnxarchive.open(pair, "r+", model="decoder") as archive:
+        archive.metadata["author"] = "Ada"
+        archive.doc_string = "of the decoder"
+        with archive.edit() as model:
+            assert [it.name for it in model.graph.initializer] == ["z", "c"]
+            archive.producer_name = "test"
+        assert (archive.model_id, archive.doc_string) == ("decoder", "of the decoder")
+        archive.model = changed(archive.model, added("n"))
+        archive.replace_tensor("c", np.frombuffer(D, np.float32))
+        assert archive.tensors["c"].tobytes() == D
+        assert archive.models[""].doc_string == ""
+        archive.rename(inputs={}, outputs={})
+        archive.replace_model(changed(ENCODER, documented("default")), name="")
+        archive.replace_model(of(q=A), name="third")
+        archive.rename_model("decoder", "renamed")
+        assert (archive.model_id, archive.metadata["author"]) == ("renamed", "Ada")
+        archive.rename_model("third", "fourth")
+        with pytest.raises(ValueError, match="another model than 'renamed', with which the arch"):
+            archive.remove_model("renamed")
+        archive.remove_model("fourth")
+        assert list(archive.models) == ["", "renamed"]
+        archive.doc_string = "at the end"
+    with onnxarchive.open(pair) as archive:
+        assert archive.model.doc_string == "default"
+        assert archive.models["renamed"].doc_string == "at the end"
+        assert archive.models["renamed"].producer_name == "test"
+    unchanged = before[: before.index(B) + len(B)]
+    assert weights_of(pair).startswith(unchanged)
+    assert onnxarchive.check(pair, full=True) == []
+    assert os.listdir(pair.parent) == [pair.name]
+
+
+def test_a_removal_by_another_is_noticed(pair: Path) -> None:
+    with onnxarchive.open(pair, "r+", model="decoder") as archive:
+        remove_model(pair, "decoder", compact=True, copy=True)
+        with pytest.raises(onnxarchive.ArchiveError, match="has been changed since"):
+            archive.doc_string = "new"
+        with pytest.raises(ModelNotFoundError):
+            onnxarchive.open(pair, "r+", model="decoder")
+    assert onnxarchive.check(pair, full=True) == []
+
+
+def test_a_changed_further_model_that_is_not_assigned_is_warned_of(pair: Path) -> None:
+    archive = onnxarchive.open(pair, "r+", model="decoder")
+    archive.model.doc_string = "lost"
+    with pytest.warns(UserWarning, match="was changed in memory and not assigned"):
+        archive.close()
+
+
+# Limits
+
+
+def test_an_end_that_is_too_large_for_an_undo_log_is_written_to_a_new_file(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rewriting, "clone", no_clone)
+    end_nbytes = pair.stat().st_size - len(weights_of(pair))
+    inode = pair.stat().st_ino
+    monkeypatch.setattr(undo, "MAX_END_NBYTES", end_nbytes)
+    replace_model(pair, changed(DECODER, documented("x" * 10)), name="decoder")
+    assert pair.stat().st_ino == inode
+    replace_model(pair, DECODER, name="decoder")
+    assert pair.stat().st_ino != inode
+    require_loads(pair, {"": ENCODER, "decoder": DECODER})
+
+
+def test_an_edit_keeps_to_the_limit_that_the_archive_was_opened_with(pair: Path) -> None:
+    total = sum(map(len, raw_models(pair).values()))
+    with onnxarchive.open(pair, "r+", max_model_nbytes=total + 100) as archive:
+        archive.doc_string = "x" * 90
+        with pytest.raises(ArchiveFormatError, match=f"the {total + 100} bytes that the caller"):
+            archive.replace_model(of(w=A), name="third")
+        assert list(archive.models) == ["", "decoder"]
