@@ -26,7 +26,7 @@ from models import (
 from onnx import helper, numpy_helper
 
 import onnxarchive
-from onnxarchive import ModelNotFoundError
+from onnxarchive import ModelNotFoundError, UnsupportedFeatureError
 from onnxarchive.interop import netron, running
 from onnxarchive.model import proto
 
@@ -292,6 +292,24 @@ def test_sessions_of_two_models_share_the_pages_of_their_weights(tmp_path: Path)
     assert one[1] > 0.9 * size
     assert two[0] > 1.9 * size  # both sessions have the pages in maps of theirs
     assert two[1] < 1.1 * size  # which are there once
+
+
+def test_only_the_own_size_of_a_model_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, large, small = tmp_path / "m.onnxa", runnable_model(), further_model()
+    large.doc_string = "x" * 10_000
+    onnxarchive.save(large, path, models={"small": small})
+    onnxarchive.save(small, tmp_path / "n.onnxa", models={"large": large})
+    limit = 70_000  # between the smaller model with its weights and the larger one
+    monkeypatch.setattr(proto, "SIZE_LIMIT", limit)
+    onnxarchive.export(path, tmp_path / "small.onnx", model="small")
+    with pytest.raises(UnsupportedFeatureError, match=f"less than {limit} bytes"):
+        onnxarchive.export(path, tmp_path / "large.onnx")
+    monkeypatch.setattr(proto, "SIZE_LIMIT", 5_000)
+    onnxarchive.link(path, tmp_path / "small.onnx", model="small")
+    with pytest.raises(UnsupportedFeatureError, match="less than 5000 bytes"):
+        onnxarchive.link(tmp_path / "n.onnxa", tmp_path / "large.onnx", model="large")
 
 
 # onnx and other libraries
