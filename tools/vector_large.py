@@ -215,7 +215,7 @@ def _bad_zip64() -> Iterator[Vector]:
     yield one(
         "sparse-size-wraps",
         "Offset and size of the directory add up to its end in 64 bits only.",
-        "ZIP-5",
+        "ZIP-4 ZIP-5",
         "record-huge",
         zip64={
             "directory_offset": 2**64 - 64,
