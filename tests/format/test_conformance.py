@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.util
 import json
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -250,10 +252,50 @@ def run_suite(reader: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+C_READER = SUITE / "readers" / "c"
+SANITIZERS = ("-g", "-O2", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 READERS = {
+    "c": f"cc {C_READER}/read.c {{archive}}",  # see `command_of`
     "python": f"{sys.executable} {SUITE}/readers/python/onnxa_reader.py {{archive}}",
     "javascript": f"node {SUITE}/readers/javascript/read.mjs {{archive}}",
 }
+
+
+def compiled(source: Path, program: Path, *options: str) -> None:
+    """Compiles a file of C, which gives no warning."""
+    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion")
+    done = subprocess.run(
+        [*(options or ("cc", "-std=c99", *SANITIZERS)), *warnings, source, "-o", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="session")
+def c_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of the reader in C, which stop at what a sanitizer finds.
+
+    `read-large` has none, since GiB would take minutes with them.
+    """
+    folder = tmp_path_factory.mktemp("c reader")
+    for name in ("read", "fuzz"):
+        compiled(C_READER / f"{name}.c", folder / name)
+    compiled(C_READER / "read.c", folder / "read-large", "cc", "-std=c99", "-O2")
+    return folder
+
+
+def command_of(reader: str, request: pytest.FixtureRequest, part: str = "small") -> str:
+    """The command of an independent reader."""
+    command = READERS[reader]
+    if shutil.which(command.split()[0]) is None:
+        pytest.skip(f"{command.split()[0]} is not installed")
+    if reader == "c":
+        program = "read-large" if part == "large" else "read"
+        return f"'{request.getfixturevalue('c_programs')}/{program}' {{archive}}"
+    return command
 
 
 SIZES = {"small": "--no-large", "large": "--large-only"}
@@ -269,9 +311,7 @@ def test_independent_reader_passes_the_suite(
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
-    command = READERS[reader]
-    if shutil.which(command.split()[0]) is None:
-        pytest.skip(f"{command.split()[0]} is not installed")
+    command = command_of(reader, request, part)
     built = request.getfixturevalue("large") if part == "large" else tmp_path
     done = run_suite(command, "--built", str(built), SIZES[part])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -288,12 +328,97 @@ def test_independent_reader_passes_the_suite(
 
 @pytest.mark.tool
 @pytest.mark.parametrize("reader", READERS)
-def test_independent_reader_finds_at_opening_what_the_stages_say(reader: str) -> None:
-    command = READERS[reader].replace("{archive}", "--open {archive}")
-    if shutil.which(command.split()[0]) is None:
-        pytest.skip(f"{command.split()[0]} is not installed")
+def test_independent_reader_finds_at_opening_what_the_stages_say(
+    reader: str, request: pytest.FixtureRequest
+) -> None:
+    command = command_of(reader, request).replace("{archive}", "--open {archive}")
     done = run_suite(command, "--open", "--no-large")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+# The reader in C
+
+
+@pytest.mark.tool
+@pytest.mark.skipif(shutil.which("cc") is None, reason="cc is not installed")
+def test_reader_in_c_holds_its_promises_on_damaged_archives(
+    c_programs: Path, record_property: Callable[[str, object], None]
+) -> None:
+    files = [SUITE / vector["file"] for vector in SMALL]
+    done = subprocess.run(
+        [c_programs / "fuzz", "--runs", "40000", *files],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    counts = re.fullmatch(
+        r"(\d+) files: (\d+) accepted, (\d+) opened, (\d+) refused\n", done.stdout
+    )
+    assert counts is not None, done.stdout
+    count, accepted, opened, refused = map(int, counts.groups())
+    assert count == 40000
+    assert accepted > 1000
+    assert opened > 1000  # and refused by the full check
+    assert refused > 10000
+    record_property("damaged files given to the reader in C", count)
+
+
+@pytest.mark.tool
+@pytest.mark.parametrize("options", [("cc", "-std=c99"), ("c++", "-xc++", "-std=c++11")])
+@pytest.mark.parametrize("source", ["read.c", "fuzz.c"])
+def test_reader_in_c_compiles_without_warnings(
+    source: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    if shutil.which(options[0]) is None:
+        pytest.skip(f"{options[0]} is not installed")
+    compiled(C_READER / source, tmp_path / "program", *options, "-O2")
+
+
+def test_reader_in_c_knows_the_messages_of_the_table() -> None:
+    rows = re.findall(
+        r"ONNXA__FIELD\((\w+), (\d+)\): return ONNXA__(\w+);", (C_READER / "onnxa.h").read_text()
+    )
+    found = {(message, int(number)): content for message, number, content in rows}
+    assert len(found) == len(rows) > 0
+    packed = {"0": "VARINTS", "1": "FIXED64", "5": "FIXED32"}
+    contents: dict[str, dict[int, str]] = {}  # what a field of wire type 2 holds, but for bytes
+    with (ROOT / "spec" / "messages.csv").open(newline="") as file:
+        fields = list(csv.DictReader(file))
+    for field in fields:
+        its = contents.setdefault(field["message"], {})
+        if field["wire type"] != "2":
+            if field["repeated"]:
+                its[int(field["number"])] = packed[field["wire type"]]
+        elif field["type"] not in ("string", "bytes"):
+            its[int(field["number"])] = field["type"]
+    names = {name: "PLAIN" for name in contents if not contents[name]}
+    names |= {"ModelProto": "MODEL_PROTO"} | {name: name for name in packed.values()}
+    todo = ["ModelProto"]
+    for message in todo:
+        for number, content in contents[message].items():
+            it = found.pop((names[message], number))
+            if content not in names:
+                assert it not in names.values()
+                names[content] = it
+                todo.append(content)
+            assert it == names[content]
+    assert found == {}
+
+
+def test_table_of_the_reader_in_c_is_what_its_script_makes() -> None:
+    table = (C_READER / "nfc.h").read_text()
+    if f"Unicode {unicodedata.unidata_version}." not in table:
+        pytest.skip(f"this Python has Unicode {unicodedata.unidata_version}")
+    done = subprocess.run(
+        [sys.executable, C_READER / "make_nfc.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == table
 
 
 def scripted(tmp_path: Path, program: str) -> str:

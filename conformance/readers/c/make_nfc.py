@@ -1,4 +1,4 @@
-"""Writes nfc.h, which tells whether text is in Normalization Form C and assigned, to standard output.
+"""Writes nfc.h, which tells whether text is in Normalization Form C and assigned.
 
 python3 make_nfc.py > nfc.h
 """

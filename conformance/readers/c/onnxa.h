@@ -449,8 +449,8 @@ static onnxa_status onnxa__read_ends(onnxa *a, onnxa_error *error) {
                                  saturated, 0);
         if (!locator || a->size < ONNXA__ALL_ENDS)
             return onnxa__refuse(error, "ZIP64-1", NULL,
-                                 "the values of the end record are saturated, but there is no "
-                                 "Zip64 locator before it",
+                                 "the values of the end record are saturated, without a Zip64 "
+                                 "locator before it",
                                  0, 0);
         a->ends = a->size - ONNXA__ALL_ENDS;
         if (onnxa__u32(locator + 4) || onnxa__u32(locator + 16) != 1)
@@ -532,6 +532,13 @@ static int onnxa__begins(const onnxa_entry *entry, const char *with) {
     return entry->name_length >= length && !memcmp(entry->name, with, length);
 }
 
+/* Tells whether a name is that of a model, with an id that may be wrong. */
+static int onnxa__is_model(const onnxa_entry *entry) {
+    return onnxa__begins(entry, "__MODEL_PROTO_") ||
+           (entry->name_length == sizeof "__MODEL_PROTO" - 1 &&
+            onnxa__begins(entry, "__MODEL_PROTO"));
+}
+
 static onnxa_status onnxa__check_asset(const onnxa *a, const onnxa_entry *entry, int ascii,
                                        onnxa_error *error) {
     const char *name = entry->name;
@@ -591,27 +598,22 @@ static onnxa_status onnxa__check_name(const onnxa *a, onnxa_entry *entry, onnxa_
         entry->kind = ONNXA_ASSET;
         return onnxa__check_asset(a, entry, ascii, error);
     }
-    if (onnxa__begins(entry, "__MODEL_PROTO")) {
+    if (onnxa__is_model(entry)) {
         const size_t prefix = sizeof "__MODEL_PROTO_" - 1;
         entry->kind = ONNXA_MODEL;
-        if (length == prefix - 1) return ONNXA_OK;
-        if (name[prefix - 1] == '_') {
-            if (length == prefix || length - prefix > 64 || !onnxa__is_lower(name[prefix]))
+        if (length < prefix) return ONNXA_OK;
+        if (length == prefix || length - prefix > 64 || !onnxa__is_lower(name[prefix]))
+            return onnxa__refuse(error, "MODEL-4", entry,
+                                 "expected an id of 1 to 64 bytes that begins with a to z, found % "
+                                 "bytes",
+                                 length - prefix, 0);
+        for (i = prefix; i < length; i++)
+            if (!onnxa__is_lower(name[i]) && !onnxa__is_digit(name[i]) && name[i] != '_')
                 return onnxa__refuse(error, "MODEL-4", entry,
-                                     "expected an id of 1 to 64 bytes that begins with a to z, "
-                                     "found % bytes",
-                                     length - prefix, 0);
-            for (i = prefix; i < length; i++)
-                if (!onnxa__is_lower(name[i]) && !onnxa__is_digit(name[i]) && name[i] != '_')
-                    return onnxa__refuse(error, "MODEL-4", entry,
-                                         "byte % of the id is none of a to z, 0 to 9 and _",
-                                         i - prefix, 0);
-            return ONNXA_OK;
-        }
+                                     "byte % of the id is none of a to z, 0 to 9 and _", i - prefix,
+                                     0);
+        return ONNXA_OK;
     }
-    if (onnxa__begins(entry, "__"))
-        return onnxa__refuse(error, "VERSION-1", entry,
-                             "the file was written for a later version of the format", 0, 0);
     entry->kind = ONNXA_TENSOR_DATA;
     if (length < 1 || length > 255)
         return onnxa__refuse(error, "KEY-1", entry, "a key of % bytes, expected 1 to %", length,
@@ -629,11 +631,11 @@ static onnxa_status onnxa__check_name(const onnxa *a, onnxa_entry *entry, onnxa_
 /* ---- The directory: ZIP-3, ZIP-4, ZIP-8 to ZIP-13, ZIP64-4 ---- */
 
 /* Takes the size and the header offset from a record and its Zip64 field. */
-static onnxa_status onnxa__read_zip64(onnxa_entry *entry, size_t extra, onnxa_error *error) {
+static onnxa_status onnxa__read_zip64(onnxa_entry *entry, onnxa_error *error) {
     const uint8_t *record = entry->record;
     const uint8_t *field = record + ONNXA__RECORD + entry->name_length;
     int big = onnxa__u32(record + 24) == 0xFFFFFFFF, far = onnxa__u32(record + 42) == 0xFFFFFFFF;
-    size_t expected = (big ? 16u : 0u) + (far ? 8u : 0u);
+    size_t extra = onnxa__u16(record + 30), expected = (big ? 16u : 0u) + (far ? 8u : 0u);
     entry->size = onnxa__u32(record + 24);
     entry->header_offset = onnxa__u32(record + 42);
     if (onnxa__u32(record + 20) != onnxa__u32(record + 24))
@@ -671,11 +673,11 @@ static onnxa_status onnxa__read_zip64(onnxa_entry *entry, size_t extra, onnxa_er
     return ONNXA_OK;
 }
 
-static onnxa_status onnxa__read_record(const onnxa *a, onnxa_entry *entry, size_t extra,
-                                       size_t comment, onnxa_error *error) {
+static onnxa_status onnxa__read_record(const onnxa *a, onnxa_entry *entry, onnxa_error *error) {
     const uint8_t *record = entry->record;
     uint32_t made_by = onnxa__u16(record + 4), version = onnxa__u16(record + 6);
     uint32_t flags = onnxa__u16(record + 8), method = onnxa__u16(record + 10);
+    uint32_t comment = onnxa__u16(record + 32);
     uint32_t attributes = onnxa__u32(record + 38), kind = attributes >> 28;
     onnxa_status status;
     entry->crc32 = onnxa__u32(record + 16);
@@ -703,7 +705,7 @@ static onnxa_status onnxa__read_record(const onnxa *a, onnxa_entry *entry, size_
         return onnxa__refuse(error, "ZIP-3", entry, "disk number %, expected 0",
                              onnxa__u16(record + 34), 0);
     status = onnxa__check_name(a, entry, error);
-    return status ? status : onnxa__read_zip64(entry, extra, error);
+    return status ? status : onnxa__read_zip64(entry, error);
 }
 
 static onnxa_status onnxa__read_directory(onnxa *a, onnxa_error *error) {
@@ -719,29 +721,33 @@ static onnxa_status onnxa__read_directory(onnxa *a, onnxa_error *error) {
     for (i = 0; i < a->count; i++) {
         const uint8_t *record = a->directory + at;
         onnxa_entry *entry = &a->entries[i];
-        size_t left = a->directory_size - at, extra, comment;
-        onnxa_status status;
+        size_t left = a->directory_size - at, size;
         if (left < ONNXA__RECORD || onnxa__u32(record) != ONNXA__SIGNATURE_RECORD)
             return onnxa__refuse(error, "ZIP-4", NULL, "no directory record at %, number %",
                                  a->directory_offset + at, i);
-        entry->record = record;
-        entry->name = (const char *)record + ONNXA__RECORD;
-        entry->name_length = onnxa__u16(record + 28);
-        extra = onnxa__u16(record + 30);
-        comment = onnxa__u16(record + 32);
-        if (left - ONNXA__RECORD < entry->name_length + extra + comment) {
-            entry->name_length = 0;
+        size = ONNXA__RECORD + onnxa__u16(record + 28) + onnxa__u16(record + 30) +
+               onnxa__u16(record + 32);
+        if (left < size)
             return onnxa__refuse(error, "ZIP-4", NULL,
                                  "the directory record at % does not end within the directory",
                                  a->directory_offset + at, 0);
-        }
-        status = onnxa__read_record(a, entry, extra, comment, error);
-        if (status) return status;
-        at += ONNXA__RECORD + entry->name_length + extra + comment;
+        entry->record = record;
+        entry->name = (const char *)record + ONNXA__RECORD;
+        entry->name_length = onnxa__u16(record + 28);
+        at += size;
     }
     if (at != a->directory_size)
         return onnxa__refuse(error, "ZIP-4", NULL, "% bytes of the directory follow its % records",
                              a->directory_size - at, a->count);
+    /* First of all, whether this reader is too old for the file. */
+    for (i = 0; i < a->count; i++)
+        if (onnxa__begins(&a->entries[i], "__") && !onnxa__is_model(&a->entries[i]))
+            return onnxa__refuse(error, "VERSION-1", &a->entries[i],
+                                 "the file was written for a later version of the format", 0, 0);
+    for (i = 0; i < a->count; i++) {
+        onnxa_status status = onnxa__read_record(a, &a->entries[i], error);
+        if (status) return status;
+    }
     /* Ends each name by a NUL, in place of a byte that has been read. The fields from the version
      * needed to the name length stay, for the comparison with the local header. */
     for (i = 0; i < a->count; i++)
