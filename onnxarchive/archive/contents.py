@@ -60,7 +60,7 @@ def read_contents(
     bounds = locate(file.read(tail_offset, TAIL_SIZE), file.size, report)
     if bounds is None:
         return Contents(EMPTY, None, TensorRefs())
-    listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
+    listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     data = _read_model(file, listed.entries, report, max_model_nbytes)
     model = None if data is None else proto.parse(data, report)

@@ -83,7 +83,7 @@ def open(
 
         archive: Archive = EditableArchive(path, max_model_nbytes, timeout)
     elif mode == "r":
-        with recovery.opened(path, rule="FILE-1", timeout=timeout) as file:
+        with recovery.opened_archive(path, rule="FILE-1", timeout=timeout) as file:
             archive = Archive(file, max_model_nbytes)
     else:
         raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Final
 
 from onnxarchive.cli.table import printable
-from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe
+from onnxarchive.errors import ArchiveError, LockedError, UnsupportedFeatureError, describe_error
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -39,7 +39,7 @@ def status_of(error: type[BaseException] | None) -> int:
 
 def fail(error: object, status: int) -> int:
     """Prints an error to standard error and returns the exit status."""
-    text = describe(error) if isinstance(error, OSError) else str(error)
+    text = describe_error(error) if isinstance(error, OSError) else str(error)
     print("onnxarchive: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
     return status
 

@@ -228,7 +228,7 @@ def export(
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Archive, memoryview]]:
     """Opens an archive, and reads its model at once, since an edit may overwrite it."""
-    with recovery.opened(path, rule="FILE-1") as file:
+    with recovery.opened_archive(path, rule="FILE-1") as file:
         archive = Archive(file)
         model_proto = archive.read(MODEL_PROTO)
     with archive, with_path(path):
