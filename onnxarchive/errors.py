@@ -44,7 +44,7 @@ __all__ = [
     "TensorNotFoundError",
     "UnfinishedEditError",
     "UnsupportedFeatureError",
-    "describe",
+    "describe_error",
     "shown",
     "with_path",
 ]
@@ -117,7 +117,7 @@ class AttributesWarning(UserWarning):
     """A file was replaced, but its owner, permissions or extended attributes could not be kept."""
 
 
-def describe(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     """The message of an error of the system: the file and the fault, without the error number."""
     named = error.filename is not None and error.strerror is not None
     return f"{error.filename}: {error.strerror}" if named else str(error)

@@ -153,7 +153,9 @@ def _read_directory(data: bytes, report: Report) -> tuple[Entry, ...]:
     bounds = locate(data[-TAIL_SIZE:], len(data), report)
     if bounds is None:
         return ()
-    listed = directory.read(data[bounds.offset : bounds.offset + bounds.size], bounds, report)
+    listed = directory.read_directory(
+        data[bounds.offset : bounds.offset + bounds.size], bounds, report
+    )
     for entry, record in zip(listed.entries, listed.records, strict=True):
         header = data[entry.header_offset : entry.data_offset]
         check_local_header(header, entry, record, report)
@@ -317,7 +319,9 @@ def _with_crc32s(data: bytes) -> bytes:
     bounds = locate(data[-TAIL_SIZE:], len(data), report)
     if bounds is None:
         return data
-    listed = directory.read(data[bounds.offset : bounds.offset + bounds.size], bounds, report)
+    listed = directory.read_directory(
+        data[bounds.offset : bounds.offset + bounds.size], bounds, report
+    )
     if len(listed.entries) != bounds.count:
         return data
     mended = bytearray(data)

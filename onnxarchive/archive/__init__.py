@@ -1,9 +1,10 @@
 """Archives: reading, checking, writing, editing and recovery.
 
-`opening` gives an `Archive` (`reading`); its state is a `Snapshot` of the file's `contents`, and
-`views` show its tensors and assets. `rules` checks an archive. A model is planned (`planning`) with
-its `options`, then written (`writing`), from memory (`saving`) or tensor by tensor (`streaming`).
-`onnx_ir` loads and saves models of that library.
+`opening` gives an `Archive` (`reading`). `contents` reads a file and checks CRC-32s; a `snapshot`
+of it finds the bytes of entries, and `views` show them as tensors and assets. `rules` checks an
+archive. `planning` decides by `options` which tensors go outside the model, and `writing` writes
+the plan: of a model in memory (`saving`) or given tensor by tensor (`streaming`). `onnx_ir` loads
+and saves models of that library. `referring` has models whose tensors are entries of an archive.
 `editing` locks an archive, `rewriting` writes its new end or a new file, and `recovery` rolls back
 an interrupted edit. This room imports sources, storage, model, zipformat and buffers.
 """

@@ -78,7 +78,7 @@ def read_contents(
     bounds = locate(end, file.size, report)
     if bounds is None:
         return Contents(EMPTY, {})
-    listed = directory.read(file.read(bounds.offset, bounds.size), bounds, report)
+    listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     entries, directory_end = listed.entries, bounds.offset + bounds.size
     false_ends.check(

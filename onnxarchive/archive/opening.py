@@ -90,7 +90,7 @@ def open(
 
         archive: Archive = EditableArchive(path, max_model_nbytes, timeout, model)
     elif mode == "r":
-        with recovery.opened(path, rule="FILE-1", timeout=timeout) as file:
+        with recovery.opened_archive(path, rule="FILE-1", timeout=timeout) as file:
             archive = Archive(file, max_model_nbytes, model)
     else:
         raise ValueError(f"expected mode 'r' or 'r+', found {mode!r}")

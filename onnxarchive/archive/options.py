@@ -1,4 +1,4 @@
-"""The options that `save` and all that writes an archive have in common."""
+"""The options of `save` and of all other functions that write an archive."""
 
 from __future__ import annotations
 

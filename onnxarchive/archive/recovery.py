@@ -31,7 +31,7 @@ from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
 
 _USUAL_HEADER_SIZE = 512  # bytes; with name and extra fields it may be 128 KiB
 
-__all__ = ["Recovery", "opened", "recover", "require_finished", "roll_back"]
+__all__ = ["Recovery", "opened_archive", "recover", "require_finished", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
 
 
 @contextlib.contextmanager
-def opened(
+def opened_archive(
     path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
 ) -> Iterator[MappedFile]:
     """Opens an archive's file, and locks it against edits while the block runs.
@@ -145,7 +145,7 @@ def roll_back(file: MappedFile) -> bool:
             "expected an archive before the undo log of an interrupted edit, found that it would "
             f"not be whole ({error.message}); the file is left as it is, restore it from a copy"
         ) from error
-    undo.roll_back(file, edit)
+    undo.restore(file, edit)
     return True
 
 

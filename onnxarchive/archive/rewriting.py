@@ -83,7 +83,7 @@ __all__ = [
 ]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
-# Errors of a mount point, and of a directory that lets nobody take a name from another user.
+# Errors of a mount point, and of a directory in which a user cannot replace the files of others.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 # A model whose external tensors may refer to the archive, or the path of a .onnx.

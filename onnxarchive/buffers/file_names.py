@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 PLAIN_PATH: Final = (
-    "a relative path with slashes, without drive, backslashes, control characters, and components "
-    "that are empty, '.' or '..'"
+    "a relative path with slashes, no drive, backslash or control character, and no component that "
+    "is empty, '.' or '..'"
 )
 """What `is_plain_path` accepts, for messages."""
 

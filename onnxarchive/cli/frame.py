@@ -18,7 +18,7 @@ from onnxarchive.errors import (
     LockedError,
     ModelNotFoundError,
     UnsupportedFeatureError,
-    describe,
+    describe_error,
 )
 
 DONE: Final = 0
@@ -48,7 +48,7 @@ def status_of(error: type[BaseException] | None) -> int:
 
 def fail(error: object, status: int) -> int:
     """Prints an error to standard error and returns the exit status."""
-    text = describe(error) if isinstance(error, OSError) else str(error)
+    text = describe_error(error) if isinstance(error, OSError) else str(error)
     print("onnxarchive: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
     return status
 

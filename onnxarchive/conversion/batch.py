@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace as with_changes
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
 from onnxarchive.conversion.converting import Conversion, convert_silently
-from onnxarchive.errors import ArchiveError, describe
+from onnxarchive.errors import ArchiveError, describe_error
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.sources.source import is_model_file
@@ -213,7 +213,11 @@ def _work(
             errors.append(FileNotFoundError(errno.ENOENT, message, os.fspath(source)))
         for fault in errors:
             path = os.path.abspath(fault.filename or source)
-            yield path, os.path.join(out, _with_suffix(os.path.basename(path))), describe(fault)
+            yield (
+                path,
+                os.path.join(out, _with_suffix(os.path.basename(path))),
+                describe_error(fault),
+            )
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
@@ -258,6 +262,8 @@ class _Convert:
         except (ArchiveError, ValueError) as error:
             return Conversion(source, target, str(error), error_type=type(error).__name__)
         except OSError as error:
-            return Conversion(source, target, describe(error), error_type=type(error).__name__)
+            return Conversion(
+                source, target, describe_error(error), error_type=type(error).__name__
+            )
         except Exception as error:  # the other conversions go on
             return Conversion(source, target, f"{type(error).__name__}: {error}")

@@ -264,7 +264,7 @@ def _opened(
     Yields:
         The archive, and the bytes of each of these models by the name of its entry.
     """
-    with recovery.opened(path, rule="FILE-1") as file:
+    with recovery.opened_archive(path, rule="FILE-1") as file:
         archive = Archive(file, model=model or "")
         ids = archive.models if model is None else (model,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}

@@ -56,7 +56,7 @@ def open_source(
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
     """Opens a file as an archive and compares all local headers; None if it is not an archive."""
     try:
-        with recovery.opened(path) as file:
+        with recovery.opened_archive(path) as file:
             if not is_zip(file.read(0, 4)):
                 file.close()
                 return None

@@ -69,7 +69,7 @@ def deduplicate(
     - of strings, or with fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
     - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
-    - that a subgraph captures, where the name of the one that stays is shadowed in a subgraph.
+    - that a subgraph captures, if the name of the one that stays is shadowed in a subgraph.
 
     Of those that may be identical, judged by type and shape, each is read once for its CRC-32 and
     again to be compared. External data is read in the pieces that `resolve` gives; of data in the
@@ -181,8 +181,8 @@ class _Scope:
 def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
     """The scopes whose initializers may be merged, each before those in it.
 
-    What training changes or uses is left alone (onnx.proto, TrainingInfoProto): two variables that
-    begin alike are trained apart.
+    Names that training changes or uses are left alone (onnx.proto, TrainingInfoProto): equal
+    variables may differ after it.
     """
     scopes: dict[Path, _Scope] = {}
     trained: dict[Path, _Scope] = {}

@@ -25,7 +25,7 @@ MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
 # The path of an asset (rule ASSET-1), for messages.
-ASSET_PATH = f"{PLAIN_PATH}, without colon and semicolon, of components of at most 255 bytes"
+ASSET_PATH = f"{PLAIN_PATH}, contains a colon or semicolon, or exceeds 255 bytes"
 ASSET_FORM = "Normalization Form C of Unicode"
 # What the id of a further model is (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
@@ -36,7 +36,7 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
-# What Windows takes for a device, with any extension and in any case.
+# Names of devices on Windows, with any extension and in any case.
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII | re.IGNORECASE)
 
 

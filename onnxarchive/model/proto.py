@@ -39,7 +39,7 @@ def serialize(model: onnx.ModelProto) -> bytes:
             deep for protobuf.
     """
     data = encode(model)
-    # What protobuf writes it may yet refuse to read: messages nested more than 100 deep.
+    # protobuf writes messages nested more than 100 deep, and refuses to read them.
     parse(data, Report())
     return data
 

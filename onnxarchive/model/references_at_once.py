@@ -1,8 +1,8 @@
 """For speed only: the external initializers of a serialized model, all looked at together.
 
 A protobuf object takes microseconds for each tensor and each of its fields. Here numpy looks at one
-field of thousands of tensors at a time. It understands what almost all models have; for any other
-`read_references` gives None: ask `proto.check_references`, which looks at the tensors one by one.
+field of thousands of tensors at a time. Almost all models are of the form that it reads; for others
+`read_references` gives None: ask `proto.check_references`, which reads the tensors one by one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read_references(model: bytes) -> References | None:
 
 
 class _UnusualError(Exception):
-    """A tensor breaks a rule, or has what is not understood here."""
+    """A tensor breaks a rule, or has a form that this module does not read."""
 
 
 # Fields of many messages (encoding guide, "Message Structure")

@@ -105,14 +105,14 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
 def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | memoryview]:
     """Puts raw data in the place of external data.
 
-    What lies below a singular field that occurs twice (protobuf merges the two) stays as it is.
+    Tensors below a singular field that occurs twice (protobuf merges the two) stay as they are.
 
     Args:
         model: A serialized ModelProto.
-        data: Gives the raw data of a location, or None for a tensor that shall stay external.
+        data: Gives the raw data of a location, or None for a tensor that stays external.
 
     Returns:
-        Pieces which make up the plain model one after another; `len` of each is its size in bytes.
+        The plain model in pieces; `len` of each is its size in bytes.
         A piece of 4 KiB or more is a view of `model` or of a buffer that `data` gave; shorter ones
         are copied and joined to their neighbours.
 
@@ -137,10 +137,9 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 
 
 def external_data_encoder(location: str) -> Callable[[int, int], bytes]:
-    """Gives what serializes the `external_data` of tensors whose data lies in one file.
+    """Makes a function that serializes the `external_data` of tensors with data in one file.
 
-    A tensor takes it with `MergeFromString`, in a third of the time that its strings take one by
-    one.
+    `MergeFromString` adds the result to a tensor in a third of the time of setting its strings.
 
     Args:
         location: The file as external data names it.
@@ -338,7 +337,7 @@ def _external_number(key: str, number: int) -> bytes:
 
 @cache
 def _external_data_head(key: str, width: int) -> bytes:
-    """What stands before a value of `width` bytes."""
+    """The serialized pair up to its value of `width` bytes."""
     return _external_data(key, " " * width)[:-width]
 
 

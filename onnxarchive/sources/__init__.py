@@ -1,6 +1,7 @@
 """Models of other tools: a `.onnx` with its external data, a directory, a foreign zip.
 
 `source` opens a `Source`: the model, and the data of its large tensors, which is not read. `places`
-finds files beside a model, `finder` the data of tensors in these files, `serialized` the data in
-the model itself. This room knows no archive. It imports storage, model, zipformat and buffers.
+finds files in a directory or a zip (another kind of source is another `Place`), `finder` the data
+of tensors in these files, `serialized` the data in the model itself. This room knows no archive. It
+imports storage, model, zipformat and buffers.
 """

@@ -1,8 +1,8 @@
 """Places of a model's data files: its directory, or a zip.
 
 A place finds a file by the location that a tensor names, refuses a location that leads out of it,
-and gives ranges of the file's bytes. What is compressed is inflated as it is gone through; only the
-tensors that are parts of a compressed file are inflated to a temporary file first.
+and gives ranges of the file's bytes. Compressed files are inflated while they are read; if a tensor
+is only a part of one, it is first inflated to a temporary file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
-from onnxarchive.zipformat.foreign import MAX_NAME_SIZE, ForeignEntry
+from onnxarchive.zipformat.foreign import MAX_PATH_SIZE, ForeignEntry
 from onnxarchive.zipformat.inflate import inflate
 from onnxarchive.zipformat.records import METHOD_STORED
 
@@ -66,9 +66,9 @@ def plain(location: str) -> str:
     Raises:
         ArchiveFormatError: It is too long or no plain relative path.
     """
-    if len(location) > MAX_NAME_SIZE:
+    if len(location) > MAX_PATH_SIZE:
         raise ArchiveFormatError(
-            f"expected a path of at most {MAX_NAME_SIZE} characters, found {shown(location)}"
+            f"expected a path of at most {MAX_PATH_SIZE} characters, found {shown(location)}"
         )
     path = "/".join(it for it in location.split("/") if it != os.curdir)
     if not is_plain_path(path):

@@ -151,7 +151,7 @@ class _Opening:
 
     def _zip(self, view: memoryview) -> Source:
         """A zip with one model and its data files, possibly all in one folder."""
-        read = foreign.read(view)
+        read = foreign.read_zip(view)
         entries = [entry for entry in read.entries if not _is_litter(entry.name)]
         name = _only([entry.name for entry in entries if _is_model(entry.name)])
         folder = name[: name.rfind("/") + 1]
@@ -216,7 +216,7 @@ def is_model_file(path: str) -> bool:
             view = file.view()
             if not is_zip(view):
                 return wire.is_model(view)
-            names = [entry.name for entry in foreign.read(view).entries]
+            names = [entry.name for entry in foreign.read_zip(view).entries]
     except LockedError:  # this thread is editing it, so it is an archive
         return True
     except ArchiveError:

@@ -181,7 +181,7 @@ def change_end(
 
 def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdit) -> None:
     try:
-        roll_back(file, edit)
+        restore(file, edit)
     except OSError as second:
         failed = ArchiveError(
             f"editing the archive failed: {error}; rolling the edit back failed, too: {second}; "
@@ -191,7 +191,7 @@ def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdi
         raise failed from error
 
 
-def roll_back(file: MappedFile, edit: UnfinishedEdit) -> None:
+def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
     """Restores the old end and size of a file; doing so twice changes nothing.
 
     Args:

@@ -45,7 +45,7 @@ class _Listed(NamedTuple):
     offset: int
 
 
-def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
+def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
     """Reads the central directory.
 
     Args:
@@ -61,7 +61,7 @@ def read(data: bytes, bounds: Bounds, report: Report) -> Directory:
 
 
 def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
-    """Reads the central directory without `read_at_once`; see `read`."""
+    """Reads the central directory without `read_at_once`; see `read_directory`."""
     listed = _list(data, bounds, report)
     last = listed[-1] if listed else None
     size = last.offset + last.record.packed_size if last else 0

@@ -23,7 +23,7 @@ from onnxarchive.zipformat.foreign_end import (
 )
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
-MAX_NAME_SIZE = 4096  # bytes; no longer path can be opened on Linux
+MAX_PATH_SIZE = 4096  # bytes; no longer path can be opened on Linux
 
 _METHODS = frozenset(
     {
@@ -102,7 +102,7 @@ class ForeignZip:
     dropped: tuple[str, ...]
 
 
-def read(view: memoryview) -> ForeignZip:
+def read_zip(view: memoryview) -> ForeignZip:
     """Reads a zip by any tool; no data is inflated.
 
     Args:
@@ -241,9 +241,9 @@ def _listed(record: DirectoryRecord) -> _Listed:
 
 def _name(record: DirectoryRecord) -> str:
     readable = record.name.decode(errors="backslashreplace")
-    if len(record.name) > MAX_NAME_SIZE:
+    if len(record.name) > MAX_PATH_SIZE:
         raise format_error(
-            f"expected a name of at most {MAX_NAME_SIZE} bytes, found {len(record.name)}",
+            f"expected a name of at most {MAX_PATH_SIZE} bytes, found {len(record.name)}",
             readable[:_MAX_SHOWN],
         )
     if not record.name.isascii() and not record.flags & records.FLAG_UTF8:
@@ -421,11 +421,11 @@ def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
     return item.header_offset + header.packed_size
 
 
-def _require_equal(what: str, expected: int, found: int, item: _Listed) -> None:
+def _require_equal(field: str, expected: int, found: int, item: _Listed) -> None:
     # 4.4.4: zeros in the local header if a data descriptor follows; some writers fill them in.
     if found != expected and not (item.has_descriptor and found == 0):
         raise format_error(
-            f"expected {what} {expected} in its local header, as in the directory, found {found}",
+            f"expected {field} {expected} in its local header, as in the directory, found {found}",
             item.name,
         )
 

@@ -66,7 +66,7 @@ def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
 
     Args:
         view: The bytes of the whole file.
-        entry: The entry, as returned by `foreign.read`.
+        entry: The entry, as returned by `foreign.read_zip`.
 
     Raises:
         ArchiveFormatError: The compressed data are damaged, or do not have `entry.nbytes` bytes.

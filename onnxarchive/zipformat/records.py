@@ -74,7 +74,7 @@ _FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
 
 
 class _Record:
-    """What all records have; the fields are declared by the subclasses, in order."""
+    """Base of all records; the subclasses declare their fields, in order."""
 
     __slots__: tuple[str, ...] = ()
     SIGNATURE: ClassVar[bytes]

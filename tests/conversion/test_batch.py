@@ -474,12 +474,12 @@ def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
 ) -> None:
     path = tmp_path / "weights"
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
-    read = foreign.read
+    read = foreign.read_zip
 
     def read_locked(view: memoryview) -> Any:
         with pytest.raises(LockedError), onnxarchive.open(path, mode="r+", timeout=0):
             pass
         return read(view)
 
-    monkeypatch.setattr(foreign, "read", read_locked)
+    monkeypatch.setattr(foreign, "read_zip", read_locked)
     assert [found for found, _ in find_models(tmp_path)] == [str(path)]

@@ -172,7 +172,7 @@ def test_an_interrupted_edit_is_found_and_rolled_back_twice(
             edit = undo.find(file)
             assert edit == UnfinishedEdit(offset, len(OLD), interrupted.copy_offset)
             assert edit.end_nbytes == len(OLD) - offset
-            undo.roll_back(file, edit)
+            undo.restore(file, edit)
             assert file.size == len(OLD)
             assert path.read_bytes() == OLD
             assert undo.find(file) is None
@@ -180,7 +180,7 @@ def test_an_interrupted_edit_is_found_and_rolled_back_twice(
         with MappedFile(path, is_writable=True) as file:
             os.pwrite(file.fileno(), OLD[offset:], offset)  # as if it were killed here
             assert undo.find(file) == edit
-            undo.roll_back(file, edit)
+            undo.restore(file, edit)
         assert path.read_bytes() == OLD
 
 
@@ -288,7 +288,7 @@ def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(
         assert edit is not None
         path.write_bytes(b"another")
         with pytest.raises(ArchiveError, match="expected 6 bytes of an undo log, found 0"):
-            undo.roll_back(file, edit)
+            undo.restore(file, edit)
     assert path.read_bytes() == b"another"
 
 

@@ -80,7 +80,7 @@ def with_changed_field(record: DirectoryRecord) -> Iterator[tuple[str, Any]]:
 
 
 def with_changed_records(data: bytes, bounds: Bounds) -> Iterator[bytes]:
-    packed = directory.read(data, bounds, Report()).records
+    packed = directory.read_directory(data, bounds, Report()).records
     for index, record in enumerate(packed):
         for name, value in with_changed_field(record):
             try:
@@ -171,7 +171,7 @@ def rules_of(headers: list[bytes], found: Directory) -> list[str]:
 @pytest.mark.parametrize("alignment", [64, 128])
 def test_headers_with_a_changed_byte_are_never_those_that_are_expected(alignment: int) -> None:
     archive = archive_of(alignment)
-    found = directory.read(*directory_of(archive), Report())
+    found = directory.read_directory(*directory_of(archive), Report())
     headers = headers_of(archive, found)
     expected = pack_local_headers(found, 0, len(headers), alignment)
     assert expected == b"".join(headers)
@@ -192,7 +192,7 @@ def test_headers_that_are_those_expected_break_no_rule_when_compared_one_by_one(
 ) -> None:
     archive = archive_of(alignment)
     data, bounds = directory_of(archive)
-    sound = directory.read(data, bounds, Report())
+    sound = directory.read_directory(data, bounds, Report())
     common = {field.name for field in fields(LocalHeader)} - {"extra"}
     tried = answered = 0
     for index, record in enumerate(sound.records):
@@ -208,7 +208,9 @@ def test_headers_that_are_those_expected_break_no_rule_when_compared_one_by_one(
                 continue
             packed = [each.pack() for each in sound.records]
             changed = b"".join([*packed[:index], changed, *packed[index + 1 :]])
-            found = directory.read(changed, replace(bounds, size=len(changed)), Findings())
+            found = directory.read_directory(
+                changed, replace(bounds, size=len(changed)), Findings()
+            )
             if len(found.entries) < len(headers):
                 continue
             tried += 1
@@ -226,7 +228,7 @@ def test_headers_that_are_those_expected_break_no_rule_when_compared_one_by_one(
 def test_headers_are_expected_with_no_other_alignment_than_theirs(stated: int) -> None:
     for alignment in (64, 128, 4096):
         archive = archive_of(alignment)
-        found = directory.read(*directory_of(archive), Report())
+        found = directory.read_directory(*directory_of(archive), Report())
         expected = pack_local_headers(found, 0, len(found.entries), stated)
         assert (expected == b"".join(headers_of(archive, found))) == (stated == alignment)
 
@@ -239,7 +241,7 @@ def found_in(image: Image) -> tuple[Directory, list[bytes], Findings]:
     findings = Findings()
     bounds = locate(file.read(file.size - TAIL_SIZE, TAIL_SIZE), file.size, Report())
     assert bounds is not None
-    found = directory.read(file.read(bounds.offset, bounds.size), bounds, findings)
+    found = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, findings)
     headers = [
         file.read(entry.header_offset, entry.data_offset - entry.header_offset)
         for entry in found.entries

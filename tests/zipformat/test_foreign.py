@@ -195,11 +195,11 @@ def streamed(
 
 def contents(file: bytes) -> dict[str, bytes]:
     view = memoryview(file)
-    return {entry.name: b"".join(inflate(view, entry)) for entry in foreign.read(view).entries}
+    return {entry.name: b"".join(inflate(view, entry)) for entry in foreign.read_zip(view).entries}
 
 
 def read(file: bytes) -> ForeignZip:
-    return foreign.read(memoryview(file))
+    return foreign.read_zip(memoryview(file))
 
 
 def folder(name: str, attributes: int = 0, **changes: Any) -> Part:

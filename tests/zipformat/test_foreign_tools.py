@@ -67,7 +67,7 @@ def run(command: list[str], directory: Path, *, data: bytes | None = None) -> by
 def require_files(file: bytes, expected: Mapping[str, bytes] = FILES) -> set[int]:
     """Requires exactly these files in a zip; returns its compression methods."""
     view = memoryview(file)
-    found = foreign.read(view)
+    found = foreign.read_zip(view)
     assert found.dropped == ()
     assert {entry.name: b"".join(inflate(view, entry)) for entry in found.entries} == dict(expected)
     return {entry.method for entry in found.entries}
@@ -120,7 +120,7 @@ def test_zip64_from_pipe_to_pipe_is_refused_since_zip_leaves_out_the_end_record(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ArchiveFormatError, match="Zip64 locator"):
-        foreign.read(memoryview(run(["zip", "-q", "-fz", "-", "-"], tmp_path, data=TEXT)))
+        foreign.read_zip(memoryview(run(["zip", "-q", "-fz", "-", "-"], tmp_path, data=TEXT)))
 
 
 @needs("zip")
@@ -148,14 +148,14 @@ def test_zip_with_links_or_encryption_is_refused(source: Path, option: str) -> N
     secret = ["-P", "secret"] if option == "-e" else []
     run(["zip", "-q", "-r", *(secret or [option]), "../made.zip", "."], source)
     with pytest.raises(ArchiveError, match=r"a link|encrypted"):
-        foreign.read(memoryview((source.parent / "made.zip").read_bytes()))
+        foreign.read_zip(memoryview((source.parent / "made.zip").read_bytes()))
 
 
 @needs("zip")
 def test_split_zip_is_refused(source: Path) -> None:
     run(["zip", "-q", "-0", "-r", "-s", "1m", "../made.zip", "."], source)
     with pytest.raises(ArchiveError, match="one of several"):
-        foreign.read(memoryview((source.parent / "made.zip").read_bytes()))
+        foreign.read_zip(memoryview((source.parent / "made.zip").read_bytes()))
 
 
 # 7-Zip
@@ -276,7 +276,7 @@ def test_bsdtar(source: Path, options: list[str]) -> None:
 def test_bsdtar_to_a_pipe_is_refused_since_it_pads_as_for_a_tape(source: Path) -> None:
     printed = run(["bsdtar", "--format", "zip", "-cf", "-", *sorted(os.listdir(source))], source)
     with pytest.raises(ArchiveFormatError, match="after the end record"):
-        foreign.read(memoryview(printed))
+        foreign.read_zip(memoryview(printed))
     require_files(printed[: printed.rindex(EndRecord.SIGNATURE) + EndRecord.SIZE])
 
 
@@ -348,6 +348,6 @@ def test_zipfile_of_many_entries_writes_a_zip64_record_for_the_second_only(count
         for number in range(count):
             written.writestr(zipfile.ZipInfo(f"{number}"), b"")
     assert (Zip64EndRecord.SIGNATURE in file.getvalue()[-200:]) == (count > 65_535)
-    found = foreign.read(memoryview(file.getvalue()))
+    found = foreign.read_zip(memoryview(file.getvalue()))
     assert len(found.entries) == count
     assert found.dropped == ()

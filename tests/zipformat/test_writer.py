@@ -254,7 +254,7 @@ def read_back(archive: bytes) -> Entries:
     bounds = locate(archive[-TAIL_SIZE:], len(archive), Report())
     assert bounds is not None
     data = archive[bounds.offset : bounds.offset + bounds.size]
-    entries = directory.read(data, bounds, Report()).entries
+    entries = directory.read_directory(data, bounds, Report()).entries
     return [
         (entry.name, archive[entry.data_offset : entry.data_offset + entry.nbytes])
         for entry in entries

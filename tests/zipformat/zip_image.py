@@ -65,7 +65,7 @@ def inspect(file: Sparse, report: Report) -> Directory | None:
     if bounds is None:
         return None
     data = file.read(bounds.offset, bounds.size)
-    found = directory.read(data, bounds, report)
+    found = directory.read_directory(data, bounds, report)
     _require_same(read_at_once(data, bounds), data, bounds)
     for index, (entry, record) in enumerate(zip(found.entries, found.records, strict=True)):
         header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
