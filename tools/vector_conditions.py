@@ -15,6 +15,7 @@ from vector_parts import (
     FLOAT,
     MODEL_PROTO,
     UINT8,
+    UINT16,
     Tensor,
     Vector,
     W,
@@ -30,7 +31,7 @@ from vector_parts import (
     with_models,
 )
 
-FIXED_64, FIXED_32 = 1, 5  # wire types
+FIXED_64, LENGTH, FIXED_32 = 1, 2, 5  # wire types
 MESSAGES = 4_194_304
 
 
@@ -42,6 +43,7 @@ def single_conditions() -> Iterator[Vector]:
     yield from _external_data()
     yield from _zip64()
     yield from _bounds()
+    yield from _missed()
 
 
 def _with_asset(name: str) -> Callable[[], Image]:
@@ -313,6 +315,108 @@ def _zip64() -> Iterator[Vector]:
             "two-truths",
             large=True,
         )
+
+
+def _missed() -> Iterator[Vector]:
+    """Conditions that `mutate_reader.py` could drop unnoticed."""
+    long_name = replace(W, key="w" * 28)
+    yield refused(
+        "padding-of-32768",
+        "An entry with one byte more of padding than any alignment asks for.",
+        "ZIP-6 ALIGN-3",
+        lambda: Image(
+            [
+                replace(long_name.entry, padding=bytes(32768)),
+                Entry(MODEL_PROTO, model(graph(long_name))),
+            ]
+        ),
+        "gaps",
+        stage="open",
+    )
+    longer = replace(W, key="w" * 100)
+    yield refused(
+        "count-one-more-of-long-records",
+        "One record more is counted, for which the directory would be large enough.",
+        "ZIP-4",
+        lambda: replace(archive(longer), end={"disk_count": 3, "count": 3}),
+        "count",
+    )
+    yield refused(
+        "name-empty-last",
+        "The last entry has no name.",
+        "MODEL-1 KEY-1",
+        lambda: Image([W.entry, Entry(b"", model(graph(W)))]),
+        "model-missing",
+    )
+    saturated = dict.fromkeys(("compressed_size", "uncompressed_size"), v.SATURATED_32)
+    for name, about, sizes, rules in (
+        ("empty", "An empty Zip64 field where nothing is saturated", {}, "ZIP-13 ZIP64-4"),
+        ("without-sizes", "An empty Zip64 field beside saturated sizes", saturated, "ZIP64-4"),
+    ):
+        yield refused(
+            f"record-extra-zip64-{name}-45",
+            f"{about}, and the version needed is 45.",
+            rules,
+            partial(
+                _first_changed,
+                both={"version_needed": 45},
+                record=sizes,
+                record_extra=extra_field(1, b""),
+            ),
+            "extra-unneeded",
+        )
+    packed = Tensor("w", UINT8, (), b"\1", more=content(1, b"\1" * 65))
+    yield refused(
+        "dims-65-packed", "65 dims, packed.", "TENSOR-2", partial(archive, packed), "dims"
+    )
+    of_2_63 = Tensor("w", UINT16, (0, 1 << 62), b"")
+    yield refused(
+        "dims-2-63-bytes-beside-zero",
+        "A dim of 0, and others that make 2^63 bytes.",
+        "TENSOR-2",
+        partial(archive, of_2_63),
+        "dims",
+    )
+    less = replace(of_2_63, dims=(0, (1 << 62) - 1))
+    yield accepted(
+        "dims-below-2-63-bytes-beside-zero",
+        "A dim of 0, and others that make 2^63 - 2 bytes.",
+        "TENSOR-2",
+        partial(archive, less),
+        less,
+    )
+    fields = b"".join(number(1 << shift, 1) for shift in (4, 11, 18, 25)) + content(
+        1001, bytes(128)
+    )
+    yield accepted(
+        "model-tags-and-lengths-of-0x80",
+        "Unknown fields whose tag or length begins with the byte 0x80.",
+        "MODEL-3",
+        partial(of_proto, model(graph(W), more=fields), W),
+        W,
+    )
+    tag = partial(v.varint, 1001 << 3 | LENGTH)
+    for name, about, end in (
+        ("tag", "a tag without the length", tag()),
+        ("length", "a length of 1 and no byte", tag() + b"\1"),
+        ("varint", "a varint that goes on", v.varint(1001 << 3) + b"\x80"),
+        ("fixed32", "a number of 3 instead of 4 bytes", _fixed(FIXED_32, 3)),
+        ("fixed64", "a number of 7 instead of 8 bytes", _fixed(FIXED_64, 7)),
+    ):
+        yield refused(
+            f"model-ends-in-{name}",
+            f"The last bytes of a model are {about}.",
+            "MODEL-3",
+            partial(of_proto, model(graph(W), more=end), W),
+            "proto-corrupt",
+        )
+    yield refused(
+        "model-group-holds-large-field",
+        "A field with the number 2^29 within a group.",
+        "MODEL-3",
+        partial(of_proto, model(graph(W), more=_group_of(number(1 << 29, 1))), W),
+        "proto-corrupt",
+    )
 
 
 def _bounds() -> Iterator[Vector]:

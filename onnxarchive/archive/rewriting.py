@@ -437,7 +437,7 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
     new = Plan(plan.items[count:], plan.models)
 
     def write(target: PositionalWriter) -> None:
-        zip_writer = _zip_writer(target, options.alignment, kept)
+        zip_writer = _zip_writer(archive, target, kept)
         stream(new, zip_writer, ProgressCounter(options.progress, new.nbytes))
 
     changed = _changed_clone(archive, offset, write, else_in_place=not copy)
@@ -450,10 +450,18 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
     return archive._file.reopened()
 
 
-def _zip_writer(target: PositionalWriter, alignment: int, kept: tuple[int, bytes]) -> ZipWriter:
-    """Goes on with an archive in a file."""
-    before = target.last(SEARCHED_SIZE)
-    return ZipWriter(target, alignment=alignment, kept=kept, offset=target.offset, before=before)
+def _zip_writer(archive: Archive, target: PositionalWriter, kept: tuple[int, bytes]) -> ZipWriter:
+    """Goes on with an archive in a file after the entries that stay."""
+    count, _ = kept
+    entries = archive._snapshot.directory.entries
+    return ZipWriter(
+        target,
+        alignment=archive.alignment,
+        kept=kept,
+        named=(entries.names[:count], entries.header_offsets[:count]),
+        offset=target.offset,
+        before=target.last(SEARCHED_SIZE),
+    )
 
 
 def _replace_entry(
@@ -478,7 +486,7 @@ def _replace_entry(
                 f"it is written, with CRC-32 {crc32:#010x}, found {written.value:#010x}"
             )
         target.offset = offset
-        zip_writer = _zip_writer(target, archive.alignment, kept)
+        zip_writer = _zip_writer(archive, target, kept)
         stream(plan, zip_writer, counter)
 
     changed = _changed_clone(archive, header_offset, write, else_in_place=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import Buffer, SupportsWrite, as_bytes, pieces
@@ -38,6 +38,7 @@ class ZipWriter:
         file: The target; it is not closed.
         alignment: Alignment of all data in bytes, a power of two from 64 to 32768.
         kept: Number and packed directory records of the entries that are already in the file.
+        named: Names and header offsets of these entries, for messages.
         offset: Offset of the end of these entries in the archive, in bytes.
         before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if there are less.
 
@@ -51,6 +52,7 @@ class ZipWriter:
         *,
         alignment: int = layout.MIN_ALIGNMENT,
         kept: tuple[int, bytes] = (0, b""),
+        named: tuple[Sequence[str], Sequence[int]] = ((), ()),
         offset: int = 0,
         before: bytes = b"",
     ) -> None:
@@ -58,6 +60,7 @@ class ZipWriter:
         self._file = file
         self._alignment = alignment
         self._kept_count, self._kept_records = kept
+        self._named = named
         self._offset = offset
         self.placements: list[Placement] = []
         self._end = [before]  # the last bytes of the archive so far, or some more
@@ -133,8 +136,8 @@ class ZipWriter:
             self._offset,
             directory_offset,
             directory_end,
-            [placement.name.decode() for placement in self.placements],
-            [placement.header_offset for placement in self.placements],
+            [*self._named[0], *(placement.name.decode() for placement in self.placements)],
+            [*self._named[1], *(placement.header_offset for placement in self.placements)],
             Report(),
         )
         return self._offset
