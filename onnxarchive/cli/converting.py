@@ -65,7 +65,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         )
     if not to_stream or arguments.dry_run:
         text = (
-            f"{printable(conversion.target)}: {'would be ' if arguments.dry_run else ''}"
+            f"{printable(conversion.target)}: {'would have ' if arguments.dry_run else ''}"
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_saved(conversion)}"
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import onnx
 
 from onnxarchive.archive.editing import change_model, replace_model
 from onnxarchive.archive.recovery import recover
-from onnxarchive.cli.frame import DONE, say
+from onnxarchive.cli.frame import DONE, pairs, say
 from onnxarchive.cli.parser import WORDS
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
@@ -35,7 +35,7 @@ def replace_model_command(arguments: argparse.Namespace) -> int:
 
 def set_metadata_command(arguments: argparse.Namespace) -> int:
     """Runs `set-metadata`."""
-    pairs = _pairs("KEY=VALUE", arguments.pairs)
+    new = pairs("KEY=VALUE", arguments.pairs)
 
     def change(model: onnx.ModelProto) -> onnx.ModelProto:
         for field in WORDS:
@@ -50,7 +50,7 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
                 listed = ", ".join(map(shown, metadata)) or "none"
                 raise ValueError(f"--remove: no metadata {shown(key)}; there is {listed}")
             del metadata[key]
-        metadata.update(pairs)
+        metadata.update(new)
         proto.set_metadata(model, metadata)
         return model
 
@@ -59,7 +59,8 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
 
 def rename_command(arguments: argparse.Namespace) -> int:
     """Runs `rename`."""
-    inputs, outputs = _pairs("--input", arguments.input), _pairs("--output", arguments.output)
+    inputs = pairs("--input OLD=NEW", arguments.input)
+    outputs = pairs("--output OLD=NEW", arguments.output)
     if not (inputs or outputs):
         raise ValueError("rename needs --input OLD=NEW or --output OLD=NEW")
     return _change(arguments, lambda model: renaming.renamed(model, inputs, outputs))
@@ -76,18 +77,6 @@ def _change(
         timeout=arguments.timeout,
     )
     return _say_size(arguments)
-
-
-def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for argument in given:
-        key, equals, value = argument.partition("=")
-        if not equals or not key:
-            raise ValueError(f"{option}: expected KEY=VALUE, found {argument!r}")
-        if key in pairs:
-            raise ValueError(f"{option}: {key!r} is given twice")
-        pairs[key] = value
-    return pairs
 
 
 def _say_size(arguments: argparse.Namespace) -> int:

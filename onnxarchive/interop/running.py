@@ -188,6 +188,10 @@ def _make_session(path: str, providers: Sequence[str] | None) -> Any:
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
     with MappedFile(path) as file:
+        if not file.size:
+            raise ArchiveFormatError(
+                "expected an archive or a serialized ModelProto, found an empty file"
+            )
         is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal; errors are raised
