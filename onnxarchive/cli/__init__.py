@@ -1,4 +1,8 @@
-"""The command line: a thin `main(argv) -> int` over the library."""
+"""The command line: a thin `main(argv) -> int` over the library.
+
+`parser` has the arguments, `frame` the exit statuses of errors, `table` and `progress` the output.
+Each other module has the commands of one kind. This room may import all others.
+"""
 
 from __future__ import annotations
 
