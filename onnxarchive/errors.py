@@ -119,8 +119,10 @@ class AttributesWarning(UserWarning):
 
 def describe_error(error: OSError) -> str:
     """The message of an error of the system: the file and the fault, without the error number."""
-    named = error.filename is not None and error.strerror is not None
-    return f"{error.filename}: {error.strerror}" if named else str(error)
+    if error.strerror is None:
+        return str(error)
+    file = "" if error.filename is None else f"{error.filename or repr(error.filename)}: "
+    return file + error.strerror
 
 
 @contextmanager

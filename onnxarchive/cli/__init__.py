@@ -1,4 +1,8 @@
-"""The command line: a thin `main(argv) -> int` over the library."""
+"""The command line: a thin `main(argv) -> int` over the library.
+
+`parser` has the arguments, `frame` the exit statuses of errors, `table` and `progress` the output.
+Each other module has the commands of one kind. This room may import all others.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an error of
-        the system or a missing library; 3 a corrupt or unsafe file.
+        the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted.
 
     Raises:
         BrokenPipeError: The reader of the output has closed it.
@@ -60,10 +64,12 @@ def run() -> None:
     for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _raise_interrupt)
-    for stream in (
-        sys.stdout,
-        sys.stderr,
-    ):  # names may have characters that the terminal cannot show
+    if sys.stderr is None:  # the parent closed it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 until the process ends
+    if sys.stdout is None:
+        sys.exit(fail("expected an open standard output, found it closed", WRONG_USE))
+    # Names may have characters that the terminal cannot show.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:

@@ -44,7 +44,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         "verify_checksum": arguments.verify_checksum,
         "dry_run": arguments.dry_run,
     }
-    models = pairs("--model", "ID=PATH", arguments.model)
+    models = pairs("--model ID=PATH", arguments.model)
     if arguments.output_dir is not None:
         if models:
             raise ValueError("--model goes with one SOURCE and TARGET, not with --output-dir")
@@ -70,7 +70,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         )
     if not to_stream or arguments.dry_run:
         text = (
-            f"{printable(conversion.target)}: {'would be ' if arguments.dry_run else ''}"
+            f"{printable(conversion.target)}: {'would have ' if arguments.dry_run else ''}"
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_saved(conversion)}"
         )

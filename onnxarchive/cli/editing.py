@@ -67,7 +67,7 @@ def rename_model_command(arguments: argparse.Namespace) -> int:
 
 def set_metadata_command(arguments: argparse.Namespace) -> int:
     """Runs `set-metadata`."""
-    given = pairs("KEY=VALUE", "KEY=VALUE", arguments.pairs)
+    new = pairs("KEY=VALUE", arguments.pairs)
 
     def change(model: onnx.ModelProto) -> onnx.ModelProto:
         for field in WORDS:
@@ -82,7 +82,7 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
                 listed = ", ".join(map(shown, metadata)) or "none"
                 raise ValueError(f"--remove: no metadata {shown(key)}; there is {listed}")
             del metadata[key]
-        metadata.update(given)
+        metadata.update(new)
         proto.set_metadata(model, metadata)
         return model
 
@@ -91,8 +91,8 @@ def set_metadata_command(arguments: argparse.Namespace) -> int:
 
 def rename_command(arguments: argparse.Namespace) -> int:
     """Runs `rename`."""
-    inputs = pairs("--input", "OLD=NEW", arguments.input)
-    outputs = pairs("--output", "OLD=NEW", arguments.output)
+    inputs = pairs("--input OLD=NEW", arguments.input)
+    outputs = pairs("--output OLD=NEW", arguments.output)
     if not (inputs or outputs):
         raise ValueError("rename needs --input OLD=NEW or --output OLD=NEW")
     return _change(arguments, lambda model: renaming.renamed(model, inputs, outputs))

@@ -8,9 +8,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import (
@@ -19,6 +19,7 @@ from onnxarchive.errors import (
     ModelNotFoundError,
     UnsupportedFeatureError,
     describe_error,
+    shown,
 )
 
 DONE: Final = 0
@@ -49,6 +50,8 @@ def status_of(error: type[BaseException] | None) -> int:
 def fail(error: object, status: int) -> int:
     """Prints an error to standard error and returns the exit status."""
     text = describe_error(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, UnicodeEncodeError):
+        text = f"expected text in UTF-8, found {shown(error.object)}"
     print("onnxarchive: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
     return status
 
@@ -56,28 +59,6 @@ def fail(error: object, status: int) -> int:
 def warn(message: str) -> None:
     """Prints a warning to standard error."""
     print(f"onnxarchive: warning: {printable(message)}", file=sys.stderr)
-
-
-def pairs(option: str, form: str, given: Iterable[str]) -> dict[str, str]:
-    """Splits the values of an option.
-
-    Args:
-        option: Its name, for messages.
-        form: What each value looks like, such as `"KEY=VALUE"`.
-        given: The values.
-
-    Raises:
-        ValueError: A value has another form, or two have the same key.
-    """
-    split: dict[str, str] = {}
-    for argument in given:
-        key, equals, value = argument.partition("=")
-        if not equals or not key:
-            raise ValueError(f"{option}: expected {form}, found {argument!r}")
-        if key in split:
-            raise ValueError(f"{option}: {key!r} is given twice")
-        split[key] = value
-    return split
 
 
 def require_free(path: str, force: bool) -> None:
@@ -88,6 +69,29 @@ def require_free(path: str, force: bool) -> None:
     """
     if not force and os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "exists; --force replaces it", path)
+
+
+def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) -> dict[str, Any]:
+    """Splits arguments such as NAME=VALUE at the first equals sign.
+
+    Args:
+        form: What is expected: the option, and its value as in `--help`.
+        given: The arguments.
+        convert: Converts the part after the sign; may raise a ValueError.
+
+    Raises:
+        ValueError: An argument has another form, or two have the same name.
+    """
+    found: dict[str, Any] = {}
+    for argument in given:
+        name, equals, text = argument.partition("=")
+        try:
+            if not (name and equals) or name in found:
+                raise ValueError
+            found[name] = convert(text)
+        except ValueError:
+            raise ValueError(f"expected {form}, each name once, found {argument!r}") from None
+    return found
 
 
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:

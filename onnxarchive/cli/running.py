@@ -8,20 +8,20 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from onnxarchive.cli.frame import DONE, FOUND, say
+from onnxarchive.cli.frame import DONE, FOUND, pairs, say
 from onnxarchive.cli.table import count, printable, shape, table
-from onnxarchive.interop.comparing import Difference, compare, require_tolerances
+from onnxarchive.interop.comparing import OutputDifference, compare, require_tolerances
 from onnxarchive.interop.inputs import Input
 from onnxarchive.interop.running import Outcome, Value, run
 from onnxarchive.model.keys import Keys
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.files import MappedFile, PositionalWriter, make_file
 from onnxarchive.storage.replacement import new_directory
 
 _MIB: Final = 1 << 20
@@ -35,9 +35,9 @@ def run_command(arguments: argparse.Namespace) -> int:
         MappedFile(arguments.compare).close()
     elif arguments.atol or arguments.rtol or arguments.compare_model:
         raise ValueError("--atol, --rtol and --compare-model go with --compare")
-    given = _pairs("--input NAME=FILE.npy", arguments.input, str)
+    given = pairs("--input NAME=FILE.npy", arguments.input)
     inputs = {name: _load(path) for name, path in given.items()}
-    dims = _pairs("--dim NAME=SIZE", arguments.dim, int)
+    dims = pairs("--dim NAME=SIZE", arguments.dim, int)
     call = partial(run, providers=arguments.provider, repeat=arguments.repeat)
     output = arguments.output
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:
@@ -63,24 +63,15 @@ def run_command(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _pairs(option: str, given: Iterable[str], convert: Callable[[str], Any]) -> dict[str, Any]:
-    """Splits the values of an option of the form NAME=VALUE."""
-    pairs: dict[str, Any] = {}
-    for argument in given:
-        name, _, text = argument.partition("=")
-        try:
-            if not name or not text or name in pairs:
-                raise ValueError
-            pairs[name] = convert(text)
-        except ValueError:
-            raise ValueError(f"expected {option}, each name once, found {argument!r}") from None
-    return pairs
-
-
 def _load(path: str) -> Input:
     """Loads an array, or the arrays of a sequence."""
     with open(path, "rb") as file:
         try:
+            if file.peek(4)[:4] not in (
+                b"\x93NUM",
+                b"PK\3\4",
+            ):  # numpy would suggest to unpickle it
+                raise ValueError("its first bytes are those of no .npy or .npz")
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else list(loaded.values())
         except Exception as error:  # numpy raises many types for damaged files
@@ -99,7 +90,8 @@ def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
                 "that ends with a null character; run it without --output"
             )
         files[output.name] = f"{keys.assign(output.name[:200])}.npy"  # valid in every file system
-        np.save(os.path.join(directory, files[output.name]), array, allow_pickle=False)
+        with make_file(os.path.join(directory, files[output.name])) as file:
+            np.save(PositionalWriter(file), array, allow_pickle=False)  # errors name the file
     return files
 
 
@@ -168,7 +160,7 @@ def _cost_lines(result: Mapping[str, Any]) -> list[str]:
     return [f"time      {time}", f"memory    {grown or 'not reported by this system'}"]
 
 
-def _difference(difference: Difference) -> str:
+def _difference(difference: OutputDifference) -> str:
     if difference.problem is not None:
         return difference.problem
     text = "the same in" if difference.is_same else f"differs in {difference.differing:,} of"

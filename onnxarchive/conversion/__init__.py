@@ -1,5 +1,5 @@
-"""Archives from other files and into them, one or many, and what two archives differ in.
+"""Conversions of other files to archives and back, one or many, and comparing two archives.
 
-`sources` opens what can be converted, `converting` has `convert`, `export` and `extract`, `batch`
+`sources` opens the file to convert, `converting` has `convert`, `export` and `extract`, `batch`
 many conversions at once, `differences` the comparison. This room imports archive and below.
 """

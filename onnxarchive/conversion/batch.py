@@ -155,7 +155,7 @@ def _outcomes(
     for index, (source, target, error) in enumerate(work):
         other = taken.setdefault(os.path.normcase(target), source)
         if error is None and other != source:
-            error = f"expected its own target, found {other}'s"
+            error = f"{other} has the same target {target}; convert one of them elsewhere"
         if error is None:
             todo[index] = source, target
         else:

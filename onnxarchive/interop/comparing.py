@@ -17,7 +17,7 @@ PIECE: Final = 1 << 20  # elements compared at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutputDifference:
     """Comparison of an output of two models.
 
     Attributes:
@@ -45,7 +45,7 @@ class Difference:
 
 def compare(
     ours: Outcome, theirs: Outcome, *, absolute: float = 0.0, relative: float = 0.0
-) -> list[Difference]:
+) -> list[OutputDifference]:
     """Compares the outputs of two models on the same inputs, with a result for each output.
 
     Args:
@@ -68,7 +68,9 @@ def compare(
     return [
         _difference(one[name], two[name], absolute, relative)
         if name in one and name in two
-        else Difference(name, f"found in the {'first' if name in one else 'other'} model only")
+        else OutputDifference(
+            name, f"found in the {'first' if name in one else 'other'} model only"
+        )
         for name in one | two
     ]
 
@@ -80,17 +82,17 @@ def require_tolerances(absolute: float, relative: float) -> None:
             raise ValueError(f"expected a tolerance of 0 or more, found {tolerance}")
 
 
-def _difference(ours: Value, theirs: Value, absolute: float, relative: float) -> Difference:
+def _difference(ours: Value, theirs: Value, absolute: float, relative: float) -> OutputDifference:
     """Compares two arrays."""
     for noun, one, two in (
         ("data type", ours.data_type, theirs.data_type),
         ("shape", list(ours.array.shape), list(theirs.array.shape)),
     ):
         if one != two:
-            return Difference(ours.name, f"expected the same {noun}, found {one} and {two}")
+            return OutputDifference(ours.name, f"expected the same {noun}, found {one} and {two}")
     first, second = ours.array.reshape(-1), theirs.array.reshape(-1)
     if ours.data_type == STRING:
-        return Difference(ours.name, None, int(np.count_nonzero(first != second)), first.size)
+        return OutputDifference(ours.name, None, int(np.count_nonzero(first != second)), first.size)
     differing, greatest_absolute, greatest_relative = 0, 0.0, 0.0
     for begin in range(0, first.size, PIECE):
         piece = slice(begin, begin + PIECE)
@@ -98,7 +100,9 @@ def _difference(ours: Value, theirs: Value, absolute: float, relative: float) ->
         differing += int(np.count_nonzero(~is_same))
         greatest_absolute = max(greatest_absolute, float(distance.max()))
         greatest_relative = max(greatest_relative, float(proportion.max()))
-    return Difference(ours.name, None, differing, first.size, greatest_absolute, greatest_relative)
+    return OutputDifference(
+        ours.name, None, differing, first.size, greatest_absolute, greatest_relative
+    )
 
 
 def _compare(

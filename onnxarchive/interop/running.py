@@ -198,6 +198,10 @@ def _make_session(path: str, model: str, providers: Sequence[str] | None) -> Any
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
     with MappedFile(path) as file:
+        if not file.size:
+            raise ArchiveFormatError(
+                "expected an archive or a serialized ModelProto, found an empty file"
+            )
         is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
     if model and not is_zip:
         raise ModelNotFoundError(

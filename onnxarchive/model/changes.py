@@ -156,7 +156,7 @@ def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[
 
 def _name(message: Any) -> str:
     if isinstance(message, onnx.NodeProto):
-        return text(next(filter(None, (message.name, *message.output)), ""))
+        return text(message.name or next(filter(None, message.output), ""))
     if isinstance(message, onnx.OperatorSetIdProto):
         return text(message.domain) or "ai.onnx"
     if isinstance(message, onnx.FunctionProto):

@@ -464,7 +464,7 @@ def _end_of_entry(view: memoryview, item: _Listed, data_offset: int, directory_o
 
 
 def _descriptors(item: _Listed) -> Iterator[bytes]:
-    """The data descriptor in each form used by writers, longest first (4.3.9)."""
+    """The data descriptor in each form used by writers, signed ones first (4.3.9)."""
     values = (item.record.crc32, item.compressed_nbytes, item.nbytes)
     for signature in (records.DATA_DESCRIPTOR_SIGNATURE, b""):
         yield signature + _DESCRIPTOR_64.pack(*values)

@@ -421,6 +421,29 @@ except SystemExit:
     assert run_python(code, "--version", int(number)) == f"{onnxarchive.__version__}\ngoes on\n"
 
 
+@pytest.mark.parametrize(
+    ("closed", "status"), [(">&-", 2), (">&- 2>&-", 2), ("2>&-", 0)], ids=["out", "both", "error"]
+)
+@pytest.mark.parametrize("target", ["-", "new.onnxa"])
+def test_a_closed_stream_ends_no_command_with_a_traceback(
+    source: Path, tmp_path: Path, target: str, closed: str, status: int
+) -> None:
+    script = f'"$0" -m onnxarchive convert "$1" "$2" {closed}'
+    command: list[str | Path] = ["sh", "-c", script, sys.executable, source, target]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == status, done.stderr
+    expected = b"onnxarchive: expected an open standard output, found it closed\n"
+    assert done.stderr == (expected if closed == ">&-" else b"")
+    assert (tmp_path / "new.onnxa").exists() == (status == 0 and target != "-")
+
+
+def test_a_full_device_as_standard_output_is_reported_without_error_number(source: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = run_apart("convert", source, "-", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == b"onnxarchive: No space left on device\n"
+
+
 def test_a_bar_is_shown_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path
 ) -> None:

@@ -102,9 +102,9 @@ def test_a_dry_run_tells_what_would_be_written_and_writes_nothing(
 def test_a_dry_run_says_so(source: Path, target: Path, capsys: Captured) -> None:
     assert run(source, target, "--dry-run") == 0
     printed = capsys.readouterr().out
-    assert "would be 4 tensors, 0 assets, " in printed
+    assert "would have 4 tensors, 0 assets, " in printed
     assert run(source, target) == 0
-    assert capsys.readouterr().out == printed.replace("would be ", "")
+    assert capsys.readouterr().out == printed.replace("would have ", "")
 
 
 def test_a_dry_run_finds_what_a_run_would_find(

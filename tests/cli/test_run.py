@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -248,6 +249,15 @@ def test_outputs_that_cannot_be_completed_leave_nothing(
     assert [path.name for path in Path().iterdir()] == [archive.name]
 
 
+def test_a_file_that_an_output_does_not_fit_is_named(archive: Path) -> None:
+    script = 'ulimit -f 0; "$0" -m onnxarchive run "$1" --output out'
+    command: list[str | Path] = ["sh", "-c", script, sys.executable, archive]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.search(r"^onnxarchive: .*y\.npy: File too large$", done.stderr, re.MULTILINE)
+    assert [path.name for path in Path().iterdir()] == [archive.name]
+
+
 def test_outputs_are_saved_also_where_the_comparison_fails(
     archive: Path, unloadable: str, capsys: Captured
 ) -> None:
@@ -408,6 +418,7 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         (["."], 3, "a directory"),
         (["text"], 3, "text: expected an archive or a serialized ModelProto"),
         (["truncated.onnxa"], 3, "[ZIP-2]"),
+        (["empty"], 3, "empty: expected an archive or a serialized ModelProto"),
         (["bad.onnx"], 2, "bad.onnx: ONNX Runtime does not load the model: "),
         (
             ["an archive.onnxa", "--input", "x"],
@@ -416,6 +427,8 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         ),
         (["an archive.onnxa", "--input", "x=missing.npy"], 2, "missing.npy: No such file"),
         (["an archive.onnxa", "--input", "x=text"], 2, "text: expected a file of numpy.save"),
+        (["an archive.onnxa", "--input", "x=text"], 2, "; its first bytes are those of no .npy"),
+        (["an archive.onnxa", "--input", "x="], 2, "'': No such file"),
         (["an archive.onnxa", "--input", "x=pickle.npy"], 2, "pickle.npy: expected a file"),
         (["an archive.onnxa", "--input", "x=broken.npz"], 2, "broken.npz: expected a file"),
         (["an archive.onnxa", "--input", "z=x.npy"], 2, "which has 'x', found 'z'"),
@@ -445,6 +458,7 @@ def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
 ) -> None:
     Path("text").write_text("This is not a model, but a text.\n")
     Path("truncated.onnxa").write_bytes(archive.read_bytes()[:-1])
+    Path("empty").touch()
     np.save("x.npy", np.zeros(2, np.float32))
     np.save("pickle.npy", np.array([{}]), allow_pickle=True)
     Path("broken.npz").write_bytes(b"PK\x03\x04")

@@ -82,9 +82,18 @@ def test_convert_takes_any_number_of_models_and_gives_the_saving_in_json(capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "decoder.onnx"], "--model: expected ID=PATH, found 'decoder.onnx'"),
-        (["--model", "=decoder.onnx"], "--model: expected ID=PATH, found '=decoder.onnx'"),
-        (["--model", "a=x", "--model", "a=y"], "--model: 'a' is given twice"),
+        (
+            ["--model", "decoder.onnx"],
+            "expected --model ID=PATH, each name once, found 'decoder.onnx'",
+        ),
+        (
+            ["--model", "=decoder.onnx"],
+            "expected --model ID=PATH, each name once, found '=decoder.onnx'",
+        ),
+        (
+            ["--model", "a=x", "--model", "a=y"],
+            "expected --model ID=PATH, each name once, found 'a=y'",
+        ),
         (["--model", "A=decoder.onnx"], "as [a-z][a-z0-9_]* of at most 64 bytes"),
         (["--model", "a=missing.onnx"], "missing.onnx: No such file"),
         (["--model", "a="], "No such file"),

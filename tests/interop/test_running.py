@@ -16,7 +16,7 @@ from written import write_model
 
 import onnxarchive
 from onnxarchive.interop import running as run_module
-from onnxarchive.interop.comparing import Difference, compare
+from onnxarchive.interop.comparing import OutputDifference, compare
 from onnxarchive.interop.inputs import Port, random_input
 from onnxarchive.interop.running import Outcome, RunError, Summary, Value, run
 
@@ -506,13 +506,13 @@ def test_summaries_are_of_all_elements(dtype: Any) -> None:
 # Comparisons
 
 
-def compared(one: Path, two: Path, **tolerances: float) -> list[Difference]:
+def compared(one: Path, two: Path, **tolerances: float) -> list[OutputDifference]:
     """How two models compare on random inputs."""
     outcome = run(one)
     return compare(outcome, run(two, outcome.feed), **tolerances)
 
 
-def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> Difference:
+def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> OutputDifference:
     """How two models that give these arrays compare."""
     first = write_model(tmp_path / "one.onnx", constant(np.asarray(one)))
     second = write_model(tmp_path / "two.onnx", constant(np.asarray(two)))
@@ -522,7 +522,7 @@ def difference(tmp_path: Path, one: Any, two: Any, **tolerances: Any) -> Differe
 
 def test_an_archive_and_its_source_are_the_same(archive: Path, tmp_path: Path) -> None:
     (found,) = compared(archive, write_model(tmp_path / "m.onnx", runnable_model()))
-    assert found == Difference("y", None, 0, 32, 0.0, 0.0)
+    assert found == OutputDifference("y", None, 0, 32, 0.0, 0.0)
     assert found.is_same
 
 
@@ -607,16 +607,18 @@ def test_tolerances_allow_what_they_say(
 
 def test_signs_of_zero_differ_unless_there_is_a_tolerance(tmp_path: Path) -> None:
     one, two = F([0.0, -0.0, 0.0, 1.0]), F([-0.0, -0.0, 1.0, 1.0])
-    assert difference(tmp_path, one, two) == Difference("y", None, 2, 4, 1.0, 1.0)
-    assert difference(tmp_path, one, two, absolute=0.5) == Difference("y", None, 1, 4, 1.0, 1.0)
+    assert difference(tmp_path, one, two) == OutputDifference("y", None, 2, 4, 1.0, 1.0)
+    assert difference(tmp_path, one, two, absolute=0.5) == OutputDifference(
+        "y", None, 1, 4, 1.0, 1.0
+    )
     found = difference(tmp_path, BF16([0.0, 2.0]), BF16([-0.0, 2.0]))
-    assert found == Difference("y", None, 1, 2, 0.0, 0.0)
+    assert found == OutputDifference("y", None, 1, 2, 0.0, 0.0)
 
 
 def test_nan_is_the_same_as_nan_with_other_bits(tmp_path: Path) -> None:
     bits = np.array([0x7FC00000, 0xFFC00001], np.uint32)
     one, two = bits.view(np.float32), bits[::-1].copy().view(np.float32)
-    assert difference(tmp_path, one, two) == Difference("y", None, 0, 2, 0.0, 0.0)
+    assert difference(tmp_path, one, two) == OutputDifference("y", None, 0, 2, 0.0, 0.0)
 
 
 def test_differences_are_those_of_all_pieces(
