@@ -14,8 +14,9 @@
  * reads every byte, is made on request.
  *
  * What it promises, for any bytes:
- * - It reads nothing outside the memory, and has no undefined behaviour. That holds also if
- *   another process changes the memory meanwhile; the answers may then be wrong.
+ * - It reads nothing outside the memory, and has no undefined behaviour.
+ * - If another process changes the memory meanwhile, the answers may be wrong. But each number is
+ *   read once, then checked and used, so that all reads still lie within the memory.
  * - It compares each size with the memory before it reads or allocates. It takes memory in
  *   proportion to the central directory and to the external tensors, up to a limit of yours.
  * - It takes time in proportion to n log n of what it reads, whatever the content.
@@ -532,6 +533,13 @@ static int onnxa__begins(const onnxa_entry *entry, const char *with) {
     return entry->name_length >= length && !memcmp(entry->name, with, length);
 }
 
+static int onnxa__is_ascii(const onnxa_entry *entry) {
+    size_t i;
+    for (i = 0; i < entry->name_length; i++)
+        if ((unsigned char)entry->name[i] > 0x7F) return 0;
+    return 1;
+}
+
 /* Tells whether a name is that of a model, with an id that may be wrong. */
 static int onnxa__is_model(const onnxa_entry *entry) {
     return onnxa__begins(entry, "__MODEL_PROTO_") ||
@@ -539,7 +547,7 @@ static int onnxa__is_model(const onnxa_entry *entry) {
             onnxa__begins(entry, "__MODEL_PROTO"));
 }
 
-static onnxa_status onnxa__check_asset(const onnxa *a, const onnxa_entry *entry, int ascii,
+static onnxa_status onnxa__check_asset(const onnxa *a, const onnxa_entry *entry,
                                        onnxa_error *error) {
     const char *name = entry->name;
     size_t i, begin = sizeof "assets/" - 1;
@@ -564,7 +572,7 @@ static onnxa_status onnxa__check_asset(const onnxa *a, const onnxa_entry *entry,
         if (c == 0xC2 && (unsigned char)name[i + 1] < 0xA0)
             return onnxa__refuse(error, "ASSET-1", entry, "a control character in a name", 0, 0);
     }
-    if (ascii) return ONNXA_OK;
+    if (onnxa__is_ascii(entry)) return ONNXA_OK;
     if (a->options.is_normalized) {
         if (a->options.is_normalized(a->options.context, name, entry->name_length)) return ONNXA_OK;
         return onnxa__refuse(error, "ASSET-1", entry,
@@ -583,20 +591,14 @@ static onnxa_status onnxa__check_asset(const onnxa *a, const onnxa_entry *entry,
 static onnxa_status onnxa__check_name(const onnxa *a, onnxa_entry *entry, onnxa_error *error) {
     const char *name = entry->name;
     size_t i, size, length = entry->name_length;
-    int ascii = 1;
     for (i = 0; i < length; i += size) {
         size = onnxa__utf8(name + i, length - i);
         if (!size)
             return onnxa__refuse(error, "NAME-1", entry, "the name is not UTF-8 at byte %", i, 0);
-        if (size > 1) ascii = 0;
     }
-    if (((onnxa__u16(entry->record + 8) & 0x0800) != 0) == ascii)
-        return onnxa__refuse(error, "ZIP-9", entry,
-                             "bit 11 of the flags (%) does not tell whether the name is ASCII",
-                             onnxa__u16(entry->record + 8), 0);
     if (onnxa__begins(entry, "assets/")) {
         entry->kind = ONNXA_ASSET;
-        return onnxa__check_asset(a, entry, ascii, error);
+        return onnxa__check_asset(a, entry, error);
     }
     if (onnxa__is_model(entry)) {
         const size_t prefix = sizeof "__MODEL_PROTO_" - 1;
@@ -681,11 +683,17 @@ static onnxa_status onnxa__read_record(const onnxa *a, onnxa_entry *entry, onnxa
     uint32_t attributes = onnxa__u32(record + 38), kind = attributes >> 28;
     onnxa_status status;
     entry->crc32 = onnxa__u32(record + 16);
+    if (onnxa__u16(record + 34))
+        return onnxa__refuse(error, "ZIP-3", entry, "disk number %, expected 0",
+                             onnxa__u16(record + 34), 0);
+    status = onnxa__check_name(a, entry, error);
+    if (status) return status;
+    if (flags != (onnxa__is_ascii(entry) ? 0u : 0x0800u))
+        return onnxa__refuse(error, "ZIP-9", entry, "flags %, expected %", flags,
+                             onnxa__is_ascii(entry) ? 0 : 0x0800);
     if (method)
         return onnxa__refuse(error, "ZIP-8", entry, "compression method %, expected 0 (stored)",
                              method, 0);
-    if (flags & ~0x0800u)
-        return onnxa__refuse(error, "ZIP-9", entry, "flags %, expected 0 or 2048", flags, 0);
     if (version != 10 && version != 20 && version != 45)
         return onnxa__refuse(error, "ZIP-10", entry, "version needed %, expected 10, 20 or 45",
                              version, 0);
@@ -701,11 +709,7 @@ static onnxa_status onnxa__read_record(const onnxa *a, onnxa_entry *entry, onnxa
     if (comment)
         return onnxa__refuse(error, "ZIP-12", entry, "a comment of % bytes, expected none", comment,
                              0);
-    if (onnxa__u16(record + 34))
-        return onnxa__refuse(error, "ZIP-3", entry, "disk number %, expected 0",
-                             onnxa__u16(record + 34), 0);
-    status = onnxa__check_name(a, entry, error);
-    return status ? status : onnxa__read_zip64(entry, error);
+    return onnxa__read_zip64(entry, error);
 }
 
 static onnxa_status onnxa__read_directory(onnxa *a, onnxa_error *error) {
