@@ -482,6 +482,13 @@ def _bounds() -> Iterator[Vector]:
         large=True,
     )
     yield accepted(
+        "directory-offset-4294967295",
+        "The directory is at 0xFFFFFFFF, which is the first offset that needs Zip64.",
+        "ZIP64-1 ZIP64-3",
+        _with_directory_at_the_largest_number,
+        large=True,
+    )
+    yield accepted(
         "directory-offset-avoided",
         "The model is aligned to 128, since the directory would otherwise be at 0x06054b50.",
         "ZIP-16 ALIGN-2",
@@ -489,6 +496,14 @@ def _bounds() -> Iterator[Vector]:
         BEFORE_MODEL,
         large=True,
     )
+
+
+def _with_directory_at_the_largest_number() -> Image:
+    """An archive whose directory is at 0xFFFFFFFF, which does not fit 32 bits."""
+    filler = 127 - len(model(graph(), more=content(1000, b"")))
+    last = Entry(MODEL_PROTO, model(graph(), more=content(1000, bytes(filler))))
+    zeros = v.Zeros(v.SATURATED_32 - len(last.data) - 30 - len(MODEL_PROTO) - 6 - 64)
+    return Image([Entry(b"assets/zeros", zeros, crc=0xFF33DE15), last])
 
 
 def _of_zeros(nbytes: int) -> Tensor:

@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""Breaks the Python reader in one place after another and lists what no vector notices.
+
+    python3 tools/mutate_reader.py
+    python3 tools/mutate_reader.py --large DIR
+
+Each change drops one condition: an `if` that refuses never does, a part of an `and` or `or` is left
+out, a call of `_expect` is removed, a pair of values that it compares is left out, or a bound of a
+comparison or a limit moves by one. The changed reader is given all small vectors of the conformance
+suite, in this process; what they do not notice is given to the large ones that `vectors.py --large
+DIR` has made. A change that no vector notices needs one, or an entry in `EQUIVALENT`.
+
+Takes half a minute; with large vectors some minutes. Exit status: 0; 1 if a change that no vector
+notices is not listed, or a listed one is noticed or not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Final, TypeAlias, TypeGuard
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+SUITE: Final = ROOT / "conformance"
+READER: Final = SUITE / "readers" / "python" / "onnxa_reader.py"
+sys.path.insert(0, str(SUITE))
+
+import run as runner  # noqa: E402
+
+SECONDS: Final = 5  # that a changed reader may take for a small vector
+SECONDS_OF_LARGE: Final = 300
+MEMORY: Final = 4 << 30  # address space of this process: a size that is not checked ends the call
+Vector: TypeAlias = dict[str, Any]  # as the manifest has it
+REFUSING: Final = ("_refuse", "_corrupt")
+
+NOTICED_BY_LARGE: Final[frozenset[str]] = frozenset(
+    {
+        "module: _MAX_ENTRIES: -1",
+        "module: _MAX_ENTRIES: +1",
+        "module: _MAX_MESSAGES: -1",
+        "module: _MAX_MESSAGES: +1",
+        "_read_directory: directory.count > _MAX_ENTRIES: dropped",
+        "_read_directory: directory.count > _MAX_ENTRIES: bound moved",
+        "_read_end: 'ZIP64-1' 'values of the end record': removed",
+        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': removed",
+        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': without disk",
+        "_read_end64: 'ZIP-3' 'disk and number of disks in the Zip64 locator': without disks",
+        "_read_end64: 'ZIP64-3' 'offset in the Zip64 locator': removed",
+        "_read_end64: 'ZIP64-3' 'signature of the Zip64 end record': removed",
+        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': removed",
+        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': without rest",
+        "_read_end64: 'ZIP64-2' 'size and version of the Zip64 end record': without needed",
+        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': removed",
+        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': without disk",
+        "_read_end64: 'ZIP-3' 'disks in the Zip64 end record': without directory_disk",
+        "_read_end64: values[1] < _FULL16: bound moved",
+        "_read_end64: max(values[2:]) < _FULL32: bound moved",
+        "_parse_record: 'ZIP-10' 'version needed with a Zip64 field': removed",
+        "_parse_record: 'ZIP-8' 'compressed size in the Zip64 field': removed",
+        "_parse_zip64: value < _FULL32: bound moved",
+        "_check_false_ends: any((signature in data for signature in _SIGNATURES_OF_END)): dropped",
+        "_unpadded: entry.nbytes < _FULL32: bound moved",
+        "_check_header: entry.nbytes >= _FULL32: bound moved",
+        "_check_header: 'ZIP-14' 'id of the first extra field': removed",
+        "_check_header: 'ZIP64-5' 'Zip64 field of the local header': removed",
+        "_check_models: entry.is_model and entry.nbytes > _MAX_MODEL: dropped",
+        "_check_models: entry.nbytes > _MAX_MODEL: bound moved",
+        "_parse_messages: messages > _MAX_MESSAGES: dropped",
+        "_parse_messages: messages > _MAX_MESSAGES: bound moved",
+    }
+)
+"""Changes that show in files of more than 1 MiB only."""
+EQUIVALENT: Final[dict[str, str]] = {
+    "check_path: os.path.exists(path) and (not os.path.isfile(path)): dropped": (
+        "a socket, or a folder on Windows: the suite has none"
+    ),
+    "_json_number: value < 1 << 53: bound moved": ("both forms of the number are permitted"),
+    "_read_end: before[-_LOCATOR.size:].startswith(b'PK\\x06\\x07'): dropped": (
+        "ZIP-5 is broken, too: the directory does not end where the end record begins"
+    ),
+    "_parse_record: end > len(data): dropped": (
+        "the record does not end with the directory, which is refused next"
+    ),
+    "_check_false_ends: offset < _FULL32: bound moved": (
+        "0xFFFFFFFF has no signature in 4 or 8 bytes"
+    ),
+    "_check_header: 'ALIGN-2' 'data offset modulo alignment': removed": (
+        "ALIGN-3 is broken, too: the shortest padding ends at a multiple"
+    ),
+    "child: len(self.pairs) < 5: bound moved": ("of five pairs one is wrong already"),
+}
+"""Changes that no file can show, each with the reason."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the reader.
+
+    Attributes:
+        name: The function, the condition and what becomes of it.
+        line: The line of the condition.
+        rules: The rules that are named where it is.
+        tree: The changed program.
+    """
+
+    name: str
+    line: int
+    rules: frozenset[str]
+    tree: ast.Module
+
+    def sorted(self, vectors: Sequence[Vector]) -> list[Vector]:
+        """The vectors: those of its rules first, then those that are refused soon."""
+        return sorted(vectors, key=lambda it: (self.rules.isdisjoint(it["rules"]), it["accepted"]))
+
+
+class TooSlow(Exception):  # noqa: N818 - not an error of the program
+    """A changed reader does not end."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tries every change and prints those that no vector notices."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="PART", help="changes with this in the name")
+    parser.add_argument("--large", type=Path, metavar="DIR", help="where the large vectors are")
+    arguments = parser.parse_args(argv)
+    begin = time.monotonic()
+    text = READER.read_text(encoding="utf-8")
+    vectors: list[Vector] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
+    small = [vector for vector in vectors if not vector.get("large")]
+    large = [vector for vector in vectors if vector.get("large")]
+    checks = runner.Check([], SUITE, SECONDS, False)
+    if (name := first_noticing(ast.parse(text), small, checks)) is not None:
+        raise SystemExit(f"the unchanged reader fails at the vector {name}")
+    chosen = [*changes(text, arguments.only)]
+    unnoticed = [it for it in chosen if first_noticing(it.tree, it.sorted(small), checks) is None]
+    if arguments.large is not None:
+        checks = runner.Check([], arguments.large, SECONDS_OF_LARGE, False)
+        listed = [*EQUIVALENT]
+        unnoticed = [
+            it
+            for it in unnoticed
+            if it.name in EQUIVALENT or first_noticing(it.tree, it.sorted(large), checks) is None
+        ]
+    else:
+        listed = [*EQUIVALENT, *NOTICED_BY_LARGE]
+    listed = [name for name in listed if arguments.only in name]
+    surviving = {change.name for change in unnoticed}
+    for change in unnoticed:
+        if change.name not in listed:
+            print(f"{READER.name}:{change.line}: {change.name}")
+    for name in sorted({*listed} - surviving):
+        print(f"listed, but noticed or not there: {name}")
+    print(
+        f"{len(chosen)} changes, {len(chosen) - len(surviving)} noticed, "
+        f"{len(surviving.intersection(listed))} listed, {len(surviving.difference(listed))} "
+        f"unnoticed; {time.monotonic() - begin:.0f} s"
+    )
+    return 1 if surviving != {*listed} else 0
+
+
+# The changes
+
+
+def changes(text: str, only: str = "") -> Iterator[Change]:
+    """The changes of a program with `only` in their names, in the order of its lines."""
+    tree = ast.parse(text)
+    functions = function_names(tree)
+    nodes = [*ast.walk(tree)]
+    found = [
+        (getattr(node, "lineno", 0), index, number, what)
+        for index, node in enumerate(nodes)
+        for number, (what, _) in enumerate(edits(node))
+    ]
+    for line, index, number, what in sorted(found):
+        node = nodes[index]
+        name = f"{functions.get(node, 'module')}: {shown(node)}: {what}"
+        if only not in name:
+            continue
+        strings = (it.value for it in ast.walk(node) if isinstance(it, ast.Constant))
+        rules = frozenset(it for it in strings if isinstance(it, str))
+        changed = ast.parse(text)
+        target = next(islice(ast.walk(changed), index, None))  # in the place of the node
+        _, edit = [*edits(target)][number]
+        edit()
+        yield Change(name, line, rules, ast.fix_missing_locations(changed))
+
+
+def shown(node: ast.AST) -> str:
+    """A condition as it is written; of a call of `_expect` the rule and the words."""
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.targets[0])
+    if isinstance(node, ast.Expr) and is_call(node.value, "_expect"):
+        return " ".join(map(ast.unparse, node.value.args[:2]))
+    return ast.unparse(node.test if isinstance(node, ast.If) else node)
+
+
+def function_names(tree: ast.Module) -> dict[ast.AST, str]:
+    """The innermost function or class that each node is in."""
+    names: dict[ast.AST, str] = {}
+    for outer in ast.walk(tree):  # outer ones first
+        if isinstance(outer, ast.FunctionDef | ast.ClassDef):
+            names.update((inner, outer.name) for inner in ast.walk(outer))
+    return names
+
+
+def edits(node: ast.AST) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The changes of a node, each with a few words and a function that makes it."""
+    if isinstance(node, ast.If) and refuses(node.body):
+        yield "dropped", partial(setattr, node, "test", ast.Constant(False))
+    if isinstance(node, ast.BoolOp):
+        for index, value in enumerate(node.values):
+            yield f"without {ast.unparse(value)}", partial(node.values.pop, index)
+    if isinstance(node, ast.Compare):
+        for index, operator in enumerate(node.ops):
+            if type(operator) in MOVED:
+                words = f"bound {index + 1} moved" if len(node.ops) > 1 else "bound moved"
+                yield words, partial(node.ops.__setitem__, index, MOVED[type(operator)]())
+    if isinstance(node, ast.Expr) and is_call(node.value, "_expect"):
+        yield "removed", partial(setattr, node, "value", ast.Constant(None))
+        expected, found = node.value.args[2:4]
+        if isinstance(expected, ast.Tuple) and isinstance(found, ast.Tuple):
+            for index, value in enumerate(found.elts):
+                yield f"without {ast.unparse(value)}", partial(leave_out, node.value, index)
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+        limit = node.value.value
+        if ast.unparse(node.targets[0]).startswith("_MAX_") and isinstance(limit, int):
+            for step in (-1, 1):
+                yield f"{step:+}", partial(setattr, node.value, "value", limit + step)
+
+
+MOVED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+}
+
+
+def leave_out(call: ast.Call, index: int) -> None:
+    """Leaves out one pair of the values that a call of `_expect` compares."""
+    for argument in call.args[2:4]:
+        assert isinstance(argument, ast.Tuple)
+        argument.elts.pop(index)
+
+
+def refuses(body: Sequence[ast.stmt]) -> bool:
+    """True if statements end in a refusal."""
+    last = body[-1]
+    if isinstance(last, ast.If):
+        return refuses(last.body)
+    return isinstance(last, ast.Raise) or (
+        isinstance(last, ast.Expr) and any(is_call(last.value, name) for name in REFUSING)
+    )
+
+
+def is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
+    """True for a call of the function of this name."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == name
+
+
+# The vectors
+
+
+def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Check) -> str | None:
+    """The name of the first vector that a reader fails at; None if it passes them all."""
+    reader = ModuleType("changed_reader")
+    sys.modules[reader.__name__] = reader  # where dataclasses look for their module
+    try:
+        exec(compile(tree, READER.name, "exec"), reader.__dict__)
+    except Exception:
+        return "none: it cannot be imported"
+    for vector in vectors:
+        if not passes(reader, vector, check):
+            return str(vector["name"])
+    return None
+
+
+def passes(reader: ModuleType, vector: Vector, check: runner.Check) -> bool:
+    """True if a reader gives a vector the verdict of the manifest, on opening and in full."""
+    for only_open in (True, False):
+        with runner.at_path(vector, check.built) as path, time_limit(check.timeout):
+            try:
+                printed = reader.describe(reader.check_path(path, is_full=not only_open))
+            except reader.Refused as error:
+                printed = reader.refusal(error)
+            except Exception:
+                return False
+        if runner.difference(replace(check, only_open=only_open), vector, printed):
+            return False
+        if not printed["accepted"]:  # a full check refuses it, too
+            return True
+    return True
+
+
+class time_limit:  # noqa: N801 - used as a statement
+    """Raises `TooSlow` in a block that takes too long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._raise)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    @staticmethod
+    def _raise(signal_number: int, frame: FrameType | None) -> None:
+        raise TooSlow
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    sys.exit(main())
