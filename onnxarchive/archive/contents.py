@@ -1,14 +1,16 @@
-"""Reads an archive but for the data of tensors and assets, and holds that data against rules.
+"""Reads an archive but for the data of tensors and assets, and checks that data on request.
 
-End records, directory and model are read by position and not through a map: a file that becomes
+End records, directory and models are read by position and not through a map: a file that becomes
 shorter meanwhile gives an error and not a fault.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 
@@ -36,8 +38,8 @@ class ModelContents:
     Attributes:
         model: The model.
         refs: The tensor of each key that it names.
-        shapes: Data type and shape of the tensor of each entry, but for the last ones that are no
-            tensors; None if they were looked at one by one.
+        shapes: Data type and shape of the tensor of each entry, without the last entries, which
+            hold no tensors; None if the tensors were checked one by one.
     """
 
     model: onnx.ModelProto
@@ -45,7 +47,7 @@ class ModelContents:
     shapes: Shapes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contents:
     """What end records, central directory and models say.
 
@@ -58,9 +60,20 @@ class Contents:
     directory: Directory
     models: Mapping[str, ModelContents]
 
-    def refs(self, key: str) -> list[TensorRef]:
+    def refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors of a key, one at most of each model."""
-        return [found.refs[key] for found in self.models.values() if key in found.refs]
+        if len(self.models) == 1:
+            (found,) = self.models.values()
+            return [found.refs[key]] if key in found.refs else []
+        return self._refs.get(key, [])
+
+    @cached_property
+    def _refs(self) -> Mapping[str, list[TensorRef]]:
+        refs: defaultdict[str, list[TensorRef]] = defaultdict(list)
+        for found in self.models.values():
+            for key, ref in found.refs.items():
+                refs[key].append(ref)
+        return refs
 
 
 def read_contents(
@@ -70,7 +83,7 @@ def read_contents(
 
     Args:
         file: The archive.
-        report: Receives each broken rule that can be seen so.
+        report: Receives each broken rule that they show.
         max_model_nbytes: Size in bytes above which models, taken together, are reported and not
             read.
     """
@@ -150,7 +163,7 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
 def _models(
     data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
 ) -> dict[str, ModelContents]:
-    """Parses models, and holds them against the entries of tensors, whose names are `named`."""
+    """Parses models and compares them with the entries of tensors, whose names are `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
     models: dict[str, onnx.ModelProto] = {}
@@ -223,7 +236,7 @@ def check_data(
 
 
 def summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
-    """The bytes of an entry in pieces; its CRC-32 is compared behind the last (ZIP-15)."""
+    """The bytes of an entry in pieces; its CRC-32 is compared after the last (ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
         yield memoryview(piece)

@@ -81,7 +81,7 @@ class Archive(Closing):
 
     @property
     def max_model_nbytes(self) -> int:
-        """Largest size in bytes of a model that is read."""
+        """Largest size in bytes of all models together that are read."""
         return self._max_model_nbytes
 
     def _read(self, file: MappedFile) -> None:
@@ -104,7 +104,7 @@ class Archive(Closing):
 
     @property
     def _keys(self) -> list[str]:
-        """The names of all entries that hold tensors, of whichever model."""
+        """The names of all entries that hold tensors."""
         return [name for name in self.entries.names if is_key(name)]
 
     @property

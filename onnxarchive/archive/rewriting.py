@@ -43,7 +43,7 @@ from onnxarchive.archive.referring import (
     referred_data,
     require_referring,
 )
-from onnxarchive.archive.sharing import SharedEntries
+from onnxarchive.archive.sharing import SharedEntries, type_and_dims
 from onnxarchive.archive.snapshot import require_model
 from onnxarchive.archive.writing import stream, write_file
 from onnxarchive.buffers import checksums
@@ -76,7 +76,6 @@ __all__ = [
     "EditOptions",
     "GivenModel",
     "write_model",
-    "write_models",
     "write_renamed",
     "write_tensor",
     "write_without",
@@ -116,7 +115,7 @@ def write_model(
         The file that then has the archive's path, open and still locked.
     """
     identifier = archive.model_id if identifier is None else identifier
-    return write_models(archive, {**archive.models, identifier: given}, options)
+    return _write_models(archive, {**archive.models, identifier: given}, options)
 
 
 def write_without(archive: Archive, identifier: str, options: EditOptions) -> MappedFile:
@@ -127,7 +126,7 @@ def write_without(archive: Archive, identifier: str, options: EditOptions) -> Ma
         ValueError: It is the default model.
     """
     _require_further(archive, identifier)
-    return write_models(
+    return _write_models(
         archive, {id: model for id, model in archive.models.items() if id != identifier}, options
     )
 
@@ -145,7 +144,7 @@ def write_renamed(archive: Archive, old: str, new: str, options: EditOptions) ->
             f"{archive.path}: expected an id that no model has, {keys.MODEL_ID}, got {new!r}"
         )
     models = {new if id == old else id: model for id, model in archive.models.items()}
-    return write_models(archive, models, options)
+    return _write_models(archive, models, options)
 
 
 def _require_further(archive: Archive, identifier: str) -> None:
@@ -157,23 +156,26 @@ def _require_further(archive: Archive, identifier: str) -> None:
     require_model(archive.models, identifier)
 
 
-def write_models(
+def _write_models(
     archive: Archive, given: Mapping[str, GivenModel], options: EditOptions
 ) -> MappedFile:
     """Gives an archive other models; see `write_model`.
 
     Args:
         archive: The archive.
-        given: All models of the new archive by id. Those that are in `archive.models` are written
-            as they are.
+        given: All models of the new archive by id. All but one must be models of `archive.models`
+            and are written as they are.
         options: The options of the edit.
     """
     require_model_ids(given)
     replaced = [id for id, model in archive.models.items() if given.get(id) is not model]
     write_options = _write_options(archive, replaced, options)
+    own = {id(model) for model in archive.models.values()}
     with contextlib.ExitStack() as resources:
         models = {
-            identifier: _open_given(archive, model, resources)
+            identifier: ModelToStore(model, partial(referred_data, archive))
+            if isinstance(model, onnx.ModelProto) and id(model) in own
+            else _open_given(archive, model, resources)
             for identifier, model in given.items()
         }
         is_only_model = list(given) == list(archive.models) == [""]
@@ -358,17 +360,26 @@ def _plan_keeping_all(
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     missing = dict.fromkeys(archive._keys)
+    id_of = {id(model): identifier for identifier, model in archive.models.items()}
+    unchanged = {
+        identifier: id_of[id(given.model)]
+        for identifier, given in models.items()
+        if id(given.model) in id_of
+    }
+    kept_refs: dict[str, TensorRef] = {}
     for identifier in archive.models:
         refs = archive._refs_of(identifier)
         shared.add((key, ref, partial(entry_data, archive, key)) for key, ref in refs.items())
+    for identifier in unchanged.values():
+        kept_refs.update(archive._refs_of(identifier))
     for identifier, given in sorted(models.items()):
-        unchanged = _unchanged(archive, given.model)
-        if unchanged is not None:
-            serialized[identifier] = SerializedModel(archive.read(keys.model_entry(unchanged)))
-            named: Iterable[str] = archive._refs_of(unchanged)
+        if identifier in unchanged:
+            name = keys.model_entry(unchanged[identifier])
+            serialized[identifier] = SerializedModel(archive.read(name))
+            named: Iterable[str] = archive._refs_of(unchanged[identifier])
         else:
             own = plan_model(given.model, given.resolve, options) if plan is None else plan
-            stored = _stored(archive, own.items)
+            stored = _stored(archive, own.items, kept_refs)
             shared.begin_model(stored.values())
             planned = plan_model(
                 given.model,
@@ -391,11 +402,6 @@ def _plan_keeping_all(
     return Plan((*kept, *items), model_items(serialized))
 
 
-def _unchanged(archive: Archive, model: onnx.ModelProto) -> str | None:
-    """The id of a model if it is one of the archive's own, as it is; else None."""
-    return next((id for id, found in archive.models.items() if found is model), None)
-
-
 def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
     if missing:
         listed = ", ".join(map(shown, missing[:_MAX_SHOWN_ENTRIES]))
@@ -407,8 +413,16 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
         )
 
 
-def _stored(archive: Archive, items: Iterable[Item]) -> dict[Path, str]:
-    """The keys of planned tensors that are entries of the archive, one tensor for each entry."""
+def _stored(
+    archive: Archive, items: Iterable[Item], others: Mapping[str, TensorRef]
+) -> dict[Path, str]:
+    """The keys of planned tensors that are entries of the archive, one tensor for each entry.
+
+    Args:
+        archive: The archive.
+        items: The planned tensors.
+        others: The tensors of other models by key; tensors of a key have one type and dims.
+    """
     stored: dict[Path, str] = {}
     taken: set[str] = set()
     existing = set(archive._keys)
@@ -417,8 +431,9 @@ def _stored(archive: Archive, items: Iterable[Item]) -> dict[Path, str]:
             continue
         data = item.data()
         key = data.name if isinstance(data, EntryData) else item.name
-        is_entry = isinstance(data, EntryData) or (key in existing and _is_entry(item, archive))
-        if is_entry and key not in taken:
+        if key in taken or type_and_dims(others.get(key, item.ref)) != type_and_dims(item.ref):
+            continue
+        if isinstance(data, EntryData) or (key in existing and _is_entry(item, archive)):
             taken.add(key)
             stored[item.ref.path] = key
     return stored

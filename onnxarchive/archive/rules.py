@@ -136,7 +136,8 @@ def check(
         progress: Called with the bytes done and the bytes in all if `full`; from any thread, one at
             a time.
         jobs: Number of threads if `full`; None for one for each core. The findings are the same.
-        max_model_nbytes: Largest size in bytes of a model; a larger one is a finding and not read.
+        max_model_nbytes: Largest size in bytes of all models together; larger ones are a finding
+            and not read.
 
     Returns:
         Every broken rule, in the order in which a reader finds them; empty for a valid archive. Of

@@ -93,7 +93,7 @@ class SharedEntries:
         for key, ref, data in planned:
             if key not in self._known:
                 self._known.add(key)
-                self._alike[_type_and_dims(ref)].add(key, data)
+                self._alike[type_and_dims(ref)].add(key, data)
 
     def find(self, ref: TensorRef, nbytes: int, data: Callable[[], Data]) -> str | None:
         """The key of the next entry that holds this tensor; None if there is none.
@@ -105,7 +105,7 @@ class SharedEntries:
             nbytes: Size of its data in bytes.
             data: Gives its data; not called unless a tensor of its type and dims was added.
         """
-        alike = self._alike.get(_type_and_dims(ref))
+        alike = self._alike.get(type_and_dims(ref))
         content = None if alike is None else alike.find(data)
         if content is None:
             return None
@@ -120,7 +120,8 @@ class SharedEntries:
         return None
 
 
-def _type_and_dims(ref: TensorRef) -> object:
+def type_and_dims(ref: TensorRef) -> object:
+    """Data type and dims of a tensor, which models that share it agree on (DATA-8)."""
     return ref.tensor.data_type, tuple(ref.tensor.dims)
 
 

@@ -1,4 +1,4 @@
-"""State of an open archive: its entries, its model, and an index of its initializers."""
+"""State of an open archive: its entries, its models, and an index of the initializers of one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Snapshot:
         model: The model that was asked for.
         refs: Its tensors by key.
         headers: The local headers.
-        model_numbers: Which entries hold the models.
+        model_numbers: Numbers of the entries that hold the models.
         alignment: Alignment of the data of the default model's entry, in bytes.
     """
 
@@ -75,7 +75,7 @@ class Snapshot:
         """The tensors of a model by key."""
         return self._contents.models[model].refs
 
-    def all_refs(self, key: str) -> list[TensorRef]:
+    def all_refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors of a key, one at most of each model."""
         return self._contents.refs(key)
 

@@ -183,6 +183,26 @@ def test_a_model_gets_the_options_of_the_one_that_it_replaces_or_of_all(path: Pa
         assert list(archive._refs) == ["a"]
 
 
+@pytest.mark.parametrize("name", ["", "decoder"])
+def test_a_shared_tensor_that_one_model_reshapes_gets_an_entry_of_its_own(
+    pair: Path, way: dict[str, Any], name: str
+) -> None:
+    before = weights_of(pair)
+    with onnxarchive.open(pair, model=name) as archive:
+        reshaped = changed(archive.model)
+    reshaped.graph.initializer[0].dims[:] = [30, 10]
+    replace_model(pair, reshaped, name=name, **way)
+    expected = changed(DECODER if name else ENCODER)
+    expected.graph.initializer[0].dims[:] = [30, 10]
+    require_kept(pair, before, {"": ENCODER, "decoder": DECODER} | {name: expected})
+    # A tensor of one model alone keeps its entry.
+    reshaped = changed(reshaped)
+    reshaped.graph.initializer[1].dims[:] = [10, 30]
+    replace_model(pair, reshaped, name=name, **way)
+    assert keys_of(pair, name)["c" if name else "b"] == ("c" if name else "b")
+    assert onnxarchive.check(pair, full=True) == []
+
+
 # Removing and renaming
 
 
