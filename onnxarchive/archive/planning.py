@@ -245,24 +245,23 @@ def plan_archive(
     saved_nbytes = 0
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
-    assigned, shared = Keys(), SharedEntries()
+    assigned = Keys()
+    shared = SharedEntries() if len(models) > 1 else None
     for identifier, given in sorted(models.items()):
         model, resolve = given.model, given.resolve
         if options.dedupe:
             deduplicated = deduplicate(model, resolve)
             model, resolve = deduplicated.model, deduplicated.resolve
             saved_nbytes += deduplicated.saved_nbytes
-        shared.begin_model()
         planned = plan_model(
             model, resolve, options, assigned=assigned, shared=shared, temporary=temporary
         )
-        if len(models) > 1:
-            shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
         items += planned.items
         serialized[identifier] = planned.serialize()
     items += (assets[name] for name in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
-    return Plan(tuple(items), model_items(serialized), saved_nbytes, shared.saved_nbytes)
+    shared_nbytes = shared.saved_nbytes if shared else 0
+    return Plan(tuple(items), model_items(serialized), saved_nbytes, shared_nbytes)
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:
@@ -305,7 +304,7 @@ def plan_model(
         options: The options of the archive.
         stored: The keys of tensors whose entries are written already.
         assigned: The keys that are assigned already.
-        shared: The entries of other models, which this one may share.
+        shared: The entries of other models, which this one may share; its own are added.
         temporary: Directory for a temporary file; None for the system's.
 
     Raises:
@@ -313,6 +312,8 @@ def plan_model(
     """
     assigned = assigned or Keys()
     locations = dict(stored or {})
+    if shared:
+        shared.begin_model(locations.values())
     idle: list[Path] = []  # tensors with an external_data field that has no effect
     items: list[Item] = []
     staying: list[tuple[TensorRef, int]] = []  # external tensors that go into the model
@@ -335,6 +336,8 @@ def plan_model(
             staying.append((ref, nbytes))
         elif tensor.external_data:
             idle.append(ref.path)
+    if shared:
+        shared.add((item.name, item.ref, item.data) for item in items if item.ref)
     proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
     small, large = _staying(staying, resolve)
     held = _views(large, temporary)

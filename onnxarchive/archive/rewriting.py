@@ -380,7 +380,6 @@ def _plan_keeping_all(
         else:
             own = plan_model(given.model, given.resolve, options) if plan is None else plan
             stored = _stored(archive, own.items, kept_refs)
-            shared.begin_model(stored.values())
             planned = plan_model(
                 given.model,
                 given.resolve,
@@ -392,7 +391,6 @@ def _plan_keeping_all(
             )
             items += planned.items
             serialized[identifier] = planned.serialize()
-            shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
             named = planned.keys
         for key in named:
             missing.pop(key, None)

@@ -170,10 +170,9 @@ class Writer(Closing):
         items: list[Item] = []
         planned: dict[str, PlannedModel] = {}
         unused = dict(self._added)
-        shared = SharedEntries()
+        shared = SharedEntries() if len(models) > 1 else None
         for identifier, model in sorted(models.items()):
             stored = self._find_added(model)
-            shared.begin_model()
             planned[identifier] = plan_model(
                 model,
                 refuse_external,
@@ -185,9 +184,6 @@ class Writer(Closing):
             self._fill_in(planned[identifier].model)
             for key in stored.values():
                 unused.pop(key, None)
-            if len(models) > 1:
-                new = planned[identifier].items
-                shared.add((item.name, item.ref, item.data) for item in new if item.ref)
             items += planned[identifier].items
         planned[""].model.graph.initializer.extend(unused.values())
         sizes = self._nbytes | {item.name: item.nbytes for item in items}

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import MEASURE_MEMORY, model_of, run_python
+from models import MEASURE_MEMORY, external, model_of, run_python
 from onnx import TensorProto
 
 import onnxarchive
@@ -151,6 +151,29 @@ def test_exporting_1_5_gib_beside_a_data_file_takes_less_than_150_mib(folder: Pa
     (folder / "m.onnxa").unlink()
     assert (folder / "out" / "weights.bin").stat().st_size >= 1500 * MIB
     assert _growth(_CONVERT, folder / "out" / "m.onnx", folder / "again.onnxa") < BOUND
+
+
+def test_models_with_equal_data_files_of_1_gib_become_one_archive_in_150_mib(folder: Path) -> None:
+    nbytes = 500 * MIB
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        model = model_of()
+        for index in range(2):
+            tensor = TensorProto(name=f"{name}{index}", data_type=TensorProto.UINT8, dims=[nbytes])
+            model.graph.initializer.append(
+                external(tensor, "w.data", offset=index * nbytes, length=nbytes)
+            )
+        (folder / name / "m.onnx").write_bytes(model.SerializeToString())
+        with open(folder / name / "w.data", "wb") as file:
+            file.truncate(2 * nbytes)
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x07")  # the tensors differ at their end
+    call = "convert(sys.argv[1], sys.argv[2], models={'two': sys.argv[3]})"
+    one, two = (folder / name / "m.onnx" for name in ("one", "two"))
+    assert _growth(call, one, folder / "m.onnxa", two) < BOUND
+    assert (folder / "m.onnxa").stat().st_size < 2 * nbytes + MIB
+    with onnxarchive.open(folder / "m.onnxa", model="two") as archive:
+        assert [array[-1] for array in archive.tensors.values()] == [0, 7]
 
 
 def test_300_mb_of_varints_are_decoded_in_150_mib(folder: Path) -> None:
