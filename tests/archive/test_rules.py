@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import onnx
 import pytest
@@ -270,7 +271,7 @@ DAMAGES: list[tuple[str, str, Damage]] = [
     ("KEY-1", "slash", _in_both("w", 46, 30, "<B", ord("/"))),
     ("NAME-2", "same name", _in_both("w", 46, 30, "<B", ord("v"))),
     ("NAME-2", "same name in capitals", _in_both("w", 46, 30, "<B", ord("V"))),
-    ("KEY-1", "reserved", _swap_names),
+    ("VERSION-1", "reserved", _swap_names),
     ("ASSET-1", "empty component", _in_both("assets/a/b", 46 + 7, 30 + 7, "<B", ord("/"))),
     ("ASSET-1", "backslash", _in_both("assets/a/b", 46 + 8, 30 + 8, "<B", ord("\\"))),
     ("MODEL-1", "other name", _swap_names),
@@ -345,8 +346,9 @@ def test_the_first_record_that_is_missing_is_found_by_number_and_offset(
 
 
 def _write(path: Path, model: onnx.ModelProto | bytes, **entries: bytes) -> Path:
-    """Writes any entries and a model."""
-    with open(path, "wb") as file:
+    """Writes any entries and a model, also what `ZipWriter` refuses."""
+    unchecked = patch("onnxarchive.zipformat.writer.false_ends.check")
+    with open(path, "wb") as file, unchecked:
         target = ZipWriter(file)
         for name, data in entries.items():
             target.add(name, data)
@@ -369,6 +371,8 @@ def _with(field: str, value: object) -> onnx.ModelProto:
 BOOLS = raw_tensor("w", TensorProto.BOOL, (16,))
 ODD = raw_tensor("w", TensorProto.INT4, (31,))
 
+_RESHAPED = _referring(raw_tensor("w", dims=(2, 2))).SerializeToString()
+
 ARCHIVES: list[tuple[list[str], str, onnx.ModelProto | bytes, dict[str, bytes]]] = [
     ([], "sound", _referring(offset=0, length=16), {"w": bytes(16)}),
     ([], "checksum", _referring(checksum=hashlib.sha1(b"x" * 16).hexdigest()), {"w": b"x" * 16}),
@@ -382,11 +386,16 @@ ARCHIVES: list[tuple[list[str], str, onnx.ModelProto | bytes, dict[str, bytes]]]
     (["ASSET-1"], "version", model_of(), {"assets/a;1": b""}),
     (["ASSET-1"], "not composed", model_of(), {"assets/e\u0301": b""}),
     (["DATA-2"], "unused", model_of(), {"a": b""}),
-    (["KEY-1"], "reserved", model_of(), {"__OTHER": b""}),
+    (["VERSION-1"], "reserved", model_of(), {"__OTHER": b""}),
     (["KEY-1"], "assets", model_of(), {"Assets": b""}),
     (["KEY-1"], "long", model_of(), {"x" * 256: b""}),
     (["ASSET-1"], "dots", model_of(), {"assets/../a": b""}),
     (["NAME-2"], "folder", model_of(), {"assets/a": b"", "assets/a/b": b""}),
+    (["ZIP-16"], "asset", model_of(), {"assets/a": b"PK\5\6" + bytes(18)}),
+    (["ZIP-16"], "model", _with("name", "PK\6\6\x2c" + "\0" * 7), {"w": bytes(16)}),
+    ([], "two models", model_of(), {"__MODEL_PROTO_a": model_of().SerializeToString()}),
+    (["MODEL-4"], "id", model_of(), {"__MODEL_PROTO_A": model_of().SerializeToString()}),
+    (["DATA-8"], "two shapes", _referring(), {"w": bytes(16), "__MODEL_PROTO_a": _RESHAPED}),
     (["MODEL-3"], "no model", b"", {}),
     (["MODEL-3"], "text", b"text", {}),
     (["MODEL-3"], "no graph", onnx.ModelProto(ir_version=10), {}),
