@@ -52,8 +52,8 @@ def open(
 ) -> Archive:
     """Opens an archive.
 
-    Time and memory grow with the number of entries and the size of the model without its external
-    tensors. No weight is read, and no local header except the model's. If another process edits
+    Time and memory grow with the number of entries and the size of the models without external
+    tensors. No weight is read, and no local header except the models'. If another process edits
     the file in its place, `open` waits.
 
     Args:
@@ -75,7 +75,7 @@ def open(
             they are used. An edit of the archive ends the prefetch.
 
     Raises:
-        ArchiveFormatError: The file is not an archive: its end records, directory or model break
+        ArchiveFormatError: The file is not an archive: its end records, directory or models break
             a rule of the specification.
         UnfinishedEditError: An edit of it was interrupted, and `mode` is `"r"`.
         ModelNotFoundError: There is no model of this id.

@@ -1,8 +1,8 @@
-"""Writes an archive whose model or tensor was replaced.
+"""Writes an archive of which a model or tensor was replaced, added, removed or renamed.
 
-Entries that stay are neither read nor moved: a new model is a new end of the file. It is written to
-a clone if the file system can share blocks and the clone can have the owner and the name, else to
-the file itself, with an undo log. Only an edit that removes an entry writes a new file, in the
+Entries that stay are neither read nor moved: another model is a new end of the file. It is written
+to a clone if the file system can share blocks and the clone can have the owner and the name, else
+to the file itself, with an undo log. Only an edit that removes an entry writes a new file, in the
 order of `save`, and only on request.
 """
 

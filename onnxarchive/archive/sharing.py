@@ -33,7 +33,7 @@ class _Content:
 
 
 class _Alike:
-    """Entries of one data type and dims. None is read before another tensor is like them."""
+    """Entries of one data type and dims; none is read before another such tensor is looked for."""
 
     def __init__(self) -> None:
         self._unread: list[tuple[str, Callable[[], Data]]] = []
@@ -63,10 +63,10 @@ class _Alike:
 
 
 class SharedEntries:
-    """Finds the entries of earlier models that hold the data of a tensor of a later one.
+    """Finds entries of earlier models that hold the data of a tensor of a later model.
 
     Only tensors with the data type and dims of another model's tensor are read: once for their
-    CRC-32, unless it is known, and again to compare them with data of the same CRC-32 elsewhere.
+    CRC-32, unless it is known, and again to compare them with other data of the same CRC-32.
 
     Attributes:
         saved_nbytes: Bytes of data that need no entry of their own.
@@ -134,7 +134,7 @@ def _are_same(first: Data, second: Data) -> bool:
 
 
 def _place(data: Data) -> object:
-    """The file or map of data and its offset there; None if it is in neither."""
+    """The file of data and its offset there, or its address in memory; None if it has neither."""
     if isinstance(data, FileData):
         return data.identity, data.offset
     if isinstance(data, Stored):
