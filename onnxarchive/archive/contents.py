@@ -170,8 +170,9 @@ def _models(
     models: dict[str, onnx.ModelProto] = {}
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
-        if model is not None:
-            models[name] = model
+        if model is None:
+            break  # the messages after a malformed model are not counted
+        models[name] = model
     # Assets are after the tensors.
     is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
     if is_usual and list(data) == list(models) == [MODEL_PROTO]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -258,10 +258,24 @@ def plan_archive(
         )
         items += planned.items
         serialized[identifier] = planned.serialize()
+    items = [
+        replace(item, data=partial(_compared, item.data, shared.crc32s[item.name]))
+        if item.name in shared.crc32s
+        else item
+        for item in items
+    ]
     items += (assets[name] for name in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
     shared_nbytes = shared.saved_nbytes if shared else 0
     return Plan(tuple(items), model_items(serialized), saved_nbytes, shared_nbytes)
+
+
+def _compared(data: Callable[[], Data], crc32: int) -> Data:
+    """Data that models share, which must still be what was compared when it is written."""
+    found = data()
+    if isinstance(found, FileData | Stored) and found.crc32 is None:
+        return replace(found, crc32=crc32)
+    return found
 
 
 def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -> dict[str, _Model]:

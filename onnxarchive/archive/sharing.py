@@ -26,10 +26,12 @@ class _Content:
     Attributes:
         keys: The keys of the entries, in their order.
         data: Gives the data.
+        crc32: Its CRC-32.
     """
 
     keys: list[str]
     data: Callable[[], Data]
+    crc32: int
 
 
 class _Alike:
@@ -46,20 +48,21 @@ class _Alike:
     def find(self, data: Callable[[], Data]) -> _Content | None:
         """The entries that hold this data, or None."""
         for key, unread in self._unread:
-            contents, content = self._find(unread)
+            crc32, content = self._find(unread)
+            contents = self._by_crc32[crc32]
             if content is not None:
                 content.keys.append(key)
             elif len(contents) < _MAX_COLLISIONS:
-                contents.append(_Content([key], unread))
+                contents.append(_Content([key], unread, crc32))
         self._unread.clear()
         return self._find(data)[1]
 
-    def _find(self, data: Callable[[], Data]) -> tuple[list[_Content], _Content | None]:
-        """The contents with the CRC-32 of this data, and the one that is equal."""
+    def _find(self, data: Callable[[], Data]) -> tuple[int, _Content | None]:
+        """The CRC-32 of this data, and the content that is equal to it."""
         given = data()
-        contents = self._by_crc32[Crc32.of(given).value if given.crc32 is None else given.crc32]
-        equal = (content for content in contents if _are_same(content.data(), given))
-        return contents, next(equal, None)
+        crc32 = Crc32.of(given).value if given.crc32 is None else given.crc32
+        equal = (it for it in self._by_crc32[crc32] if _are_same(it.data(), given))
+        return crc32, next(equal, None)
 
 
 class SharedEntries:
@@ -69,6 +72,7 @@ class SharedEntries:
     CRC-32, unless it is known, and again to compare them with other data of the same CRC-32.
 
     Attributes:
+        crc32s: CRC-32 of the data that models share, by key.
         saved_nbytes: Bytes of data that need no entry of their own.
     """
 
@@ -77,6 +81,7 @@ class SharedEntries:
         self._known: set[str] = set()
         self._taken: set[str] = set()
         self._numbers: dict[int, int] = {}  # of the next key of a content to be given, by its id
+        self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
 
     def begin_model(self, taken: Iterable[str] = ()) -> None:
@@ -115,6 +120,7 @@ class SharedEntries:
             key = content.keys[number]
             if key not in self._taken:
                 self._taken.add(key)
+                self.crc32s[key] = content.crc32
                 self.saved_nbytes += nbytes
                 return key
         return None

@@ -256,7 +256,7 @@ def _check_versions(names: Sequence[str | None], report: Report) -> None:
         if name is not None and name.startswith(_RESERVED_PREFIX) and not is_model(name):
             report.broken(
                 "VERSION-1",
-                "expected two underscores at the beginning of the names of models alone, found "
+                "expected only the names of models to begin with two underscores, found "
                 f"{shown(name)}: this file was written for a later version of the format; upgrade "
                 "onnxarchive to read it",
                 entry=name,

@@ -316,15 +316,18 @@ def _check_shared(refs: Mapping[str, TensorRefs], report: Report) -> None:
             if _type_and_dims(ref) != _type_and_dims(other):
                 report.broken(
                     "DATA-8",
-                    f"{ref} of {model}: expected data type and dims of {other} of {other_model}, "
-                    f"{other.tensor.data_type} and {shown(other.tensor.dims)}, found "
-                    f"{ref.tensor.data_type} and {shown(ref.tensor.dims)}",
+                    f"{ref} of {model}: expected {_shown_type(other)} as {other} of {other_model} "
+                    f"is, found {_shown_type(ref)}",
                     entry=key,
                 )
 
 
 def _type_and_dims(ref: TensorRef) -> tuple[int, list[int]]:
     return ref.tensor.data_type, list(ref.tensor.dims)
+
+
+def _shown_type(ref: TensorRef) -> str:
+    return f"{dtypes.name_of(ref.tensor.data_type)} of shape {shown(list(ref.tensor.dims))}"
 
 
 def _check_reference(

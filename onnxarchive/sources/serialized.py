@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -48,24 +48,43 @@ class Serialized:
         return _Decoded(self.view, span, data_type.nbytes(ref.tensor.dims))
 
 
-def parse_file(file: DataFile) -> Serialized:
-    """Parses a file as a model; its large tensors are not read.
+def require_messages(files: Iterable[DataFile]) -> None:
+    """Counts the messages of models together, before one of them is parsed (rule MODEL-3).
 
     Raises:
-        ArchiveFormatError: It is no model, or too large a one.
+        ArchiveFormatError: They have too many, or one is malformed or too large.
     """
+    _require_messages([_strip(file).model for file in files])
+
+
+def _require_messages(models: Sequence[bytes]) -> None:
+    if wire.have_more_messages(models, proto.MAX_MESSAGES):
+        together = " in all models together" if len(models) > 1 else ""
+        raise ArchiveFormatError(
+            f"expected at most {proto.MAX_MESSAGES} messages{together}, found more", rule="MODEL-3"
+        )
+
+
+def _strip(file: DataFile) -> weights.Stripped:
+    """A model without its large tensors, which are not read."""
     if file.nbytes >= proto.SIZE_LIMIT:  # before an entry of a zip is inflated
         raise ArchiveFormatError(
             f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.nbytes}; store "
             "its tensors as external data",
             rule="MODEL-2",
         )
+    return weights.strip_weights(file.view)
+
+
+def parse_file(file: DataFile) -> Serialized:
+    """Parses a file as a model; its large tensors are not read.
+
+    Raises:
+        ArchiveFormatError: It is no model, or too large a one.
+    """
+    stripped = _strip(file)
     view = file.view
-    stripped = weights.strip_weights(view)
-    if wire.have_more_messages([stripped.model], proto.MAX_MESSAGES):
-        raise ArchiveFormatError(
-            f"expected a model of at most {proto.MAX_MESSAGES} messages, found more", rule="MODEL-3"
-        )
+    _require_messages([stripped.model])
     if wire.occurrences(stripped.model, "graph") > 1:
         raise ArchiveFormatError(
             "expected one graph, found several, which protobuf would merge; the file is two models "

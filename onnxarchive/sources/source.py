@@ -21,7 +21,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
-from onnxarchive.sources.serialized import parse_file
+from onnxarchive.sources.serialized import parse_file, require_messages
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import Root
 from onnxarchive.storage.file_data import FileData
@@ -166,10 +166,13 @@ class _Opening:
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """The source of the model `name` and those of the files `names` that belong to it."""
+        others = _further_models(names, name)
+        if others:
+            require_messages(_listed(place, model) for model in (name, *others))
         found = self._found_in(place, name)
         used = found.locations | {name}
         further: dict[str, Source] = {}
-        for other in _further_models(names) if name == MODEL_PROTO else ():
+        for other in others:
             other_found = self._found_in(place, other)
             used |= other_found.locations | {other}
             further[keys.model_id(other)] = Source(other_found.model, other_found.data)
@@ -242,12 +245,21 @@ def _only(names: list[str]) -> str:
     return names[0]
 
 
-def _further_models(names: list[str]) -> list[str]:
-    """The names of the further models of an unpacked archive.
+def _further_models(names: list[str], default: str) -> list[str]:
+    """The names of the further models of an unpacked archive; none of another source.
 
     Raises:
-        ArchiveFormatError: A name is one of a later version of the format.
+        ArchiveFormatError: A name is one of a later version of the format, or there are further
+            models without a default one.
     """
+    if default != MODEL_PROTO:
+        for name in names:
+            if name.startswith(keys.FURTHER_MODEL_PREFIX):
+                raise ArchiveFormatError(
+                    f"expected {MODEL_PROTO} beside {name!r}, found {default!r}; name the models "
+                    "themselves: 'onnxarchive convert ONE NEW.onnxa --model ID=OTHER'"
+                )
+        return []
     own = sorted(name for name in names if name.startswith(MODEL_PROTO[:2]) and name != MODEL_PROTO)
     keys.check_names([*own, MODEL_PROTO], Report())
     return own

@@ -35,6 +35,7 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, ModelNotFoundError, Writer
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.model import proto
+from onnxarchive.zipformat.writer import ZipWriter
 
 DEFAULT = "__MODEL_PROTO"
 DECODER = "__MODEL_PROTO_decoder"
@@ -452,6 +453,20 @@ def test_models_with_too_many_messages_together_are_refused(
             write()
         assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_no_model_after_a_malformed_one_is_parsed_since_its_messages_are_not_counted(
+    path: Path,
+) -> None:
+    with path.open("wb") as file:
+        writer = ZipWriter(file)
+        writer.add(DECODER, of().SerializeToString())
+        writer.add(DEFAULT, b"\x07")
+        writer.finish()
+    parsed = onnx.ModelProto.FromString
+    with patch.object(onnx.ModelProto, "FromString", side_effect=parsed) as parse:
+        assert [it.entry for it in onnxarchive.check(path)] == [DEFAULT]
+    assert parse.call_count == 0
 
 
 # Writer

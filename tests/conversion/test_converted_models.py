@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import onnx
 import pytest
@@ -14,7 +15,8 @@ from several_models import A, B, C, floats, of, require_loads
 from written import saved
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError
+from onnxarchive import ArchiveFormatError, ChecksumError
+from onnxarchive.model import proto
 from onnxarchive.zipformat.writer import ZipWriter
 
 
@@ -63,6 +65,54 @@ def test_models_of_several_files_each_with_external_data_become_one_archive(
     for source_file in (two, tmp_path / "two" / "w.data"):
         with pytest.raises(ValueError, match="two"):
             onnxarchive.convert(one, source_file, models={"two": two})
+
+
+def test_a_shared_data_file_that_changes_before_it_is_written_is_found(tmp_path: Path) -> None:
+    one, two, data = (tmp_path / name for name in ("one.onnx", "two.onnx", "w.data"))
+    data.write_bytes(A)
+    one.write_bytes(
+        model_of(floats("v", B), external(floats("w", A), data.name)).SerializeToString()
+    )
+    two.write_bytes(of(x=A).SerializeToString())
+
+    def change(*_: int) -> None:
+        data.write_bytes(C)  # once the entry of v is written
+
+    with pytest.raises(ChecksumError, match="entry 'w': expected 1200 bytes with CRC-32"):
+        onnxarchive.convert(one, tmp_path / "m", models={"two": two}, jobs=1, progress=change)
+    assert not (tmp_path / "m").exists()
+
+
+def test_messages_of_all_models_of_a_source_are_counted_before_one_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, directory = tmp_path / "m.onnxa", tmp_path / "unpacked"
+    onnxarchive.save(of(w=A), path, models={"a": of(w=A), "b": of(w=A)})
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "m.zip", "w", 8) as zipped:
+        archive.extractall(directory)
+        for name in archive.namelist():
+            zipped.writestr(name, archive.read(name))
+    monkeypatch.setattr(proto, "MAX_MESSAGES", 10)
+    parse = patch.object(onnx.ModelProto, "FromString", side_effect=AssertionError("parsed"))
+    for source in (directory, tmp_path / "m.zip"):
+        with parse, pytest.raises(ArchiveFormatError, match="at most 10 messages in all models"):
+            onnxarchive.convert(source, tmp_path / "converted")
+
+
+@pytest.mark.parametrize("name", ["__MODEL_PROTO_a", "__MODEL_PROTO_B"])
+def test_further_models_without_a_default_one_are_refused_and_not_left_out(
+    tmp_path: Path, name: str
+) -> None:
+    directory = tmp_path / "unpacked"
+    directory.mkdir()
+    for file_name in (name, "model.onnx"):
+        (directory / file_name).write_bytes(of(w=A).SerializeToString())
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as zipped:
+        for file in directory.iterdir():
+            zipped.write(file, file.name)
+    for source in (directory, tmp_path / "m.zip"):
+        with pytest.raises(ArchiveFormatError, match=f"expected __MODEL_PROTO beside '{name}'"):
+            onnxarchive.convert(source, tmp_path / "converted")
 
 
 def with_entry(path: Path, name: str) -> None:
