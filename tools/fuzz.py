@@ -44,7 +44,7 @@ import onnxarchive
 from onnxarchive.archive.rules import rules
 from onnxarchive.errors import ArchiveError, Report, UnfinishedEditError
 from onnxarchive.model import weights, wire
-from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
+from onnxarchive.model.keys import ASSET_PREFIX, is_model
 from onnxarchive.model.spans import decode
 from onnxarchive.zipformat import directory
 from onnxarchive.zipformat.end_records import TAIL_SIZE, locate
@@ -360,16 +360,13 @@ def is_archive(path: Path) -> bool:
     try:
         with onnxarchive.open(path) as archive:
             data = {name: bytes(archive.read(name)) for name in archive.entries}
-            broken = _broken_by_data(archive.model, data)
+            broken = {rule for it in archive.models.values() for rule in _broken_by_data(it, data)}
             archive.verify()
             entries = list(archive.entries.values())
-            names = (entry.name for entry in entries if entry.name != MODEL_PROTO)
-            keys = [name for name in names if not name.startswith(ASSET_PREFIX)]
-            for key in keys:
-                archive.tensor_by_key(key)
-            for name in archive.tensors:
-                with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong
-                    _ = archive.tensors[name]
+            models = list(archive.models)
+        found_keys = {key for model in models for key in _look_at(path, model)}
+        keys = {name for name in data if not (is_model(name) or name.startswith(ASSET_PREFIX))}
+        require(found_keys == keys, f"found the tensors {found_keys}, expected {keys}")
     except ArchiveError as error:
         require(error.rule in found, f"{error} is not in {found}")
         if broken is not None and DATA_RULES.issuperset(found):
@@ -377,7 +374,11 @@ def is_archive(path: Path) -> bool:
         require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"{error} is not so")
         return False
     require(not found and not broken, f"verified with {found} and {broken}")
-    loaded = {tensor.raw_data for tensor in tensors_of(onnxarchive.load(path))}
+    loaded = {
+        tensor.raw_data
+        for model in models
+        for tensor in tensors_of(onnxarchive.load(path, model=model))
+    }
     require(all(data[key] in loaded for key in keys), "a tensor is not loaded")
     with zipfile.ZipFile(path) as by_zipfile:
         seen = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
@@ -386,6 +387,22 @@ def is_archive(path: Path) -> bool:
         for name, content in data.items():
             require(by_zipfile.read(name) == content, f"zipfile reads another {name}")
     return True
+
+
+def _look_at(path: Path, model: str) -> list[str]:
+    """Takes a view of each tensor of a model; gives the keys."""
+    with onnxarchive.open(path, model=model) as archive:
+        named = [
+            _location(it)
+            for it in tensors_of(archive.model)
+            if it.data_location == TensorProto.EXTERNAL
+        ]
+        for key in named:
+            archive.tensor_by_key(key)
+        for name in archive.tensors:
+            with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong
+                _ = archive.tensors[name]
+    return named
 
 
 def _require_unfinished(path: Path) -> None:

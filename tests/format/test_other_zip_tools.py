@@ -75,7 +75,7 @@ ASSETS = {
     "größe/日本.txt": "größe".encode(),
     "empty": b"",
     "tokenizer.json": b"{}" * 5000,
-    "PK\N{SNOWMAN}": b"PK\5\6" + bytes(18) + b"PK\1\2PK\3\4",
+    "PK\N{SNOWMAN}": b"PK\5\6\1" + bytes(17) + b"PK\1\2PK\3\4",
 }
 
 
