@@ -258,9 +258,10 @@ def plan_archive(
         )
         items += planned.items
         serialized[identifier] = planned.serialize()
+    crc32s = shared.crc32s if shared else {}
     items = [
-        replace(item, data=partial(_compared, item.data, shared.crc32s[item.name]))
-        if item.name in shared.crc32s
+        replace(item, data=partial(_compared, item.data, crc32s[item.name]))
+        if item.name in crc32s
         else item
         for item in items
     ]
