@@ -30,7 +30,7 @@ ASSET_FORM = "Normalization Form C of Unicode"
 # What the id of a further model is (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
 
-_RESERVED_PREFIX = "__"
+RESERVED_PREFIX = "__"  # of names that are no keys
 _ASSETS = "assets"  # the folder of the assets, once unzipped
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
@@ -53,7 +53,7 @@ def is_key(name: str) -> bool:
     return (
         _KEY.fullmatch(name) is not None
         and len(name) <= MAX_KEY_SIZE
-        and not name.startswith(_RESERVED_PREFIX)
+        and not name.startswith(RESERVED_PREFIX)
         and fold(name) != _ASSETS
     )
 
@@ -142,7 +142,7 @@ class Keys:
 
 def _derive(name: str) -> str:
     key = _NOT_IN_KEY.sub("_", name)
-    if key.startswith(_RESERVED_PREFIX):
+    if key.startswith(RESERVED_PREFIX):
         key = "_" + key.lstrip("_")
     if not key.strip("_"):
         key = "tensor"
@@ -187,7 +187,7 @@ def _are_formed_as_keys(names: bytes, count: int) -> bool:
     if ends.size != count or kinds.min() == _OTHER:
         return False
     begins = np.append(0, ends[:-1] + 1)
-    underscore = ord(_RESERVED_PREFIX[0])
+    underscore = ord(RESERVED_PREFIX[0])
     return bool(
         (kinds[begins] == _LETTER).all()  # so that none is empty
         and (ends - begins).max() <= MAX_KEY_SIZE
@@ -231,7 +231,7 @@ def check_names(
             if _is_named_as_asset(name, report):
                 # In this order a folder is directly before everything in it.
                 assets.append((folded.replace("/", "\0"), name))
-        elif not (name.startswith(_RESERVED_PREFIX) or is_key(name)):
+        elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(
                 "KEY-1",
                 f"expected a key ([A-Za-z_][A-Za-z0-9_]*) of at most {MAX_KEY_SIZE} bytes that is "
@@ -253,7 +253,7 @@ def check_names(
 def _check_versions(names: Sequence[str | None], report: Report) -> None:
     """Reports names that are reserved for later versions of the format (VERSION-1)."""
     for name in names:
-        if name is not None and name.startswith(_RESERVED_PREFIX) and not is_model(name):
+        if name is not None and name.startswith(RESERVED_PREFIX) and not is_model(name):
             report.broken(
                 "VERSION-1",
                 "expected only the names of models to begin with two underscores, found "

@@ -20,6 +20,7 @@ from typing import Protocol
 from onnxarchive.buffers.data import Data, Stored, pieces
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.model.keys import MODEL_PROTO, RESERVED_PREFIX
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
@@ -99,13 +100,20 @@ class DirectoryPlace:
 
     @property
     def names(self) -> list[str]:
-        """As `Place.names`: the files in the directory itself, and those below `assets`."""
-        found, folders = [], []
+        """As `Place.names`: the files in the directory itself, and those below `assets`.
+
+        Beside `__MODEL_PROTO` also folders that a later version of the format may have.
+        """
+        found, folders, reserved = [], [], []
         for entry in self._root.scan(""):
             if _leads_to(entry.is_file):
                 found.append(entry.name)
             elif entry.name == _ASSETS and _leads_to(entry.is_dir):
                 folders.append(_ASSETS)
+            elif entry.name.startswith(RESERVED_PREFIX):
+                reserved.append(f"{entry.name}/")
+        if MODEL_PROTO in found:
+            found += reserved
         while folders:
             folder = folders.pop()
             for entry in self._root.scan(folder):

@@ -126,7 +126,7 @@ def with_entry(path: Path, name: str) -> None:
         writer.finish()
 
 
-@pytest.mark.parametrize("name", ["__INDEX", "__MODEL_PROTOS", "__", "__w"])
+@pytest.mark.parametrize("name", ["__INDEX", "__MODEL_PROTOS", "__", "__w", "__x/y"])
 def test_a_file_of_a_later_version_is_refused_with_the_advice_to_upgrade(
     path: Path, tmp_path: Path, name: str
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_file_of_a_later_version_is_refused_with_the_advice_to_upgrade(
         assert caught.value.rule == "VERSION-1"
         assert "was written for a later version of the format; upgrade onnxarchive" in message
         assert "convert" not in message
-        assert repr(name) in message
+        assert f"'{name.partition('/')[0]}" in message
     findings = onnxarchive.check(path)
     assert "VERSION-1" in {finding.rule for finding in findings}
     assert not any("convert" in str(finding) for finding in findings)
