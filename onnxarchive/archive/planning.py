@@ -297,7 +297,7 @@ def require_model_ids(ids: Iterable[str]) -> None:
         ValueError: One is not allowed (rule MODEL-4).
     """
     for identifier in ids:
-        if identifier and not keys.is_model_id(identifier):
+        if identifier != "" and not (isinstance(identifier, str) and keys.is_model_id(identifier)):
             raise ValueError(f"expected the id of a model as {keys.MODEL_ID}, got {identifier!r}")
 
 

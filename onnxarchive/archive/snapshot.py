@@ -134,7 +134,8 @@ def require_model(models: Collection[str], model: str) -> None:
     """
     if model not in models:
         raise ModelNotFoundError(
-            f"expected the id of a model, one of {shown_ids(models)}, found {shown(model)}"
+            f"expected the id of a model, one of {shown_ids(models)}, found "
+            f"{shown(model) if isinstance(model, str) else repr(model)}"
         )
 
 

@@ -289,6 +289,15 @@ def test_what_is_no_id_is_refused_by_all_that_write(path: Path, id: str) -> None
     assert sorted(path.parent.iterdir()) == before
 
 
+def test_what_is_no_text_is_no_id(pair: Path, path: Path) -> None:
+    number: Any = 1
+    with pytest.raises(ValueError, match=r"expected the id of a model as .*, got 1$"):
+        onnxarchive.save(of(w=A), path, models={number: of(w=A)})
+    nothing: Any = None
+    with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found None"):
+        onnxarchive.load(pair, model=nothing)
+
+
 def test_the_default_model_is_none_of_the_further_ones(path: Path) -> None:
     with pytest.raises(ValueError, match="expected ids of further models, got ''"):
         onnxarchive.save(of(w=A), path, models={"": of(w=A)})
