@@ -23,7 +23,7 @@ LARGE = (1 << 32) + 5  # bytes, all zero
 LARGE_CRC32 = 0xB1C2A1A3
 # Those of the external attributes that may change: a regular file or one of no type, its
 # permissions, and what MS-DOS calls read-only, hidden, system and archive.
-EXTERNAL_BITS = 0x8FFF0027
+EXTERNAL_BITS = 0x81FF0027
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ def options_of_save() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.sweep
-@requires(kept=10, refused=10)
+@requires(kept=10, refused=1)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     model=model_protos(),
