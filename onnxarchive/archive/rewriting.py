@@ -303,13 +303,13 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
 
 def _kept_names(archive: Archive) -> list[str]:
     """The names of all entries but the models, in the order of the archive."""
-    return list(archive.entries)[: -len(archive.models)]
+    return list(archive.entries.names[: archive._snapshot.model_numbers.start])
 
 
 def _end_offset(archive: Archive) -> int:
     """Offset of the first byte after these entries."""
-    first, *_ = list(archive.entries)[-len(archive.models) :]
-    return archive.entries[first].header_offset
+    first = archive._snapshot.model_numbers.start
+    return archive.entries[archive.entries.names[first]].header_offset
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
@@ -356,7 +356,8 @@ def _plan_keeping_all(
         ValueError: The models have no tensor for an entry.
     """
     temporary = directory_of(archive._file.absolute_path)
-    assigned, shared = Keys(archive._keys), SharedEntries()
+    assigned = Keys(archive._keys)
+    shared = SharedEntries() if len(models) > 1 else None
     items: list[Item] = []
     serialized: dict[str, SerializedModel] = {}
     missing = dict.fromkeys(archive._keys)
@@ -367,9 +368,10 @@ def _plan_keeping_all(
         if id(given.model) in id_of
     }
     kept_refs: dict[str, TensorRef] = {}
-    for identifier in archive.models:
-        refs = archive._refs_of(identifier)
-        shared.add((key, ref, partial(entry_data, archive, key)) for key, ref in refs.items())
+    if shared is not None:
+        for identifier in archive.models:
+            refs = archive._refs_of(identifier)
+            shared.add((key, ref, partial(entry_data, archive, key)) for key, ref in refs.items())
     for identifier in unchanged.values():
         kept_refs.update(archive._refs_of(identifier))
     for identifier, given in sorted(models.items()):
@@ -386,7 +388,7 @@ def _plan_keeping_all(
                 options,
                 stored=stored,
                 assigned=assigned,
-                shared=shared if len(models) > 1 else None,
+                shared=shared,
                 temporary=temporary,
             )
             items += planned.items
