@@ -65,6 +65,12 @@ class RandomAccessFile(Closing):
         """
         raise NotImplementedError
 
+    def hold(self, offset: int) -> None:
+        """Makes reads from `offset` to the end of the file cheap, by one request at most.
+
+        Nothing that lies before `offset` is held any longer.
+        """
+
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Brings ranges that are not there yet, if the file is mapped but not complete."""
 
