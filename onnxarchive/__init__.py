@@ -37,7 +37,10 @@ if _TYPE_CHECKING:
 
     from onnxarchive.archive.editable import EditableArchive as EditableArchive
     from onnxarchive.archive.editing import (
+        add_asset as add_asset,
+        change_assets as change_assets,
         change_model as change_model,
+        remove_asset as remove_asset,
         remove_model as remove_model,
         rename_model as rename_model,
         replace_model as replace_model,
@@ -88,7 +91,8 @@ __version__ = "0.1.0"
 # The public names of each module, which is imported when one of them is first used.
 _NAMES = {
     "archive.editable": "EditableArchive",
-    "archive.editing": "change_model remove_model rename_model replace_model replace_tensor",
+    "archive.editing": "add_asset change_assets change_model remove_asset remove_model "
+    "rename_model replace_model replace_tensor",
     "archive.opening": "load open",
     "archive.reading": "Archive",
     "archive.recovery": "Recovery recover",

@@ -112,11 +112,14 @@ EDITS: dict[str, Callable[..., None]] = {
     "replace_tensor": lambda path, **options: replace_tensor(
         path, "w0", np.ones(300, np.float32), **options
     ),
+    "add_asset": lambda path, **options: onnxarchive.add_asset(path, "new", b"asset", **options),
     "EditableArchive": assign,
     "edit": edit_in_a_block,
 }
 # Those that change the file in its place where it cannot be cloned.
-IN_PLACE = {name: edit for name, edit in EDITS.items() if name != "replace_tensor"}
+IN_PLACE = {
+    name: edit for name, edit in EDITS.items() if name not in ("replace_tensor", "add_asset")
+}
 
 
 # Archives

@@ -142,6 +142,10 @@ def _tensor(path: Path) -> None:
     replace_tensor(path, "w1", np.arange(1500, dtype=np.float32))
 
 
+def _assets(path: Path) -> None:
+    onnxarchive.change_assets(path, {"a": bytes(2000), "b": b"new"}, ["labels"])
+
+
 def _further(path: Path) -> None:
     replace_model(path, _generation(2, weights=WEIGHTS + 1, padding=8000), name="decoder")
 
@@ -179,6 +183,8 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
     "replace_tensor of a shared tensor": (_two, _tensor),
     "replace_tensor": (_old, _tensor),
     "replace_tensor on a clone": (_old, _cloned(_tensor)),
+    "change_assets": (_old, _assets),
+    "change_assets on a clone": (_old, _cloned(_assets)),
 }
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
 from onnxarchive.archive.editing import copied, require_one_name
+from onnxarchive.archive.entry_edits import write_assets, write_tensor
+from onnxarchive.archive.options import Asset
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.recovery import roll_back
 from onnxarchive.archive.rewriting import (
@@ -23,7 +25,6 @@ from onnxarchive.archive.rewriting import (
     GivenModel,
     write_model,
     write_renamed,
-    write_tensor,
     write_without,
 )
 from onnxarchive.archive.snapshot import Snapshot
@@ -276,6 +277,48 @@ class EditableArchive(Archive):
         """
         with self._locked(timeout, copy=copy) as current:
             self._write(partial(write_tensor, current, name, array, copy, progress))
+
+    def add_asset(
+        self,
+        name: str,
+        data: Asset,
+        *,
+        copy: bool = False,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Adds or replaces an asset, not in a block of `edit`; see `onnxarchive.add_asset`."""
+        self.change_assets({name: data}, copy=copy, timeout=timeout, progress=progress)
+
+    def remove_asset(
+        self,
+        name: str,
+        *,
+        copy: bool = False,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Removes an asset, not in a block of `edit`; see `onnxarchive.remove_asset`."""
+        self.change_assets({}, [name], copy=copy, timeout=timeout, progress=progress)
+
+    def change_assets(
+        self,
+        added: Mapping[str, Asset],
+        removed: Collection[str] = (),
+        *,
+        copy: bool = False,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Adds, replaces and removes assets, not in a block of `edit`.
+
+        `onnxarchive.change_assets` describes the arguments and errors.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+        """
+        with self._locked(timeout, copy=copy) as current:
+            self._write(partial(write_assets, current, added, removed, progress))
 
     def close(self) -> None:
         """Closes the file, after an edit of another thread. Views stay valid.

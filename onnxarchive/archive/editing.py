@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import onnx
 
+from onnxarchive.archive.entry_edits import write_assets, write_tensor
+from onnxarchive.archive.options import Asset
 from onnxarchive.archive.reading import Archive
 from onnxarchive.archive.recovery import require_finished, roll_back
 from onnxarchive.archive.rewriting import (
@@ -26,7 +28,6 @@ from onnxarchive.archive.rewriting import (
     GivenModel,
     write_model,
     write_renamed,
-    write_tensor,
     write_without,
 )
 from onnxarchive.buffers.counting import Progress
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = [
+    "add_asset",
+    "change_assets",
     "change_model",
     "copied",
+    "remove_asset",
     "remove_model",
     "rename_model",
     "replace_model",
@@ -231,6 +235,87 @@ def replace_tensor(
     """
     with _locked(path, timeout, copy=copy, model=model) as archive:
         _release(write_tensor(archive, name, array, copy, progress))
+
+
+def add_asset(
+    path: str | os.PathLike[str],
+    name: str,
+    data: Asset,
+    *,
+    copy: bool = False,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Adds an asset to an archive, or replaces the one of this name; see `change_assets`.
+
+    Args:
+        path: The archive.
+        name: Path of the asset, such as `"tokenizer.json"`.
+        data: Its bytes, or the path of a file.
+        copy: Whether to write a new file, so that further names of the file keep the old content.
+        timeout: Seconds to wait until nobody else has the archive locked; None waits without
+            limit, 0 fails at once.
+        progress: Called with the bytes written and the bytes in all.
+    """
+    change_assets(path, {name: data}, copy=copy, timeout=timeout, progress=progress)
+
+
+def remove_asset(
+    path: str | os.PathLike[str],
+    name: str,
+    *,
+    copy: bool = False,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Removes an asset of an archive; see `change_assets`.
+
+    Args:
+        path: The archive.
+        name: Path of the asset, such as `"tokenizer.json"`.
+        copy: Whether to write a new file, so that further names of the file keep the old content.
+        timeout: Seconds to wait until nobody else has the archive locked; None waits without
+            limit, 0 fails at once.
+        progress: Called with the bytes written and the bytes in all.
+
+    Raises:
+        TensorNotFoundError: There is no such asset.
+    """
+    change_assets(path, {}, [name], copy=copy, timeout=timeout, progress=progress)
+
+
+def change_assets(
+    path: str | os.PathLike[str],
+    added: Mapping[str, Asset],
+    removed: Collection[str] = (),
+    *,
+    copy: bool = False,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Adds, replaces and removes assets in one edit; see `replace_model` for its errors.
+
+    A new file is written, which then gets the archive's name: views of the old one stay as they
+    are. If the file system can share blocks, only assets and models are written, and tensors that
+    an edit has put after the assets. The tensors keep their order, the assets follow them in the
+    order of their names.
+
+    Args:
+        path: The archive.
+        added: Assets to add or replace by path: their bytes, or the path of a file.
+        removed: Paths of assets to remove.
+        copy: Whether to write a new file, so that further names of the file keep the old content.
+        timeout: Seconds to wait until nobody else has the archive locked; None waits without
+            limit, 0 fails at once.
+        progress: Called with the bytes written and the bytes in all.
+
+    Raises:
+        TensorNotFoundError: There is no asset of a path in `removed`.
+        ValueError: A path is not allowed (rules ASSET-1, NAME-2), or a file is the archive.
+        OSError: A file cannot be read.
+    """
+    with _locked(path, timeout, copy=copy) as archive:
+        _release(write_assets(archive, added, removed, progress))
 
 
 @contextlib.contextmanager

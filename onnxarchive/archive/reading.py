@@ -164,8 +164,8 @@ class Archive(Closing):
         return Tensors(self._state)
 
     @property
-    def assets(self) -> Mapping[str, memoryview]:
-        """The assets by path (without the prefix `assets/`), as read-only views."""
+    def assets(self) -> Assets:
+        """The assets by path (without the prefix `assets/`), as bytes: verified copies."""
         return Assets(self._state)
 
     def read(self, name: str) -> memoryview:

@@ -1,4 +1,4 @@
-"""Writes an archive of which a model or tensor was replaced, added, removed or renamed.
+"""Writes an archive of which a model was replaced, added, removed or renamed.
 
 Entries that stay are neither read nor moved: another model is a new end of the file. It is written
 to a clone if the file system can share blocks and the clone can have the owner and the name, else
@@ -12,12 +12,11 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import onnx
 
 from onnxarchive.archive.contents import check_model_sizes
@@ -46,13 +45,11 @@ from onnxarchive.archive.referring import (
 from onnxarchive.archive.sharing import SharedEntries, type_and_dims
 from onnxarchive.archive.snapshot import require_model
 from onnxarchive.archive.writing import stream, write_file
-from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.buffers.data import Buffer, Data, Stored, pieces
-from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import dtypes, keys, proto, tensors, walking
-from onnxarchive.model.copying import with_locations
+from onnxarchive.buffers.data import Data
+from onnxarchive.errors import ArchiveFormatError, Report, shown
+from onnxarchive.model import keys, tensors, walking
 from onnxarchive.model.keys import Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
@@ -66,18 +63,21 @@ from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
-from onnxarchive.zipformat.records import LocalHeader
 from onnxarchive.zipformat.writer import ZipWriter
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    pass
 
 __all__ = [
     "EditOptions",
     "GivenModel",
+    "changed_clone",
+    "continued_writer",
+    "end_offset",
+    "kept_names",
+    "write_anew",
     "write_model",
     "write_renamed",
-    "write_tensor",
     "write_without",
 ]
 
@@ -196,7 +196,7 @@ def _write_models(
         check_model_sizes(sizes, archive.max_model_nbytes, Report())
         if keeps_all:
             return _write_end(archive, plan, write_options, copy=options.copy)
-        return _write_anew(archive, plan, write_options)
+        return write_anew(archive, plan, write_options)
 
 
 def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
@@ -245,45 +245,15 @@ def _open_given(
     raise TypeError(f"expected an onnx.ModelProto or the path of a .onnx, found {type(given)}")
 
 
-def write_tensor(
-    archive: Archive, name: str, array: ArrayLike, copy: bool, progress: Progress | None
-) -> MappedFile:
-    """Gives an initializer other elements; see `onnxarchive.replace_tensor`.
-
-    Returns:
-        The file that then has the archive's path, open and still locked.
-    """
-    ref = archive.tensors.ref(name)
-    elements = np.asarray(array)
-    found = dtypes.of_array(elements)
-    expected = dtypes.BY_NUMBER.get(ref.tensor.data_type)
-    if found != expected or elements.shape != tuple(ref.tensor.dims):
-        raise ValueError(
-            f"{archive.path}: {ref}: expected {dtypes.name_of(ref.tensor.data_type)} of shape "
-            f"{list(ref.tensor.dims)}, found {found.name} of shape {list(elements.shape)}"
-        )
-    data = dtypes.as_raw_data(elements)
-    key = tensors.location(ref.tensor)
-    if key is not None and len(archive._snapshot.all_refs(key)) == 1:
-        return _replace_entry(archive, key, data, progress)
-    model = onnx.ModelProto()
-    model.CopyFrom(archive.model)
-    tensor = walking.at(model, ref.path)
-    for field in tensors.DATA_FIELDS:
-        tensor.ClearField(field)
-    tensors.set_raw_data(tensor, bytes(data))
-    return write_model(archive, model, EditOptions(copy=copy, progress=progress))
-
-
 def _by_entry(source: Source, archive: Archive) -> Resolve:
     """Gives the bytes of the source; those that lie in the archive, as a link's do, as entries.
 
     Raises:
         ArchiveFormatError: Bytes of a tensor lie in the model or the directory of the archive.
     """
-    entries = [archive.entries[name] for name in _kept_names(archive)]
+    entries = [archive.entries[name] for name in kept_names(archive)]
     name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
-    end = _end_offset(archive)
+    end = end_offset(archive)
     data: dict[Path, Data] = {}
     for path, found in source.data.items():
         data[path] = found
@@ -301,12 +271,12 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
     return lambda ref: data[ref.path]
 
 
-def _kept_names(archive: Archive) -> list[str]:
+def kept_names(archive: Archive) -> list[str]:
     """The names of all entries but the models, in the order of the archive."""
     return list(archive.entries.names[: archive._snapshot.model_numbers.start])
 
 
-def _end_offset(archive: Archive) -> int:
+def end_offset(archive: Archive) -> int:
     """Offset of the first byte after these entries."""
     first = archive._snapshot.model_numbers.start
     return archive.entries[archive.entries.names[first]].header_offset
@@ -314,7 +284,7 @@ def _end_offset(archive: Archive) -> int:
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
     """True if the plan moves and removes no entry except the model."""
-    names = _kept_names(archive)
+    names = kept_names(archive)
     return [item.name for item in plan.items[: len(names)]] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
     )
@@ -397,7 +367,7 @@ def _plan_keeping_all(
         for key in named:
             missing.pop(key, None)
     _require_none_missing(archive, list(missing))
-    kept = entry_items(archive, _kept_names(archive))
+    kept = entry_items(archive, kept_names(archive))
     writer.require_entries(len(kept) + len(items) + len(serialized))
     return Plan((*kept, *items), model_items(serialized))
 
@@ -439,33 +409,36 @@ def _stored(
     return stored
 
 
-def _write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFile:
+def write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFile:
+    """Writes a new archive, which then has the name of the other one."""
     archive._file.require_locking_process()
     return write_file(plan, archive._file.absolute_path, options, is_locked=True)
 
 
 def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
     """Writes new tensors, models, directory and end records after the entries that stay."""
-    offset = _end_offset(archive)
-    count = len(_kept_names(archive))
+    offset = end_offset(archive)
+    count = len(kept_names(archive))
     kept = count, archive._records[:count].pack()
     new = Plan(plan.items[count:], plan.models)
 
     def write(target: PositionalWriter) -> None:
-        zip_writer = _zip_writer(archive, target, kept)
+        zip_writer = continued_writer(archive, target, kept)
         stream(new, zip_writer, ProgressCounter(options.progress, new.nbytes))
 
-    changed = _changed_clone(archive, offset, write, else_in_place=not copy)
+    changed = changed_clone(archive, offset, write, else_in_place=not copy)
     if changed is not None:
         return changed
     if copy or archive._file.size - offset > undo.MAX_END_NBYTES:
-        return _write_anew(archive, plan, options)
+        return write_anew(archive, plan, options)
     archive._require_headers()  # or an edit that is cut off could not be rolled back
     undo.change_end(archive._file, offset, new.size(options.alignment, offset, kept), write)
     return archive._file.reopened()
 
 
-def _zip_writer(archive: Archive, target: PositionalWriter, kept: tuple[int, bytes]) -> ZipWriter:
+def continued_writer(
+    archive: Archive, target: PositionalWriter, kept: tuple[int, bytes]
+) -> ZipWriter:
     """Goes on with an archive in a file after the entries that stay."""
     count, _ = kept
     entries = archive._snapshot.directory.entries
@@ -479,72 +452,7 @@ def _zip_writer(archive: Archive, target: PositionalWriter, kept: tuple[int, byt
     )
 
 
-def _replace_entry(
-    archive: Archive, key: str, data: memoryview, progress: Progress | None
-) -> MappedFile:
-    """Writes a clone, or a new archive, in which the entry of a tensor has other bytes."""
-    crc32 = checksums.crc32(data)
-    header = _header_with(archive, key, crc32)
-    kept = _records_with(archive, key, crc32)
-    plan = Plan((), _models_without_checksum(archive, key))
-    header_offset, offset = archive.entries[key].header_offset, _end_offset(archive)
-
-    def write(target: PositionalWriter) -> None:
-        counter = ProgressCounter(progress, data.nbytes + plan.nbytes)
-        target.write(header)
-        written = Crc32()
-        for piece in written(counter(pieces(data))):
-            target.write(piece)
-        if written.value != crc32:
-            raise ChecksumError(
-                f"{archive.path}: entry {shown(key)}: expected an array that nobody changes while "
-                f"it is written, with CRC-32 {crc32:#010x}, found {written.value:#010x}"
-            )
-        target.offset = offset
-        zip_writer = _zip_writer(archive, target, kept)
-        stream(plan, zip_writer, counter)
-
-    changed = _changed_clone(archive, header_offset, write, else_in_place=False)
-    if changed is not None:
-        return changed
-    new = Item.of(key, Stored(data, crc32))
-    old = entry_items(archive, _kept_names(archive))
-    items = tuple(new if item.name == key else item for item in old)
-    options = WriteOptions(alignment=archive.alignment, progress=progress)
-    return _write_anew(archive, replace(plan, items=items), options)
-
-
-def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
-    """The local header of an entry with another CRC-32."""
-    archive.read(key)  # its local header is compared with the directory
-    entry = archive.entries[key]
-    packed = archive._file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-    header = LocalHeader.unpack(packed, 0)
-    assert header is not None
-    return replace(header, crc32=crc32).pack()
-
-
-def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
-    """Number and directory records of the entries that stay, that of `key` with another CRC-32."""
-    records, number = archive._records, archive.entries.index_of[key]
-    count = len(_kept_names(archive))
-    changed = replace(records[number], crc32=crc32)
-    return count, records[:number].pack() + changed.pack() + records[number + 1 : count].pack()
-
-
-def _models_without_checksum(archive: Archive, key: str) -> tuple[Item, ...]:
-    """The models as entries, without a SHA-1 of the old bytes of a tensor."""
-    models: dict[str, SerializedModel] = {}
-    for identifier, model in archive.models.items():
-        serialized: Buffer = archive.read(keys.model_entry(identifier))
-        ref = archive._refs_of(identifier).get(key)
-        if ref is not None and tensors.checksum(ref.tensor) is not None:
-            serialized = proto.serialize(with_locations(model, {ref.path: key}))
-        models[identifier] = SerializedModel(serialized)
-    return model_items(models)
-
-
-def _changed_clone(
+def changed_clone(
     archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
     """Changes a clone, which then gets the archive's name; None if cloning is not possible.

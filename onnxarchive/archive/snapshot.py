@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive.contents import model_numbers, read_contents
+from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.buffers import checksums
 from onnxarchive.errors import ModelNotFoundError, Report, TensorNotFoundError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
@@ -103,6 +104,22 @@ class Snapshot:
         if not self.headers.verified[number]:
             self._require_header(number)
         return view, offset, nbytes
+
+    def read(self, number: int) -> bytes:
+        """The data of an entry, as a copy.
+
+        Raises:
+            ChecksumError: Its CRC-32 does not match the directory.
+            ArchiveFormatError: Its local header does not match the directory.
+            ValueError: The archive is closed.
+        """
+        entry = self.directory.entries[number]
+        if not self.headers.verified[number]:
+            self._require_header(number)
+        with with_path(self.file.path):
+            data = self.file.read(entry.data_offset, entry.nbytes)
+            check_crc32(entry, len(data), checksums.crc32(data), Report())
+        return data
 
     def not_found(self, message: str) -> TensorNotFoundError:
         """The error for a name that is not in the archive."""

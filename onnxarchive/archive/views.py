@@ -1,4 +1,4 @@
-"""The tensors and assets of an archive by name, as views of its file."""
+"""The tensors of an archive by name, as views of its file, and its assets, as copies."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return f"<{len(self)} tensors of {self._state().file.path!r}>"
 
 
-class Assets(Mapping[str, memoryview]):
-    """The assets of an archive by path, as read-only views.
+class Assets(Mapping[str, bytes]):
+    """The assets of an archive by path; each is read when it is looked up.
 
     Args:
         state: Gives the current state of the archive.
@@ -118,13 +118,21 @@ class Assets(Mapping[str, memoryview]):
     def __init__(self, state: Callable[[], Snapshot]) -> None:
         self._state = state
 
-    def __getitem__(self, path: str) -> memoryview:
+    def __getitem__(self, path: str) -> bytes:
+        """The asset of this path, as a copy; `Archive.read("assets/" + path)` gives a view.
+
+        Raises:
+            ChecksumError: Its bytes have changed.
+            TensorNotFoundError: There is no such asset.
+        """
         snapshot = self._state()
         number = snapshot.entries.index_of.get(ASSET_PREFIX + path)
         if number is None:
             raise snapshot.not_found(f"expected the path of an asset, found {shown(path)}")
-        view, offset, nbytes = snapshot.locate(number)
-        return view[offset : offset + nbytes]
+        return snapshot.read(number)
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and ASSET_PREFIX + path in self._state().entries.index_of
 
     def __iter__(self) -> Iterator[str]:
         return (

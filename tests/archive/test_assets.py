@@ -6,6 +6,7 @@ no place for them: there they are given anew.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import unicodedata
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from models import model_of, normalised, run_model, runnable_model
+from models import flip_byte, model_of, normalised, run_model, runnable_model
 
 import onnxarchive
 from onnxarchive.cli import main
@@ -56,16 +57,23 @@ def _assets(path: Path) -> dict[str, bytes]:
 # In
 
 
-def test_an_asset_is_a_read_only_view_by_its_path(archive: Path) -> None:
+def test_an_asset_is_bytes_by_its_path(archive: Path) -> None:
     with onnxarchive.open(archive) as opened:
         asset = opened.assets["tokenizer.json"]
-        assert asset == TOKENIZER
-        assert asset.readonly
-        assert asset == opened.read("assets/tokenizer.json")
+        assert asset == opened.read("assets/tokenizer.json") == TOKENIZER
+        assert json.loads(asset) == {"model": "bpe"}
         assert sorted(opened.assets) == sorted(ASSETS)
         with pytest.raises(onnxarchive.TensorNotFoundError, match=r"'tokenizer\.txt'"):
             opened.assets["tokenizer.txt"]
-    assert asset == TOKENIZER  # also when the archive is closed
+    with pytest.raises(ValueError, match="closed"):
+        opened.assets["tokenizer.json"]
+
+
+def test_a_damaged_asset_is_refused_when_it_is_looked_up(archive: Path) -> None:
+    with onnxarchive.open(archive) as opened:
+        flip_byte(archive, opened.entries["assets/tokenizer.json"].data_offset)
+        with pytest.raises(onnxarchive.ChecksumError, match=r"tokenizer\.json.*ZIP-15"):
+            opened.assets["tokenizer.json"]
 
 
 def test_the_command_line_takes_assets(source: Path, tmp_path: Path) -> None:
