@@ -19,6 +19,7 @@ The rooms of the package, lowest first; each imports only from those before it:
     zipformat    zip records, the layout of an archive, zips of other tools
     model        ONNX messages: tensors, keys, references, the wire format
     storage      files: maps, locks, replacement, undo log
+    remote       objects at URLs and in stores
     sources      models of other tools: .onnx, directories, zips
     archive      archives: reading, checking, writing, editing, recovery
     conversion   from and to archives, and their comparison
@@ -71,6 +72,7 @@ if _TYPE_CHECKING:
         ChecksumError as ChecksumError,
         LockedError as LockedError,
         ModelNotFoundError as ModelNotFoundError,
+        ObjectChangedError as ObjectChangedError,
         TensorNotFoundError as TensorNotFoundError,
         UnfinishedEditError as UnfinishedEditError,
         UnsupportedFeatureError as UnsupportedFeatureError,
@@ -103,7 +105,7 @@ _NAMES = {
     "conversion.converting": "Conversion convert export extract",
     "conversion.differences": "Change Difference diff",
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
-    "LockedError ModelNotFoundError TensorNotFoundError UnfinishedEditError "
+    "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",
     "interop.checker": "check_model",
     "interop.link_checks": "check_link",

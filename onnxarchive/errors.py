@@ -40,6 +40,7 @@ __all__ = [
     "ChecksumError",
     "LockedError",
     "ModelNotFoundError",
+    "ObjectChangedError",
     "Report",
     "TensorNotFoundError",
     "UnfinishedEditError",
@@ -103,6 +104,10 @@ class ModelNotFoundError(ArchiveError, KeyError):
 
 class TensorNotFoundError(ArchiveError, KeyError):
     """No tensor, entry or asset has the name, or several tensors have it."""
+
+
+class ObjectChangedError(ArchiveError):
+    """An object in a store, or a file on a server, has changed since it was opened."""
 
 
 class LockedError(ArchiveError):

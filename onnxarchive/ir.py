@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from onnxarchive.interop.optional import needing
+from onnxarchive.storage.optional import needing
 
 if TYPE_CHECKING:
     import onnx_ir

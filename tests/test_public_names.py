@@ -18,9 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # Modules that one function needs, or none.
 LAZY = [
     "distributed",
+    "fsspec",
     "http.server",
     "jax",
     "netron",
+    "obstore",
     "onnx.reference",
     "onnx_ir",
     "onnxoptimizer",

@@ -22,8 +22,8 @@ from typing import Any, Final
 from onnxarchive.archive.contents import summed
 from onnxarchive.archive.opening import open
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, with_path
-from onnxarchive.interop.optional import needing
 from onnxarchive.model.keys import model_entry
+from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat.entries import Entry
 
 _INDEX: Final = "index.html"

@@ -34,8 +34,8 @@ import numpy as np
 
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import UnsupportedFeatureError, with_path
-from onnxarchive.interop.optional import needing
 from onnxarchive.model import dtypes
+from onnxarchive.storage.optional import needing
 
 if TYPE_CHECKING:
     import torch

@@ -3,5 +3,6 @@
 `files` opens, locks and maps a file, `replacement` replaces it in one step, `undo` edits its end in
 one step, `locking` separates processes, `filesystem` clones, reserves and syncs, `beneath` opens
 within a directory, `attributes` keeps owner and permissions, `file_data` and `spooling` provide the
-bytes of entries, and `threads` maps functions in order. This room imports buffers and errors.
+bytes of entries, `threads` maps functions in order, and `optional` says how to install a missing
+library. This room imports buffers and errors.
 """

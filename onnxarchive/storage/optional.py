@@ -8,7 +8,9 @@ from typing import Final
 
 # Their names and the arguments for `pip install`, by module.
 _LIBRARIES: Final = {
+    "fsspec": ("fsspec", "'onnxarchive[remote]'"),
     "netron": ("Netron", "'onnxarchive[view]'"),
+    "obstore": ("obstore", "'onnxarchive[remote]'"),
     "onnx_ir": ("onnx_ir", "'onnxarchive[ir]'"),
     "onnxruntime": ("ONNX Runtime", "'onnxarchive[ort]'"),
     "torch": ("PyTorch", "torch"),

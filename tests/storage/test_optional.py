@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from models import run_python
 
-from onnxarchive.interop.optional import needing
+from onnxarchive.storage.optional import needing
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHT = "layer.0/weight"

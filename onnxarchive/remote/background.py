@@ -1,0 +1,98 @@
+"""Runs requests in a thread of their own, so that Ctrl-C and `close` end them at once."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from itertools import islice
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from concurrent.futures import Future
+
+_Made = TypeVar("_Made")
+Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Made]]
+
+IN_FLIGHT = 12  # requests at once
+
+_lock = Lock()
+_loop: AbstractEventLoop | None = None
+_process = 0  # the process of `_loop`
+
+
+def run(request: Request[_Made]) -> _Made:
+    """Runs one request and gives its result. Ctrl-C cancels it.
+
+    Raises:
+        OSError: This process is a fork of one that made requests.
+    """
+    future = _start(request)
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
+def in_order(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
+    """Runs requests, up to `IN_FLIGHT` at once, and yields their results in order.
+
+    Closing the iterator cancels those that run. There are never more than `IN_FLIGHT` results that
+    the caller has not taken.
+    """
+    requests = iter(requests)
+    begun: deque[Future[_Made]] = deque()
+    try:
+        while True:
+            begun.extend(map(_start, islice(requests, IN_FLIGHT - len(begun))))
+            if not begun:
+                return
+            result = begun[0].result()
+            begun.popleft()
+            yield result
+            _require_this_process()
+    finally:
+        for future in begun:
+            future.cancel()
+
+
+def as_completed(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
+    """Runs requests as `in_order` does, and yields each result as soon as it is there."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    requests = iter(requests)
+    begun: set[Future[_Made]] = set()
+    try:
+        while True:
+            begun.update(map(_start, islice(requests, IN_FLIGHT - len(begun))))
+            if not begun:
+                return
+            future = next(iter(wait(begun, return_when=FIRST_COMPLETED).done))
+            begun.remove(future)
+            yield future.result()
+            _require_this_process()
+    finally:
+        for future in begun:
+            future.cancel()
+
+
+def _start(request: Request[_Made]) -> Future[_Made]:
+    global _loop, _process
+    import asyncio
+
+    with _lock:
+        if _loop is None:
+            _loop, _process = asyncio.new_event_loop(), os.getpid()
+            Thread(target=_loop.run_forever, name="onnxarchive requests", daemon=True).start()
+        _require_this_process()
+        return asyncio.run_coroutine_threadsafe(request(), _loop)
+
+
+def _require_this_process() -> None:
+    if os.getpid() != _process:
+        raise OSError(
+            f"expected process {_process}, which made requests before, found its fork "
+            f"{os.getpid()}, which has none of its threads; start processes by 'spawn'"
+        )

@@ -1,0 +1,217 @@
+"""Objects at URLs and in stores, read by range: few requests, many at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import chain, islice, starmap
+
+from onnxarchive.remote.background import as_completed, in_order, run
+from onnxarchive.remote.failures import changed
+from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
+from onnxarchive.storage.random_access import RandomAccessFile
+
+END_SIZE = 128 << 10  # bytes of the end that opening reads
+PART_SIZE = 8 << 20  # bytes of one request at most
+# Bytes between two ranges that cost less than a request of their own.
+GAP_SIZE = 256 << 10
+
+Range = tuple[int, int]
+
+
+def open_object(
+    url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
+) -> RemoteFile:
+    """Opens an object and reads its last 128 KiB, in one request.
+
+    Servers that do not give the last bytes of an object, such as Azure's, are first asked for its
+    size; an object in a file system of fsspec takes a third request, which looks for changes.
+
+    Redirects are followed by the library. obstore's client sends the header `Authorization` to the
+    first host only, but other headers to all.
+
+    Args:
+        url_or_path: A URL, or the object's key in `store`. obstore reads `https`, `http`, `s3`,
+            `gs` and `az`, fsspec all other schemes.
+        store: A store of obstore.
+        storage_options: Options of obstore or fsspec, among them credentials. Those of obstore's
+            stores, HTTP client and retries are by their keys, such as `timeout`.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        ImportError: The library for the URL is missing.
+        OSError: A request failed, or the server does not give ranges of bytes.
+        PermissionError: The server refuses access.
+        ValueError: An option is wrong.
+    """
+    origin = origin_of(url_or_path, store, storage_options)
+    version, end = run(partial(_open, origin))
+    return RemoteFile(origin, version, end)
+
+
+async def _open(origin: Origin) -> tuple[Version, bytes]:
+    found = await origin.end(END_SIZE)
+    if found is not None:
+        return found
+    version = await origin.version()
+    size = min(version.size, END_SIZE)
+    if not size:
+        return version, b""
+    return version, await _read(origin, version, version.size - size, size)
+
+
+async def _read(origin: Origin, version: Version, offset: int, size: int) -> bytes:
+    """Bytes of the object, if it still has this version."""
+    found, body = await origin.get(offset, size, version)
+    if found != version:
+        raise changed(origin.name)
+    return body
+
+
+class RemoteFile(RandomAccessFile):
+    """An object that is read by range. Its last bytes are held in memory.
+
+    Every answer is compared with the first one: its ETag, size, version and time of the last
+    change. If the ETag is strong, requests carry it (`If-Match`). A server that sends neither an
+    ETag nor a time can change an object of the same size unnoticed. File systems of fsspec are
+    asked for size and time again after each part.
+
+    Attributes:
+        validator: Its strong ETag, or its version; None if there is neither.
+    """
+
+    def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
+        """Takes where the object is, its version, and its last bytes."""
+        self.path = origin.name
+        self.size = version.size
+        self.validator = version.strong_etag or version.version
+        self.identity = (origin.place, version)
+        self._origin = origin
+        self._version = version
+        self._end = end
+        self._end_offset = version.size - len(end)
+
+    def close(self) -> None:
+        """Releases the bytes in memory. Connections belong to the store and stay open."""
+        self._end, self._end_offset = b"", self.size
+
+    def cache_key(self) -> str | None:
+        """A name of this version in hexadecimal digits, without secrets; None if it has none."""
+        if self.validator is None:
+            return None
+        text = "\n".join((self._origin.place, self.validator, str(self.size)))
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def hold(self, offset: int) -> None:
+        """Holds the bytes from `offset` to the end in memory, and no others."""
+        missing = max(0, self._end_offset - offset)
+        self._end = b"".join(self.stream(offset, missing)) + self._held(offset, self.size)
+        self._end_offset = self.size - len(self._end)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`: by one request up to 8 MiB, otherwise by several.
+
+        Raises:
+            ObjectChangedError: The object has changed since it was opened.
+            OSError: A request failed.
+        """
+        size = self._within(offset, size)
+        if offset >= self._end_offset:
+            return self._held(offset, size)
+        if size <= PART_SIZE:
+            return run(partial(self._part, offset, size))[1]
+        return b"".join(self.stream(offset, size))
+
+    def read_ranges(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
+        """Reads several ranges, 12 parts at once; neighbours are read by one request.
+
+        Yields:
+            The bytes of each range, in the order of `ranges`.
+        """
+        groups = list(_groups((offset, self._within(offset, size)) for offset, size in ranges))
+        parts = [list(_parts(offset, size)) for offset, size, _ in groups]
+        with closing(self._in_order(chain.from_iterable(parts))) as arriving:
+            for (start, _, members), own in zip(groups, parts, strict=True):
+                bodies = [body for _, body in islice(arriving, len(own))]
+                body = memoryview(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+                for offset, size in members:
+                    yield body[offset - start : offset - start + size]
+
+    def parts(self, ranges: Iterable[Range]) -> Iterator[tuple[int, memoryview]]:
+        """Reads ranges in parts of at most 8 MiB, 12 at once.
+
+        Yields:
+            The offset and the bytes of each part, as soon as it is complete, in any order. Bytes
+            between close ranges come along, and no byte comes twice.
+        """
+        spans = _merged((offset, self._within(offset, size)) for offset, size in ranges)
+        parts = chain.from_iterable(starmap(_parts, spans))
+        with closing(as_completed(partial(self._part, *it) for it in parts)) as arriving:
+            for offset, body in arriving:
+                yield offset, memoryview(body)
+
+    def stream(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Reads `size` bytes from `offset`, 12 parts of 8 MiB at once; yields them in order."""
+        parts = _parts(offset, self._within(offset, size))
+        with closing(self._in_order(parts)) as arriving:
+            for _, body in arriving:
+                yield memoryview(body)
+
+    pieces = stream
+
+    def _in_order(self, parts: Iterable[Range]) -> Generator[tuple[int, bytes]]:
+        return in_order(partial(self._part, *it) for it in parts)
+
+    async def _part(self, offset: int, size: int) -> tuple[int, bytes]:
+        if offset >= self._end_offset:
+            return offset, self._held(offset, size)
+        return offset, await _read(self._origin, self._version, offset, size)
+
+    def _held(self, offset: int, size: int) -> bytes:
+        start = max(0, offset - self._end_offset)
+        return self._end[start : start + size]
+
+    def _within(self, offset: int, size: int) -> int:
+        """How many of `size` bytes from `offset` the object has."""
+        return max(0, min(size, self.size - offset))
+
+
+def _parts(offset: int, size: int) -> Iterator[Range]:
+    """Cuts a range into parts of about the same size."""
+    count = -(-size // PART_SIZE)
+    for number in range(count):
+        start, end = size * number // count, size * (number + 1) // count
+        yield offset + start, end - start
+
+
+def _merged(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Merges ranges that overlap or are close to each other."""
+    start = end = -1
+    for offset, size in sorted(it for it in ranges if it[1]):
+        if start >= 0 and offset <= end + GAP_SIZE:
+            end = max(end, offset + size)
+            continue
+        if start >= 0:
+            yield start, end - start
+        start, end = offset, offset + size
+    if start >= 0:
+        yield start, end - start
+
+
+def _groups(ranges: Iterable[Range]) -> Iterator[tuple[int, int, list[Range]]]:
+    """Groups successive ranges that one part can hold: offset, size and ranges of each group."""
+    members: list[Range] = []
+    start = end = 0
+    for offset, size in ranges:
+        is_near = start <= offset <= end + GAP_SIZE and offset + size <= start + PART_SIZE
+        if members and not is_near:
+            yield start, end - start, members
+            members = []
+        if not members:
+            start = end = offset
+        members.append((offset, size))
+        end = max(end, offset + size)
+    if members:
+        yield start, end - start, members

@@ -1,0 +1,332 @@
+"""Finds the library for a URL, obstore or fsspec, and makes its requests for bytes of an object."""
+
+from __future__ import annotations
+
+import base64
+import errno
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from onnxarchive.errors import shown
+from onnxarchive.remote.failures import failure, status_of
+from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url
+from onnxarchive.storage.optional import needing
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+    from obstore.store import ObjectStore
+
+_Made = TypeVar("_Made")
+Store: TypeAlias = "ObjectStore"
+Options: TypeAlias = Mapping[str, Any]
+
+# The stores of obstore by scheme; other schemes are fsspec's.
+_STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
+_WEB = ("http", "https")
+
+# obstore's options of its HTTP client and of its retries; all others are the store's own.
+_CLIENT_OPTIONS = (
+    "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
+    "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
+    "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
+    "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
+)
+_RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
+_GROUPS = ("client_options", "retry_config", "credential_provider")
+
+# Keys of fsspec's `info` that name the content of a file: of S3, Google, Azure, Hugging Face, git.
+_ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
+_TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What distinguishes the contents that an object has had.
+
+    Attributes:
+        size: The size in bytes.
+        etag: The ETag as the server sends it, or None.
+        version: The version in a store that keeps several, or None.
+        last_modified: The time of the last change, or None.
+    """
+
+    size: int
+    etag: str | None = None
+    version: str | None = None
+    last_modified: str | None = None
+
+    @property
+    def strong_etag(self) -> str | None:
+        """The ETag, if equal ETags mean equal bytes (RFC 9110, section 8.8.1)."""
+        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+
+
+class Origin(Protocol):
+    """Where an object is.
+
+    Attributes:
+        name: Its name for messages.
+    """
+
+    name: str
+
+    @property
+    def place(self) -> str:
+        """Its place, without secrets and the same in every process."""
+
+    async def version(self) -> Version:
+        """Asks for the version that the object has now."""
+
+    async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
+        """Reads `size` bytes from `offset` of an object of the expected version.
+
+        Returns:
+            The version that the object has, and its bytes.
+        """
+
+    async def end(self, size: int) -> tuple[Version, bytes] | None:
+        """The last `size` bytes, by one request; None if there is no such request."""
+
+
+async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
+    """Awaits a call of a library; its errors become those of `failure`."""
+    try:
+        return await call()
+    except Exception as error:
+        problem = failure(error, name)
+    raise problem
+
+
+@dataclass(repr=False)
+class StoreOrigin:
+    """An object in a store of obstore."""
+
+    store: Store
+    key: str
+    name: str
+
+    @property
+    def place(self) -> str:
+        """The store, by what distinguishes it from others of its kind, and the key."""
+        store: Any = self.store
+        config = dict(getattr(store, "config", {}))
+        parts = [type(store).__name__, unsigned_url(getattr(store, "url", ""))]
+        parts += [str(config.get(it)) for it in ("endpoint", "account_name", "bucket", "container")]
+        return "\n".join([*parts, str(getattr(store, "prefix", None)), self.key])
+
+    async def version(self) -> Version:
+        """Asks for the version, by `HEAD`."""
+        import obstore
+
+        return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))
+
+    async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
+        """Reads a range, if the ETag is still the same."""
+        result = await asked(self.name, lambda: self._get((offset, offset + size), expected))
+        return await self._body(result, offset, size)
+
+    async def end(self, size: int) -> tuple[Version, bytes] | None:
+        """The last bytes, by a range without a start."""
+        try:
+            result = await self._get({"suffix": size})
+        except Exception as error:
+            # Azure's stores refuse at once; an empty object has no last bytes.
+            if type(error).__name__ == "NotSupportedError" or status_of(error) in (416, 501):
+                return None
+            problem = failure(error, self.name)
+        else:
+            size = min(size, result.meta["size"])
+            return await self._body(result, result.meta["size"] - size, size)
+        raise problem
+
+    async def _get(self, range: Any, expected: Version | None = None) -> GetResult:
+        import obstore
+
+        options: Any = {"range": range}
+        if expected is not None and expected.strong_etag is not None:
+            options["if_match"] = expected.etag
+        return await obstore.get_async(self.store, self.key, options=options)
+
+    async def _body(self, result: GetResult, offset: int, size: int) -> tuple[Version, bytes]:
+        encoding = str(result.attributes.get("Content-Encoding", "identity"))
+        if encoding != "identity":
+            raise OSError(
+                errno.EIO,
+                f"expected the bytes of the file, found Content-Encoding {shown(encoding)}; ask "
+                "the server's administrator to send archives without it",
+                self.name,
+            )
+        version = _version(result.meta)
+        # More is never read than one chunk beyond `size`.
+        chunks = aiter(result.stream(min_chunk_size=max(size, 1)))
+        body = await asked(self.name, lambda: anext(chunks, b""))
+        rest = await asked(self.name, lambda: anext(chunks, b"")) if body else b""
+        if result.range != (offset, offset + size) or len(body) != size or rest:
+            found = "more" if len(body) + len(rest) > size else str(len(body))
+            raise OSError(
+                errno.EIO,
+                f"expected {size} bytes from offset {offset}, found {found} from {result.range[0]}",
+                self.name,
+            )
+        return version, body
+
+
+def _version(meta: Any) -> Version:
+    modified = meta["last_modified"]
+    # obstore's value for none is the start of 1970.
+    time = modified.isoformat() if modified.timestamp() else None
+    return Version(meta["size"], meta["e_tag"], meta["version"], time)
+
+
+@dataclass(repr=False)
+class FileSystemOrigin:
+    """A file in a file system of fsspec."""
+
+    system: Any
+    path: str
+    name: str
+
+    def __post_init__(self) -> None:
+        self._lock = Lock()
+
+    @property
+    def place(self) -> str:
+        """The URL."""
+        return self.name
+
+    async def version(self) -> Version:
+        """Asks for the file's attributes."""
+        return await asked(self.name, lambda: _in_thread(self._version))
+
+    async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
+        """Reads a range, then asks for the file's attributes."""
+        return await asked(self.name, lambda: _in_thread(self._read, offset, size))
+
+    async def end(self, size: int) -> tuple[Version, bytes] | None:
+        """None: file systems tell the size first."""
+        return None
+
+    def _read(self, offset: int, size: int) -> tuple[Version, bytes]:
+        body = self.system.cat_file(self.path, start=offset, end=offset + size)
+        if len(body) != size:
+            return Version(-1), b""
+        return self._version(), body
+
+    def _version(self) -> Version:
+        with self._lock:
+            self.system.invalidate_cache()
+            info = self.system.info(self.path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError
+        etag, time = (
+            next((str(info[it]) for it in keys if info.get(it)), None)
+            for keys in (_ETAG_KEYS, _TIME_KEYS)
+        )
+        return Version(info["size"], etag, info.get("VersionId"), time)
+
+
+async def _in_thread(function: Callable[..., _Made], *arguments: object) -> _Made:
+    import asyncio
+
+    return await asyncio.to_thread(function, *arguments)
+
+
+def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
+    """The place of an object; no request is made.
+
+    Args:
+        url: The URL, or the key in `store`.
+        store: A store of obstore, or None.
+        options: Options of obstore or fsspec; see `open_store` and `fsspec.filesystem`.
+
+    Raises:
+        ImportError: The library for the URL is missing.
+        ValueError: There are options and a store, or an option has a wrong name or value.
+    """
+    name = shown_url(url) if store is None else url
+    if store is not None:
+        if options:
+            raise ValueError("expected store or storage_options, found both")
+        return StoreOrigin(store, url, name)
+    if scheme_of(url) in (*_STORES, *_WEB):
+        return StoreOrigin(*open_store(url, options), name)
+    return FileSystemOrigin(*open_file_system(url, options), name)
+
+
+def open_store(url: str, options: Options | None) -> tuple[Store, str]:
+    """A store of obstore for a URL, and the key of the object in it.
+
+    Args:
+        url: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`).
+        options: The configuration of the store, and the options of its HTTP client and of its
+            retries (`timeout`, `max_retries`), all by their keys in obstore, in any case.
+    """
+    with needing("obstore", "read and write objects in stores"):
+        import obstore.store
+
+    scheme, name = scheme_of(url), shown_url(url)
+    groups: dict[str, Any] = {"config": {}, "client_options": {}, "retry_config": {}}
+    for key, value in (options or {}).items():
+        key = key.lower()
+        if key in _GROUPS and key in groups:
+            groups[key].update(value)
+        elif key in _GROUPS:
+            groups[key] = value
+        elif key in _CLIENT_OPTIONS.split():
+            groups["client_options"][key] = value
+        elif key in _RETRY_OPTIONS:
+            groups["retry_config"][key] = value
+        else:
+            groups["config"][key] = value
+    if not groups["retry_config"]:
+        del groups["retry_config"]
+    try:
+        if scheme not in _WEB:
+            bucket, _, key = url.partition("://")[2].partition("/")
+            return getattr(obstore.store, _STORES[scheme])(bucket, **groups), key
+        # The whole URL is the store, since a key could not have a query.
+        if not groups["config"]:
+            del groups["config"]
+        _prepare_client(urlsplit(url), groups["client_options"])
+        host = url.partition("://")[2].partition("#")[0]
+        if "@" in host.partition("/")[0]:
+            host = host.partition("@")[2]
+        return obstore.store.HTTPStore(f"{scheme}://{host}", **groups), ""
+    except Exception as error:
+        kind = type(error).__name__
+    keys = ", ".join(sorted(map(str, options or {})))
+    raise ValueError(
+        f"{name}: expected storage_options that obstore takes for {scheme}://, found {keys} "
+        f"({kind})"
+    )
+
+
+def _prepare_client(url: Any, client: dict[str, Any]) -> None:
+    """Allows http:// if the URL has it, and sends its user and password as a header."""
+    client.setdefault("allow_http", url.scheme == "http")
+    if url.username is not None:
+        user = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        headers = {"authorization": "Basic " + base64.b64encode(user.encode()).decode()}
+        client["default_headers"] = headers | client.get("default_headers", {})
+
+
+def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
+    """A file system of fsspec for a URL, and the path of the file in it."""
+    with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
+        from fsspec.core import url_to_fs
+    try:
+        # Instances that are kept would share credentials and listings.
+        system, path = url_to_fs(url, skip_instance_cache=True, **(options or {}))
+    except ImportError as error:
+        problem: Exception = ImportError(str(error), name=error.name)
+    except Exception as error:
+        problem = ValueError(
+            f"{shown_url(url)}: expected a URL and storage_options that fsspec takes, found an "
+            f"error ({type(error).__name__})"
+        )
+    else:
+        return system, str(path)
+    raise problem

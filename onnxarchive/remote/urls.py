@@ -1,0 +1,51 @@
+"""URLs: recognised, shown without secrets, and named for a cache."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeGuard
+from urllib.parse import urlsplit
+
+# RFC 3986, section 3.1. A single letter is a drive of Windows.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://")
+_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
+# Parameters of signed URLs: of AWS, CloudFront, Google and Azure.
+_SIGNED = re.compile(r"(?:x-(?:amz|goog)-)?(?:signature|sig)", re.IGNORECASE)
+_OF_SIGNATURE = re.compile(
+    r"x-(?:amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
+    r"|sig|s[eprtv]|sip|spr|ske|skoid|sks|skt|sktid|skv",
+    re.IGNORECASE,
+)
+
+
+def is_url(source: object) -> TypeGuard[str]:
+    """True for a string that begins with a scheme and `://`; a path of Windows does not."""
+    return isinstance(source, str) and _SCHEME.match(source) is not None
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL, in small letters; empty if it has none."""
+    match = _SCHEME.match(url)
+    return "" if match is None else match[1].lower()
+
+
+def shown_url(url: str) -> str:
+    """A URL for messages: without user, password, query and fragment, which may be secret."""
+    return _USER_INFO.sub("", re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def unsigned_url(url: str) -> str:
+    """A web address without user, fragment and the parameters of a signature.
+
+    Other parameters stay, because they may choose the object. It is a name for hashing only.
+    """
+    url = _USER_INFO.sub("", url)
+    parameters = [it for it in urlsplit(url).query.split("&") if it]
+    names = [it.partition("=")[0] for it in parameters]
+    if any(map(_SIGNED.fullmatch, names)):
+        parameters = [
+            it
+            for it, name in zip(parameters, names, strict=True)
+            if not _OF_SIGNATURE.fullmatch(name)
+        ]
+    return "?".join((shown_url(url), *parameters))
