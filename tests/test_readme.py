@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import warnings
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from readme import blocks, commands, make_files, run_commands, run_python
 from zip_readers import READERS
 
 import onnxarchive
@@ -20,24 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-
-
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    weight = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
-    for file, name in (("model.onnx", "layer.0/weight"), ("decoder.onnx", "shared")):
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", name], ["y"])],
-            "readme",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])],
-            [numpy_helper.from_array(weight, name)],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-        (tmp_path / file).write_bytes(model.SerializeToString())
-    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    make_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -49,9 +32,7 @@ def test_python_snippets_run_one_after_another(
         pytest.importorskip(library, reason=f"{library} is not installed")
     snippets = blocks("python")
     assert len(snippets) == 13
-    names: dict[str, object] = {}
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), names)
+    run_python(snippets)
     printed = capsys.readouterr().out
     assert "(64, 32) float32" in printed
     assert "MatMul" in printed
@@ -82,12 +63,8 @@ def test_commands_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    lines = [line for block in blocks("console") for line in block.splitlines()]
-    commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
-    own = [arguments for program, *arguments in commands if program == "onnxarchive"]
-    assert len(own) == 26
-    for arguments in own:
-        assert main(arguments) == 0, f"{arguments}: {capsys.readouterr().err}"
+    assert len(commands()) == 26
+    run_commands(commands())
     assert (directory / "many" / "model.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
     assert (directory / "extracted" / "__MODEL_PROTO").exists()

@@ -168,7 +168,7 @@ def _write_models(
         options: The options of the edit.
     """
     require_model_ids(given)
-    replaced = [id for id, model in archive.models.items() if given.get(id) is not model]
+    replaced = [name for name, model in archive.models.items() if given.get(name) is not model]
     write_options = _write_options(archive, replaced, options)
     own = {id(model) for model in archive.models.values()}
     with contextlib.ExitStack() as resources:

@@ -242,7 +242,7 @@ def _load_deflate64() -> Callable[[], _Deflate64Decoder]:
         if spec is None or spec.loader is None:
             raise UnsupportedFeatureError(
                 "expected the package zipfile-deflate64 for deflate64 data, found it missing: "
-                "pip install zipfile-deflate64"
+                "pip install 'onnxarchive[deflate64]'"
             )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -177,6 +177,7 @@ def test_split_zip_is_refused(source: Path) -> None:
         (["-mm=LZMA:lc=0:lp=2:pb=0"], METHOD_LZMA),
         (["-mm=Deflate", "-mtc=on", "-mcu=on"], METHOD_DEFLATE),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_7z(source: Path, options: list[str], method: int) -> None:
     run(["7z", "a", "-tzip", *options, "../made.zip", "."], source)

@@ -481,7 +481,7 @@ ZIPFILE_STATE = """
 """
 
 
-def test_no_deflate64_leaves_its_package_alone_and_zipfile_as_it_was() -> None:
+def test_other_methods_leave_its_package_alone_and_zipfile_as_it_was() -> None:
     run(ZIPFILE_STATE)
 
 
@@ -525,7 +525,7 @@ def test_deflate64_leaves_its_package_to_those_who_imported_it_before() -> None:
     )
 
 
-def test_deflate64_without_its_package_is_an_error_that_names_it() -> None:
+def test_a_method_without_its_package_is_an_error_that_names_the_extra() -> None:
     printed = run(
         """
     import sys
@@ -547,4 +547,4 @@ def test_deflate64_without_its_package_is_an_error_that_names_it() -> None:
         print(error)
     """
     )
-    assert "pip install zipfile-deflate64" in printed
+    assert "pip install 'onnxarchive[deflate64]'" in printed

@@ -1,0 +1,34 @@
+"""tools/check_packages.py; CI runs the whole of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import check_packages
+import pytest
+
+THIS = "{}.{}".format(*sys.version_info)
+
+
+def test_an_interpreter_is_found_by_the_version_that_it_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim = tmp_path / "python3.99"  # as pyenv's of a version that is not chosen
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert check_packages.find_python(THIS) == sys.executable
+    assert check_packages.find_python("3.99") is None
+    python = tmp_path / "versions" / "3.99.1" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 3.99\n")
+    python.chmod(0o755)
+    assert check_packages.find_python("3.99") == str(python)
+
+
+def test_a_failed_command_ends_the_check_with_its_output() -> None:
+    with pytest.raises(SystemExit, match="why\n\nfailed: "):
+        check_packages.run(sys.executable, "-c", "import sys; print('why'); sys.exit(1)")
+    assert check_packages.run(sys.executable, "-c", "print(1)") == "1"

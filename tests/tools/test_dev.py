@@ -1,0 +1,35 @@
+"""tools/dev.py sets up its environment, also where nothing can be compiled."""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+from pathlib import Path
+
+import dev
+import pytest
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_an_environment_is_set_up_with_or_without_a_compiler(
+    has_compiler: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    installed = []
+
+    def install(*arguments: str, **_: object) -> None:
+        if "deflate64" in arguments[-1] and not has_compiler:
+            raise subprocess.CalledProcessError(1, arguments)
+        installed.append(arguments[-1].removeprefix(str(dev.ROOT)))
+
+    monkeypatch.setattr(dev, "ENVIRONMENT", tmp_path)
+    monkeypatch.setattr(dev, "STAMP", tmp_path / "made-from")
+    monkeypatch.setattr(venv, "create", lambda *_, **__: None)
+    monkeypatch.setattr(dev, "run", install)
+    dev.set_up()
+    assert installed == ["[all,dev]", "[deflate64]"][: 2 if has_compiler else 1]
+    assert (tmp_path / "made-from").exists()
+    printed = capsys.readouterr().err
+    assert ("set up without the extra deflate64" in printed) is not has_compiler

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Builds the packages and runs the README's snippets on each Python, without a compiler.
+
+python3 tools/dev.py python tools/check_packages.py
+
+The wheel is installed into a clean environment of each version of Python that is on PATH or below
+`~/.pyenv`, once without extras and once with all of them. A missing version is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+README = str(ROOT / "tools" / "readme.py")
+
+
+def main() -> int:
+    """Builds and checks; returns the exit status."""
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as threads:
+        packages = Path(directory, "packages")
+        run(sys.executable, "-m", "build", "--outdir", str(packages), str(ROOT))
+        wheel, sdist = sorted(packages.iterdir(), key=lambda path: path.suffix != ".whl")
+        run(sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist))
+        pythons = {version: find_python(version) for version in VERSIONS}
+        checks = {
+            version: threads.submit(check, python, wheel, Path(directory, version))
+            for version, python in pythons.items()
+            if python is not None
+        }
+        for version in VERSIONS:
+            if version not in checks:
+                print(f"Python {version}: not on this machine, not checked")
+                continue
+            checks[version].result()
+            print(f"Python {version}: installed without a compiler, the README's snippets run")
+    return 0 if checks else 1
+
+
+def find_python(version: str) -> str | None:
+    """The path of an interpreter of a version, or None."""
+    for candidate in _candidates(version):
+        code = "import sys; print('{}.{}'.format(*sys.version_info))"
+        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:  # pyenv's shims fail for a version that is not chosen
+            return candidate
+    return None
+
+
+def _candidates(version: str) -> Iterator[str]:
+    yield sys.executable
+    on_path = shutil.which(f"python{version}")
+    if on_path is not None:
+        yield on_path
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from map(str, root.glob(f"versions/{version}.*/bin/python"))
+
+
+def check(python: str, wheel: Path, directory: Path) -> None:
+    """Installs the wheel into a new environment, and runs the README's snippets there."""
+    run(python, "-m", "venv", "--without-pip", str(directory))
+    installed = str(directory / "bin" / "python")
+    install = (sys.executable, "-m", "pip", "--python", installed, "install", "--quiet")
+    compilerless = os.environ | {"PATH": str(directory / "bin"), "CC": "false", "CXX": "false"}
+    for extras, snippets in (("", ["1"]), ("[all]", [])):
+        run(*install, f"{wheel}{extras}", environment=compilerless)
+        # -I: the package that is installed, not the one of this directory.
+        run(installed, "-I", README, *snippets, environment=compilerless)
+
+
+def run(*command: str, environment: dict[str, str] | None = None) -> str:
+    """Runs a command and gives its output; a failure ends this program with all of it."""
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nfailed: {' '.join(command)}")
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
