@@ -399,6 +399,9 @@ def _add_run(commands: Any) -> None:
         metavar="N",
         help="run the model N times and print the median time (default %(default)s)",
     )
+    _add_flag(
+        command, "--no-prepack", "make no packed copies of weights, so that memory stays small"
+    )
     command.add_argument(
         "--output", metavar="DIR", help="save the outputs as .npy files in a new directory"
     )

@@ -38,7 +38,12 @@ def run_command(arguments: argparse.Namespace) -> int:
     given = pairs("--input NAME=FILE.npy", arguments.input)
     inputs = {name: _load(path) for name, path in given.items()}
     dims = pairs("--dim NAME=SIZE", arguments.dim, int)
-    call = partial(run, providers=arguments.provider, repeat=arguments.repeat)
+    call = partial(
+        run,
+        providers=arguments.provider,
+        repeat=arguments.repeat,
+        prepack=False if arguments.no_prepack else None,
+    )
     output = arguments.output
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:
         outcome = call(arguments.path, inputs, model=arguments.model, dims=dims)

@@ -76,7 +76,7 @@ def is_unread(ref: TensorRef, nbytes: int) -> bool:
 
 def linked_model(
     archive: Archive,
-    location: str,
+    location: str | None,
     is_outside: StaysOutside = stays_outside,
     *,
     in_place: bool = False,
@@ -88,7 +88,8 @@ def linked_model(
 
     Args:
         archive: The archive.
-        location: The path of the archive's file, as written to `external_data`.
+        location: The path of the archive's file, as written to `external_data`; None to keep the
+            keys as locations. Then local headers are not compared.
         is_outside: Selects, of the tensors stored outside, those that become external data.
         in_place: Whether to change and return `archive.model` instead of a copy.
 
@@ -102,7 +103,7 @@ def linked_model(
     if not in_place:
         model = onnx.ModelProto()
         model.CopyFrom(archive.model)
-    encoded_external_data = weights.external_data_encoder(location)
+    encoded_external_data = None if location is None else weights.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[model_entry(archive.model_id)].nbytes
     for entry in archive.entries.values():
@@ -114,10 +115,11 @@ def linked_model(
             held.append((entry.name, tensor))
             nbytes += entry.nbytes
             continue
-        archive.read(entry.name)  # compares the local header and reads no data
-        # The tensor holds no data itself, or the archive would not have opened.
-        tensor.ClearField("external_data")
-        tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
+        if encoded_external_data is not None:
+            archive.read(entry.name)  # compares the local header and reads no data
+            # The tensor holds no data itself, or the archive would not have opened.
+            tensor.ClearField("external_data")
+            tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, which a single .onnx can hold, for the "

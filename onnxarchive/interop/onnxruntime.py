@@ -1,7 +1,8 @@
-"""ONNX Runtime sessions of archives: the weights are mapped from the archive, not read.
+"""ONNX Runtime sessions of archives, which use the weights where they lie, in a file or in memory.
 
-ONNX Runtime gets the model, with the archive itself as the file of its external data, and an entry
-in the session options with the archive's directory. It maps each tensor from there.
+If the archive is a file, ONNX Runtime gets the model with that file as external data, and its
+directory in the session options. It maps each tensor from there. Otherwise it gets the archive's
+model, in which tensors have their keys as locations, and the buffer of each key.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxarchive.archive.opening import open
@@ -21,10 +21,13 @@ from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.interop.linked_models import linked_model, real_path, require_utf8, stays_outside
 from onnxarchive.interop.ort_options import (
+    DIRECTORY,
+    USE_BUFFERS,
     copy_options,
     lent_session_class,
+    prepacking_entries,
     require_onnxruntime,
-    set_directory,
+    set_entries,
 )
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef
@@ -43,23 +46,26 @@ def session(
     providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
     *,
     model: str = "",
+    prepack: bool | None = None,
     **kwargs: Any,
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
 
     ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
-    copies of many weights for speed. With the session entry `session.disable_prepacking` set to
-    `"1"` it makes none, so memory stays flat and processes share the pages. (On Windows before
-    version 1.23 it maps only tensors that begin at a multiple of 64 KiB, and reads the others.)
+    copies of many weights for speed. With `prepack=False` it makes none, so memory stays flat and
+    processes share the pages; the README says when to choose this. (On Windows before version 1.23
+    it maps only tensors that begin at a multiple of 64 KiB, and reads the others.)
 
     The archive may be renamed or replaced while sessions run, except that `set_providers` opens it
     again under its name. Tensors that ONNX Runtime needs for shape inference, or does not read from
     external data, are passed in the model (`onnxarchive.interop.linked_models.stays_outside`).
 
     Args:
-        path: The archive: its path, an open `Archive`, or its bytes. ONNX Runtime copies weights of
-            an archive in memory; before version 1.24 it takes them only in the model, which must
-            then be below 2 GiB.
+        path: The archive: its path, an open `Archive`, or its bytes. The session keeps the bytes
+            and uses weights in place, if each begins at a multiple of its element's size, as in any
+            `bytes` object. Before version 1.31 ONNX Runtime copies them; before 1.24, and with
+            options that it cannot copy, it takes them only in the model, which must then be below
+            2 GiB. Weights of subgraphs are always passed in the model.
         sess_options: Options for the session. The session gets a copy of them. Options that ONNX
             Runtime cannot copy are changed while the session is made, and must not be used for
             another one meanwhile; an empty entry for the directory of external data stays in them,
@@ -69,6 +75,8 @@ def session(
         providers: As for `onnxruntime.InferenceSession`.
         model: Id of the model, such as `"decoder"`; `""` for the default one, or for the one that
             an open `Archive` was opened with.
+        prepack: False to make no packed copies of weights, True to make them. None leaves it to
+            `sess_options`, by default to make them.
         kwargs: As for `onnxruntime.InferenceSession`: `provider_options`, ...
 
     Returns:
@@ -88,9 +96,9 @@ def session(
     """
     make = require_onnxruntime().InferenceSession
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, model, sess_options, files)
-        if inputs.options is None and inputs.path is not None:
-            make = partial(lent_session_class(), os.path.dirname(inputs.path))
+        inputs = _inputs(path, model, sess_options, prepack, files)
+        if inputs.options is None:
+            make = partial(lent_session_class(), inputs.entries)
         options = sess_options if inputs.options is None else inputs.options
         try:
             return make(inputs.model, options, providers, **kwargs)
@@ -99,7 +107,11 @@ def session(
 
 
 def session_options(
-    path: Source, sess_options: ort.SessionOptions | None = None, *, model: str = ""
+    path: Source,
+    sess_options: ort.SessionOptions | None = None,
+    *,
+    model: str = "",
+    prepack: bool | None = None,
 ) -> tuple[bytes, ort.SessionOptions]:
     """Gives the arguments with which `session` makes a session of an archive.
 
@@ -108,9 +120,11 @@ def session_options(
     the name of its file, so they become useless when either is renamed.
 
     Args:
-        path: The archive, as in `session`. The options keep the bytes of an archive in memory.
+        path: The archive, as in `session`. The options keep the bytes of an archive in memory, and
+            a session keeps the options.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
+        prepack: As in `session`.
 
     Returns:
         The serialized model, with its large tensors as external data in the archive, and session
@@ -124,7 +138,7 @@ def session_options(
         OSError: The file cannot be opened or read.
     """
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, model, sess_options, files)
+        inputs = _inputs(path, model, sess_options, prepack, files)
     if inputs.options is None:
         raise UnsupportedFeatureError(
             "ONNX Runtime cannot copy these session options: they name execution providers, write "
@@ -142,12 +156,14 @@ class _Inputs:
     Attributes:
         model: The serialized model.
         options: Options for this session alone; None if the caller's cannot be copied.
+        entries: The session entries that the options need.
         file: The archive's file.
         path: Its path without symbolic links; None for an archive in memory.
     """
 
     model: bytes
     options: ort.SessionOptions | None
+    entries: Mapping[str, str]
     file: MappedFile
     path: str | None
 
@@ -167,24 +183,32 @@ class _Inputs:
 
 
 def _inputs(
-    source: Source, model: str, given: ort.SessionOptions | None, files: contextlib.ExitStack
+    source: Source,
+    model: str,
+    given: ort.SessionOptions | None,
+    prepack: bool | None,
+    files: contextlib.ExitStack,
 ) -> _Inputs:
     """Prepares a session; `files` closes the file if it was opened here."""
     ort = require_onnxruntime()
     archive = _opened(source, model, files)
     is_own = archive is not source
     options = ort.SessionOptions() if given is None else copy_options(given, archive.model)
+    entries = prepacking_entries(prepack)
+    path = None
     if isinstance(archive._file, MemoryFile):
-        serialized = _model_in_memory(archive, options, in_place=is_own)
-        return _Inputs(serialized, options, archive._file, None)
-    path = real_path(archive)
-    require_utf8(path)
-    directory, name = os.path.split(path)
-    with with_path(archive.path):
-        serialized = proto.encode(linked_model(archive, name, in_place=is_own))
+        serialized, buffers = _model_and_buffers(archive, options, in_place=is_own)
+        if buffers:
+            _lend_buffers(options, buffers)
+    else:
+        path = real_path(archive)
+        require_utf8(path)
+        entries[DIRECTORY], name = os.path.split(path)
+        with with_path(archive.path):
+            serialized = proto.encode(linked_model(archive, name, in_place=is_own))
     if options is not None:
-        set_directory(options, directory)
-    return _Inputs(serialized, options, archive._file, path)
+        set_entries(options, entries)
+    return _Inputs(serialized, options, entries, archive._file, path)
 
 
 def _opened(source: Source, model: str, files: contextlib.ExitStack) -> Archive:
@@ -205,27 +229,37 @@ def _opened(source: Source, model: str, files: contextlib.ExitStack) -> Archive:
     return archive
 
 
-_numbers = count()
-# ONNX Runtime keeps only the addresses of files in memory until the session is made.
-_buffers: weakref.WeakKeyDictionary[Any, memoryview] = weakref.WeakKeyDictionary()
-
-
-def _model_in_memory(
+def _model_and_buffers(
     archive: Archive, options: ort.SessionOptions | None, *, in_place: bool
-) -> bytes:
-    """The model of an archive in memory, whose bytes are added to options that support this."""
-    add = getattr(options, "add_external_initializers_from_files_in_memory", None)
-    if add is None:
-        model = linked_model(archive, "", lambda ref, nbytes: False, in_place=in_place)
-        return proto.encode(model)
-    location = f"onnxarchive-{next(_numbers)}.onnxa"
-    model = linked_model(archive, location, _is_read_from_memory, in_place=in_place)
-    data = archive._file.view()
-    _buffers[options] = data
-    add([location], [data], [data.nbytes])
-    return proto.encode(model)
+) -> tuple[bytes, dict[str, memoryview]]:
+    """The model of an archive without a file, and the buffers of its external data by key.
+
+    There are none if ONNX Runtime or the options take none: then the model holds all tensors.
+    """
+    takes_buffers = hasattr(options, _ADD_BUFFERS)
+
+    def is_outside(ref: TensorRef, nbytes: int) -> bool:
+        # In subgraphs ONNX Runtime reads external data only from disk.
+        is_of_main_graph = [field for field, _ in ref.path] == ["graph", "initializer"]
+        return takes_buffers and is_of_main_graph and stays_outside(ref, nbytes)
+
+    buffers = {
+        key: archive.read(key)
+        for key, ref in archive._refs.items()
+        if is_outside(ref, archive.entries[key].nbytes)
+    }
+    with with_path(archive.path):
+        model = linked_model(archive, None, is_outside, in_place=in_place)
+        return proto.encode(model), buffers
 
 
-def _is_read_from_memory(ref: TensorRef, nbytes: int) -> bool:
-    """`stays_outside`, but in subgraphs ONNX Runtime reads external data only from disk."""
-    return stays_outside(ref, nbytes) and [it for it, _ in ref.path] == ["graph", "initializer"]
+_ADD_BUFFERS = "add_external_initializers_from_files_in_memory"  # from version 1.24 on
+# Options, which a session refers to, keep the buffers: ONNX Runtime itself has only addresses.
+_buffers: weakref.WeakKeyDictionary[Any, list[memoryview]] = weakref.WeakKeyDictionary()
+
+
+def _lend_buffers(options: Any, buffers: Mapping[str, memoryview]) -> None:
+    """Gives options the buffers of external data by location."""
+    set_entries(options, {USE_BUFFERS: "1"})
+    _buffers[options] = kept = list(buffers.values())
+    getattr(options, _ADD_BUFFERS)(list(buffers), kept, [buffer.nbytes for buffer in kept])

@@ -1,14 +1,14 @@
 """Session options of a caller, for sessions of archives: a copy, or lent to one session.
 
-A session needs one more entry in its options, the directory of external data. The caller's options
-shall not keep it. ONNX Runtime can copy most options; others are lent.
+A session needs further entries in its options, such as the directory of external data. The caller's
+options shall not keep them. ONNX Runtime can copy most options; others are lent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -24,8 +24,12 @@ from onnxarchive.storage.optional import needing
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-_DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
-_OLDEST: Final = (1, 21)  # the first version with this entry
+# Session entries: the directory of external data; "1" to make no packed copies of weights; "1" to
+# use given buffers of external data without a copy, which versions before 1.31 ignore.
+DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
+_DISABLE_PREPACKING: Final = "session.disable_prepacking"
+USE_BUFFERS: Final = "session.use_external_initializer_file_buffers_directly"
+_OLDEST: Final = (1, 21)  # the first version with the entry DIRECTORY
 
 # Domains of ONNX Runtime's own operators, which need no library of custom ones.
 _OWN_DOMAINS: Final = {
@@ -53,10 +57,16 @@ def require_onnxruntime() -> Any:
     return onnxruntime
 
 
-def set_directory(options: ort.SessionOptions, directory: str) -> None:
-    """Sets the directory of external data."""
-    if _entry(options, _DIRECTORY) != directory:  # ONNX Runtime logs each change of an entry
-        options.add_session_config_entry(_DIRECTORY, directory)
+def prepacking_entries(prepack: bool | None) -> dict[str, str]:
+    """The session entries that turn packed copies of weights on or off; none for None."""
+    return {} if prepack is None else {_DISABLE_PREPACKING: "0" if prepack else "1"}
+
+
+def set_entries(options: ort.SessionOptions, entries: Mapping[str, str]) -> None:
+    """Sets session entries."""
+    for key, value in entries.items():
+        if _entry(options, key) != value:  # ONNX Runtime logs each change of an entry
+            options.add_session_config_entry(key, value)
 
 
 def _entry(options: ort.SessionOptions, key: str) -> str:
@@ -130,15 +140,15 @@ _lending = threading.RLock()
 
 
 @contextlib.contextmanager
-def _lent(options: ort.SessionOptions, directory: str) -> Iterator[None]:
-    """Sets the directory in the caller's own options, and restores it at the end."""
+def _lent(options: ort.SessionOptions, entries: Mapping[str, str]) -> Iterator[None]:
+    """Sets entries in the caller's own options, and restores them at the end."""
     with _lending:
-        before = _entry(options, _DIRECTORY)
-        set_directory(options, directory)
+        before = {key: _entry(options, key) for key in entries}
+        set_entries(options, entries)
         try:
             yield
         finally:
-            set_directory(options, before)
+            set_entries(options, before)
 
 
 @cache
@@ -147,15 +157,17 @@ def lent_session_class() -> Any:
     base: Any = require_onnxruntime().InferenceSession
 
     class LentSession(base):  # type: ignore[misc]
-        def __init__(self, directory: str, model: bytes, options: Any, *rest: Any, **kwargs: Any):
-            self._lent_directory = directory
+        def __init__(
+            self, entries: Mapping[str, str], model: bytes, options: Any, *rest: Any, **kwargs: Any
+        ):
+            self._lent_entries = entries
             self._lent_options = options
-            with _lent(options, directory):
+            with _lent(options, entries):
                 super().__init__(model, options, *rest, **kwargs)
 
         def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
             """Makes the session anew, as that of the base class does, with the same options."""
-            with _lent(self._lent_options, self._lent_directory):
+            with _lent(self._lent_options, self._lent_entries):
                 super().set_providers(*arguments, **kwargs)
 
     return LentSession

@@ -22,7 +22,11 @@ from onnxarchive.errors import (
 )
 from onnxarchive.interop.inputs import Input, Port, make_inputs
 from onnxarchive.interop.onnxruntime import session
-from onnxarchive.interop.ort_options import require_onnxruntime
+from onnxarchive.interop.ort_options import (
+    prepacking_entries,
+    require_onnxruntime,
+    set_entries,
+)
 from onnxarchive.model import dtypes
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import LocalHeader
@@ -122,6 +126,7 @@ def run(
     dims: Mapping[str, int] | None = None,
     providers: Sequence[str] | None = None,
     repeat: int = 1,
+    prepack: bool | None = None,
 ) -> Outcome:
     """Runs a model with ONNX Runtime and measures time and memory.
 
@@ -136,6 +141,7 @@ def run(
         providers: Execution providers in order of preference, in any case, with or without the
             suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
         repeat: Number of runs.
+        prepack: False to make no packed copies of weights, as in `onnxarchive.session`.
 
     Raises:
         ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
@@ -154,7 +160,7 @@ def run(
     before = _memory()
     with with_path(path):
         begin = time.perf_counter()
-        ort_session = _make_session(path, model, providers)
+        ort_session = _make_session(path, model, providers, prepack)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
@@ -187,7 +193,9 @@ def run(
     )
 
 
-def _make_session(path: str, model: str, providers: Sequence[str] | None) -> Any:
+def _make_session(
+    path: str, model: str, providers: Sequence[str] | None, prepack: bool | None
+) -> Any:
     """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, chosen = require_onnxruntime(), None
     if providers is not None:
@@ -209,6 +217,7 @@ def _make_session(path: str, model: str, providers: Sequence[str] | None) -> Any
         )
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal; errors are raised
+    set_entries(options, prepacking_entries(prepack))
     with _as_run_error("load"):
         make = partial(session, model=model) if is_zip else ort.InferenceSession
         ort_session = make(path, options, chosen, enable_fallback=0)

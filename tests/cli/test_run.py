@@ -21,7 +21,7 @@ import onnxarchive
 from onnxarchive.cli import main, running
 from onnxarchive.interop.running import run as run_model
 
-pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 Captured = pytest.CaptureFixture[str]
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
@@ -115,6 +115,24 @@ def test_run_gives_the_same_as_json(archive: Path, capsys: Captured) -> None:
     assert result["run_ms"] == sorted(result["runs_ms"])[1]
     if os.path.exists("/proc/self/status"):
         assert set(result["memory"]) == {"anonymous_nbytes", "mapped_nbytes"}
+
+
+def test_run_makes_no_packed_copies_if_it_is_told_so(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    make, found = ort.InferenceSession, []
+
+    def make_and_note(model: Any, options: Any, *rest: Any, **kwargs: Any) -> Any:
+        made = make(model, options, *rest, **kwargs)
+        entries = made.get_session_options()
+        found.append(entries.get_session_config_entry("session.disable_prepacking"))
+        return made
+
+    onnxarchive.export(archive, "m.onnx")
+    monkeypatch.setattr(ort, "InferenceSession", make_and_note)
+    result = result_of(capsys, archive, "--no-prepack", "--compare", "m.onnx")
+    assert result["comparison"]["is_same"]
+    assert set(found) == {"1"}
 
 
 def test_given_inputs_are_taken_and_outputs_saved(archive: Path, capsys: Captured) -> None:

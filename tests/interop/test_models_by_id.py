@@ -197,7 +197,7 @@ def findings(links: dict[str, Path]) -> dict[str, list[str]]:
 # Sessions
 
 
-def session_of(source: Any, **model: str) -> list[bytes]:
+def session_of(source: Any, **model: Any) -> list[bytes]:
     return [it.tobytes() for it in onnxarchive.session(source, **model).run(None, {"x": X})]
 
 

@@ -34,6 +34,7 @@ from onnxarchive.storage.files import MemoryFile
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 FOLDER = "session.model_external_initializers_file_folder_path"
+PREPACKING = "session.disable_prepacking"
 ADD = "add_external_initializers_from_files_in_memory"
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 CPU = ["CPUExecutionProvider"]
@@ -367,6 +368,21 @@ def test_tensors_may_be_stored_outside_wherever_they_stand(
     assert all(it.g.initializer[0].raw_data for it in in_memory.graph.node[-1].attribute)
 
 
+def test_onnxruntime_itself_reads_no_external_data_of_subgraphs_from_memory(tmp_path: Path) -> None:
+    # once it does, sessions of archives in memory need not pass these tensors in the model
+    if not hasattr(ort.SessionOptions, ADD):
+        pytest.skip("this onnxruntime reads no external data from memory")
+    onnxarchive.save(_everywhere(), tmp_path / "m.onnxa")
+    options = quiet()
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        keys = keys_of(archive)
+        assert len(keys) == 3
+        buffers = [archive.read(key) for key in keys]
+        getattr(options, ADD)(keys, buffers, [it.nbytes for it in buffers])
+        with pytest.raises(Exception, match="should be stored in"):
+            ort.InferenceSession(bytes(archive.read("__MODEL_PROTO")), options, CPU)
+
+
 def test_a_sparse_initializer_is_handed_over_in_the_model(tmp_path: Path) -> None:
     model = runnable_model()
     sparse = onnx.SparseTensorProto(
@@ -469,6 +485,41 @@ def _with_another_domain(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.parametrize(
+    ("before", "prepack", "after"),
+    [("0", None, "0"), ("1", None, "1"), ("1", True, "0"), ("0", False, "1"), ("1", False, "1")],
+)
+def test_prepacking_is_what_the_options_say_unless_it_is_chosen(
+    archive: Path, expected: bytes, before: str, prepack: bool | None, after: str
+) -> None:
+    options = quiet()
+    options.add_session_config_entry(PREPACKING, before)
+    for source in (archive, archive.read_bytes()):
+        made = session(source, options, prepack=prepack)
+        _, given = onnxarchive.session_options(source, options, prepack=prepack)
+        for copied in (made.get_session_options(), given):
+            assert copied.get_session_config_entry(PREPACKING) == after
+        np.testing.assert_allclose(
+            made.run(None, {"x": X})[0].ravel(), np.frombuffer(expected, np.float32), rtol=1e-4
+        )
+    assert options.get_session_config_entry(PREPACKING) == before
+
+
+def test_lent_options_get_their_prepacking_back(
+    archive: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    onnxarchive.save(_with_another_domain(runnable_model()), archive)
+    for source in (archive, archive.read_bytes()):
+        options = quiet()
+        made = session(source, options, prepack=False)
+        assert made.get_session_options().get_session_config_entry(PREPACKING) == "1"
+        assert options.get_session_config_entry(PREPACKING) == ""
+        made.set_providers(CPU)
+        assert made.get_session_options().get_session_config_entry(PREPACKING) == "1"
+        assert options.get_session_config_entry(PREPACKING) == ""
+    capfd.readouterr()  # onnxruntime says that it overwrites the entry
+
+
 @pytest.mark.parametrize("why", ["profiling", "optimized", "domain", "providers"])
 def test_options_that_cannot_be_copied_are_lent(
     archive: Path, tmp_path: Path, expected: bytes, why: str, capfd: pytest.CaptureFixture[str]
@@ -567,6 +618,47 @@ def test_the_pieces_make_a_session(archive: Path, expected: bytes) -> None:
             run(ort.InferenceSession(*onnxarchive.session_options(source), providers=CPU))
             == expected
         )
+
+
+def test_the_model_of_an_archive_in_memory_is_passed_as_it_is(archive: Path) -> None:
+    if not hasattr(ort.SessionOptions, ADD):
+        pytest.skip("this onnxruntime gets all tensors in the model")
+    with onnxarchive.open(archive) as opened:
+        stored = bytes(opened.read("__MODEL_PROTO"))
+    assert onnxarchive.session_options(archive.read_bytes())[0] == stored
+
+
+def test_a_session_keeps_the_memory_of_its_archive(archive: Path, expected: bytes) -> None:
+    # in a process of its own, which a read of freed memory may end
+    code = """
+import gc, pathlib, sys
+import numpy as np, onnxarchive, onnxruntime
+from onnxarchive.archive.reading import Archive
+from onnxarchive.storage.files import MemoryFile
+cpu = ["CPUExecutionProvider"]
+x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
+
+def make(how, data):
+    if how == "pieces":
+        pieces = onnxarchive.session_options(data, prepack=False)
+        return onnxruntime.InferenceSession(*pieces, providers=cpu)
+    if how == "archive":
+        with Archive(MemoryFile(memoryview(data))) as opened:
+            return onnxarchive.session(opened, providers=cpu, prepack=False)
+    return onnxarchive.session(data, providers=cpu, prepack=False)
+
+for how in ("session", "pieces", "archive", "set_providers"):
+    made = make(how, bytearray(pathlib.Path(sys.argv[1]).read_bytes()))
+    gc.collect()
+    if how == "set_providers":
+        made.set_providers(cpu)
+        gc.collect()
+    others = [bytearray(b"z") * (1 << 16) for _ in range(100)]  # take memory that was freed
+    print(made.run(None, {"x": x})[0].tobytes().hex())
+"""
+    for line in run_python(code, archive).split():
+        found = np.frombuffer(bytes.fromhex(line), np.float32)
+        np.testing.assert_allclose(found, np.frombuffer(expected, np.float32), rtol=1e-4, atol=1e-5)
 
 
 class _Data(bytearray):
