@@ -19,8 +19,9 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
     Tensors stored outside the model become `onnxarchive.archive.onnx_ir.ArchiveTensor`, views of
     the file. They and the model's graph keep the file open and mapped, even after another file has
     replaced it. The model may be changed and saved with `onnxarchive.save`, also over its own
-    archive, unless others have edited that since. This replaces the whole file: other models and
-    assets are kept only if `save` is given them.
+    archive, unless others have edited that since. The model remembers its archive (in the `meta` of
+    its graph), so `save` keeps the archive's other models and assets (see `keep` there). A model
+    that is built anew from the tensors does not remember it.
 
     Args:
         path: The archive.

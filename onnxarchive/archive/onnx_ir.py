@@ -18,7 +18,8 @@ import onnx_ir
 
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.planning import refuse_external
-from onnxarchive.archive.reading import Archive, read_verified
+from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.referring import verified_data
 from onnxarchive.buffers.data import Data, Stored, SupportsWrite, pieces
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import dtypes, tensors
@@ -217,19 +218,27 @@ class SplitModel:
         """Reads a large tensor: a view if it is mapped from an archive, else a copy."""
         if ref.path not in self.large:
             return refuse_external(ref)
-        return Stored(_read(self.large[ref.path]))
+        tensor = self.large[ref.path]
+        if isinstance(tensor, ArchiveTensor):
+            return verified_data(tensor.archive, tensor.key)
+        return Stored(read(tensor))
+
+    @property
+    def origin(self) -> Archive | None:
+        """The archive that the model was loaded from or last saved as; None if there is none."""
+        found = self.model.graph.meta.get(_ORIGIN)
+        return None if found is None else found.archive
 
     def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
         """The archives of this model that saving it to `path` would replace."""
-        origin = self.model.graph.meta.get(_ORIGIN)
         # The tensors keep the archive that they were loaded from when the model is saved again.
-        if origin is not None and origin.archive._is_at(path):
-            return [origin.archive]
+        if self.origin is not None and self.origin._is_at(path):
+            return [self.origin]
         return [archive for archive in self.archives if archive._is_at(path)]
 
-    def saved_as(self, file: MappedFile) -> None:
-        """Makes a new file, still locked, the origin of the model."""
-        self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened()))
+    def saved_as(self, file: MappedFile, model: str) -> None:
+        """Makes a new file, still locked, the origin of the model, which has this id there."""
+        self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened(), model=model))
 
 
 def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
@@ -276,11 +285,8 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
     return SplitModel(model, proto, by_path, tuple(archives.values()))
 
 
-def _read(tensor: onnx_ir.TensorProtocol) -> memoryview:
-    """The bytes of `raw_data`, with the CRC-32 compared if they lie in an archive."""
-    if isinstance(tensor, ArchiveTensor):
-        with with_path(tensor.archive.path):
-            return read_verified(tensor.archive, tensor.key)
+def read(tensor: onnx_ir.TensorProtocol) -> memoryview:
+    """A copy of the bytes of `raw_data`."""
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # `tobytes` would keep an unpacked copy of types of less than 8 bits in the tensor.
         copy = io.BytesIO()

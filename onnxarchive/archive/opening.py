@@ -112,6 +112,9 @@ def load(
     except that elements of type-specific fields are in `raw_data`, and that a `data_location` of
     DEFAULT, which means the same as none, is not set.
 
+    The model does not remember its archive: `save(load(path), path)` replaces the whole file, and
+    loses assets and further models. `replace_model(path, model)` keeps them.
+
     Args:
         path: The archive.
         model: Id of the model, such as `"decoder"`; `""` for the default one.

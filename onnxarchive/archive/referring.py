@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import onnx
 
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import Item, ModelToStore, plan_archive
-from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, with_path
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.model.tensors import TensorRef
@@ -37,6 +37,16 @@ def entry_data(archive: Archive, name: str) -> EntryData:
     return EntryData(archive.read(name), archive.entries[name].crc32, name)
 
 
+def verified_data(archive: Archive, name: str) -> EntryData:
+    """As `entry_data`, with the CRC-32 compared; an error names the archive.
+
+    Raises:
+        ChecksumError: The bytes have changed.
+    """
+    with with_path(archive.path):
+        return EntryData(read_verified(archive, name), archive.entries[name].crc32, name)
+
+
 def entry_items(archive: Archive, names: Iterable[str]) -> list[Item]:
     """Entries of an archive as entries to write, with the same data."""
     return [
@@ -48,6 +58,14 @@ def entry_items(archive: Archive, names: Iterable[str]) -> list[Item]:
 def asset_items(archive: Archive) -> list[Item]:
     """The assets of an archive as entries to write."""
     return entry_items(archive, (ASSET_PREFIX + path for path in archive.assets))
+
+
+def verified_assets(archive: Archive) -> list[Item]:
+    """The assets as entries to write, verified when they are."""
+    return [
+        replace(item, data=partial(verified_data, archive, item.name))
+        for item in asset_items(archive)
+    ]
 
 
 def has_outside_attributes(archive: Archive, models: Iterable[str]) -> bool:

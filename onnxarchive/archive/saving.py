@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import onnx
 
+from onnxarchive.archive.libraries import is_instance
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -17,9 +18,12 @@ from onnxarchive.archive.planning import (
     refuse_external,
     with_further_models,
 )
+from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.referring import referred_key, verified_assets, verified_data
 from onnxarchive.archive.writing import write_archive, write_file
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.buffers.data import SupportsWrite
+from onnxarchive.buffers.data import Data, SupportsWrite
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
@@ -31,21 +35,34 @@ if TYPE_CHECKING:
 
     from onnxarchive.archive.onnx_ir import SplitModel
 
+    class ONNXProgram(Protocol):
+        """`torch.onnx.ONNXProgram`; this room does not import torch, not even for its types."""
+
+        model: onnx_ir.Model
+
+    Model: TypeAlias = onnx.ModelProto | onnx_ir.Model | ONNXProgram
+
 
 def save(
-    model: onnx.ModelProto | onnx_ir.Model,
+    model: Model,
     path: str | os.PathLike[str] | SupportsWrite,
     *,
-    models: Mapping[str, onnx.ModelProto | onnx_ir.Model] | None = None,
+    models: Mapping[str, Model] | None = None,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
     dedupe: bool = False,
     assets: Mapping[str, Asset] | None = None,
+    keep: bool = True,
     progress: Progress | None = None,
     jobs: int | None = None,
 ) -> None:
     """Saves a model as an archive.
+
+    ::
+
+        onnxarchive.save(onnx.load("model.onnx"), "model.onnxa")
+        onnxarchive.save(torch.onnx.export(module, args), "model.onnxa")
 
     The file appears at `path` when it is complete; until then, and after a failure, the file that
     was there is unchanged. If the file system can reserve space, a full disk is an error before
@@ -53,11 +70,17 @@ def save(
     tensors that stay in the model and of one tensor at a time; with several threads also of up to
     `jobs` tensors that come next, of 96 MiB in all.
 
+    A ModelProto does not know where it was loaded from. So `save(load(path), path)` replaces the
+    whole file: assets and further models are gone, unless they are given. `replace_model` and
+    `onnxarchive.open(path, "r+")` change the model and keep them, and so does `save` of a model of
+    `onnxarchive.ir.load`.
+
     `onnxarchive.archive.options.WriteOptions` describes the options in full.
 
     Args:
-        model: The model, with its tensors in memory; or an `onnx_ir.Model`, whose lazy and external
-            tensors are fetched one at a time. It is not changed.
+        model: The model, with its tensors in memory; or an `onnx_ir.Model`, or PyTorch's
+            `ONNXProgram`, which has one. Their lazy and external tensors, and tensors of PyTorch,
+            are fetched one at a time. It is not changed.
         path: The archive, usually `name.onnxa`; or a binary file, which is written to in order and
             need not be seekable.
         models: Further models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
@@ -67,8 +90,14 @@ def save(
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store outside the model not only initializers, but all
             tensors.
-        dedupe: Whether identical initializers of a graph become one initializer.
+        dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
+            is not identical. PyTorch's TorchScript exporter makes one of an output layer's weight
+            that is tied to an embedding, unless it is called with `do_constant_folding=False`.
         assets: Further files for the archive, by relative path: their bytes, or the path of a file.
+        keep: Whether a model of `onnxarchive.ir.load` stays in its archive: it keeps its id, and
+            the archive's other models and assets are kept, except those that `models` and `assets`
+            replace. False saves the model as the default one, and only what is given. Other models
+            are always saved so.
         progress: Called with the bytes done and the bytes in all.
         jobs: Number of threads; None for one for each core. An `onnx_ir.Model` is saved by the
             caller's thread alone, since the caller's code may make its tensors.
@@ -79,8 +108,9 @@ def save(
         ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
             shape needs, or its data is external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
-        ValueError: An option, the id of a model or the path of an asset is not allowed, or `path`
-            is the file of an asset.
+        ValueError: An option, the id of a model or the path of an asset is not allowed, `path` is
+            the file of an asset, or two models are given for an id.
+        TypeError: `model` is no model.
         OSError: The archive cannot be written.
     """
     options = WriteOptions(
@@ -94,52 +124,96 @@ def save(
     )
     if isinstance(path, str | os.PathLike):
         require_no_input(path, options.asset_files)
-    given = with_further_models(model, models)
+    given = {
+        identifier: _prepared(found, size_threshold)
+        for identifier, found in with_further_models(model, models).items()
+    }
+    origin = given[""].origin if keep and not isinstance(given[""], onnx.ModelProto) else None
+    if origin is not None:
+        _move_to_own_id(given, origin.model_id)
+    planned = {} if origin is None else _kept_models(origin)
+    planned |= {identifier: _to_store(found) for identifier, found in given.items()}
     splits = {
-        identifier: _split(found, size_threshold)
+        identifier: found
         for identifier, found in given.items()
         if not isinstance(found, onnx.ModelProto)
     }
-    planned = {
-        identifier: ModelToStore(splits[identifier].proto, splits[identifier].resolve)
-        if identifier in splits
-        else ModelToStore(cast(onnx.ModelProto, found), refuse_external)
-        for identifier, found in given.items()
-    }
     if splits:
         options = replace(options, jobs=1)
-    temporary = directory_of(path) if isinstance(path, str | os.PathLike) else None
-    plan = plan_archive(planned, options, temporary=temporary)
+    plan = plan_archive(
+        planned,
+        options,
+        kept_assets=() if origin is None else verified_assets(origin),
+        temporary=directory_of(path) if isinstance(path, str | os.PathLike) else None,
+    )
     if splits and isinstance(path, str | os.PathLike):
-        _write_split(plan, path, list(splits.values()), options)
+        _write_split(plan, path, splits, options)
     else:
         write_archive(plan, path, options)
 
 
+def _prepared(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
+    """A model of onnx, or one of onnx_ir or PyTorch without its large tensors."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if is_instance(model, "torch", "ONNXProgram"):
+        model = cast("ONNXProgram", model).model
+    if not is_instance(model, "onnx_ir", "Model"):
+        raise TypeError(
+            "expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
+            f"{type(model)}"
+        )
+    from onnxarchive.archive.onnx_ir import split_model
+
+    return split_model(cast("onnx_ir.Model", model), size_threshold=size_threshold)
+
+
+def _to_store(model: onnx.ModelProto | SplitModel) -> ModelToStore:
+    if isinstance(model, onnx.ModelProto):
+        return ModelToStore(model, refuse_external)
+    return ModelToStore(model.proto, model.resolve)
+
+
+def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:
+    """Gives the first model the id that it has in its archive.
+
+    Raises:
+        ValueError: Another model is given for this id.
+    """
+    model = given.pop("")
+    if identifier in given:
+        raise ValueError(
+            f"models: expected no model {identifier!r}, which the model to save is in its archive, "
+            "found one; keep=False saves it as the default model"
+        )
+    given[identifier] = model
+
+
+def _kept_models(archive: Archive) -> dict[str, ModelToStore]:
+    def resolve(ref: TensorRef) -> Data:
+        return verified_data(archive, referred_key(archive, ref))
+
+    return {identifier: ModelToStore(it, resolve) for identifier, it in archive.models.items()}
+
+
 def _write_split(
-    plan: Plan, path: str | os.PathLike[str], splits: Sequence[SplitModel], options: WriteOptions
+    plan: Plan,
+    path: str | os.PathLike[str],
+    splits: Mapping[str, SplitModel],
+    options: WriteOptions,
 ) -> None:
     """Writes models of onnx_ir; archives that they were loaded from must not have been edited."""
-    replaced = [(split, split.replaced_archives(path)) for split in splits]
+    replaced = {id: split.replaced_archives(path) for id, split in splits.items()}
 
     def require_current(file: MappedFile | None) -> None:
-        for _, archives in replaced:
+        for archives in replaced.values():
             for archive in archives:
                 archive._require_current(path, file)
 
     with write_file(plan, path, options, require=require_current) as file:
         try:
-            for split, archives in replaced:
+            for identifier, archives in replaced.items():
                 if archives:
-                    split.saved_as(file)
+                    splits[identifier].saved_as(file, identifier)
         finally:
             locking.unlock(file.fileno())
-
-
-def _split(model: onnx_ir.Model, size_threshold: int) -> SplitModel:
-    bases = ((base.__module__.split(".")[0], base.__name__) for base in type(model).__mro__)
-    if ("onnx_ir", "Model") not in bases:  # found without importing onnx_ir
-        raise TypeError(f"expected an onnx.ModelProto or onnx_ir.Model, found {type(model)}")
-    from onnxarchive.archive.onnx_ir import split_model
-
-    return split_model(model, size_threshold=size_threshold)

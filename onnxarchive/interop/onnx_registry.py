@@ -8,9 +8,14 @@ itself and exchanges its bytes with the serializer. So
 - the model is always complete: serializers do not learn the value of `load_external_data`.
   `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
 - the model is the default one. `onnxarchive.load(path, model="decoder")` gives another, and saving
-  writes an archive of one model;
+  writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses the others
+  and the assets, which `onnxarchive.replace_model(path, model)` keeps;
 - saving writes into an existing file. `onnxarchive.save` replaces it, so views of the old file stay
-  valid and a failure leaves it unchanged.
+  valid and a failure leaves it unchanged;
+- `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a file of
+  their own, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
+  model, args), "m.onnxa")` works, and so does `external_data=False`, below 1.5 GiB. With
+  `dynamo=False` PyTorch does not ask onnx and writes a `.onnx` whatever its name.
 
 Importing `onnxarchive` imports this module. Its own imports are in functions, to keep that fast.
 """
@@ -23,6 +28,8 @@ from typing import Any
 
 import onnx
 from onnx import serialization
+
+from onnxarchive.errors import shown
 
 __all__ = ["EXTENSION", "FORMAT", "ArchiveSerializer", "register"]
 
@@ -54,10 +61,10 @@ class ArchiveSerializer:
 
         for ref in tensors.walk(proto):
             if ref.tensor.data_location == tensors.EXTERNAL:
+                location = tensors.location(ref.tensor) or ""
                 raise ArchiveFormatError(
-                    f"{ref}: expected its data in the model, found it external; load the model "
-                    "with its external data, save it without save_as_external_data, or convert "
-                    "its file with onnxarchive.convert; onnxarchive.save takes an onnx_ir.Model"
+                    f"{ref}: expected its data in the model, found it external; "
+                    f"{_remedy(proto.producer_name, location)}"
                 )
         target = io.BytesIO()
         save(proto, target)
@@ -131,6 +138,21 @@ def _is_taken() -> bool:
         return False
     kind = type(registered)  # compared by name, since the module may have been reloaded
     return (kind.__module__, kind.__qualname__) != (__name__, ArchiveSerializer.__qualname__)
+
+
+def _remedy(producer_name: str, location: str) -> str:
+    """What to do about external data."""
+    archive = location.removesuffix(".data")
+    if producer_name == "pytorch" and archive.endswith(EXTENSION):
+        return (
+            "instead of torch.onnx.export(model, args, path) write "
+            "onnxarchive.save(torch.onnx.export(model, args), path); PyTorch has written "
+            f"{shown(location)} beside {shown(archive)}, which can be deleted"
+        )
+    return (
+        "load the model with its external data, save it without save_as_external_data, or convert "
+        "its file with onnxarchive.convert; onnxarchive.save takes an onnx_ir.Model"
+    )
 
 
 def _not_a_model(kind: type) -> TypeError:

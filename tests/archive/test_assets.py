@@ -1,7 +1,6 @@
 """Every function that writes an archive or a directory keeps the assets.
 
-What goes through a model in memory cannot keep them, since a ModelProto and an onnx_ir.Model have
-no place for them: there they are given anew.
+A ModelProto cannot keep them, since it has no place for them: there they are given anew.
 """
 
 from __future__ import annotations
@@ -226,11 +225,18 @@ def test_a_model_of_onnx_ir_is_saved_with_the_archive_s_assets(
     import onnxarchive.ir
 
     model = onnxarchive.ir.load(archive)
-    onnxarchive.save(model, tmp_path / "without.onnxa")
-    assert _assets(tmp_path / "without.onnxa") == {}
-    with onnxarchive.open(archive) as opened:
-        onnxarchive.save(model, archive, assets=opened.assets)
-    assert _assets(archive) == ASSETS
+    elsewhere = tmp_path / "elsewhere.onnxa"
+    for path in (elsewhere, archive, archive):  # over itself as well, again and again
+        onnxarchive.save(model, path)
+        assert _assets(path) == ASSETS
+    onnxarchive.save(model, elsewhere, assets=NEW)
+    assert _assets(elsewhere) == {**ASSETS, **NEW}
+    onnxarchive.save(model.clone(), elsewhere)
+    assert _assets(elsewhere) == ASSETS
+    onnxarchive.save(model, archive, keep=False, assets=NEW)
+    assert _assets(archive) == NEW
+    onnxarchive.save(model, archive)  # the archive has no others by now
+    assert _assets(archive) == NEW
 
 
 def test_onnx_s_own_functions_come_without_them(archive: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from models import (
     MEASURE_MEMORY,
     external,
+    flip_byte,
     further_model,
     model_of,
     raw_tensor,
@@ -21,11 +22,11 @@ from models import (
     string_tensor,
 )
 from onnx import AttributeProto, TensorProto, helper
-from several_models import A, B, entries_of, of
+from several_models import A, B, entries_of, of, require_loads
 
 import onnxarchive
 import onnxarchive.ir
-from onnxarchive import ArchiveFormatError, ModelNotFoundError
+from onnxarchive import ArchiveFormatError, ChecksumError, ModelNotFoundError
 
 ir = pytest.importorskip("onnx_ir")
 
@@ -357,7 +358,7 @@ def test_models_of_onnx_ir_are_saved_together_with_others(path: Path) -> None:
     onnxarchive.save(loaded[""], path, models=further)  # over the archive that they lie in
     assert path.read_bytes() == other.read_bytes()
     loaded["decoder"].doc_string = "alone"
-    onnxarchive.save(loaded["decoder"], path)
+    onnxarchive.save(loaded["decoder"], path, keep=False)
     with onnxarchive.open(path) as archive:
         assert list(archive.models) == [""]
         assert archive.model.doc_string == "alone"
@@ -370,3 +371,60 @@ def test_models_of_onnx_ir_are_saved_together_with_others(path: Path) -> None:
     onnxarchive.replace_model(other, of(w=B))
     with pytest.raises(onnxarchive.ArchiveError, match="changed since"):
         onnxarchive.save(of(w=A), other, models={"decoder": moved})
+
+
+@pytest.mark.parametrize("id", ["", "decoder"])
+def test_a_model_that_was_loaded_is_saved_with_the_other_models_of_its_archive(
+    path: Path, id: str
+) -> None:
+    models = {"": runnable_model(), "decoder": further_model(), "plain": of(w=A)}
+    given = dict(models)
+    onnxarchive.save(given.pop(""), path, models=given)
+    entries = entries_of(path.read_bytes())
+    model = onnxarchive.ir.load(path, model=id)
+    other = path.with_name("other")
+    for target in (other, path, path):  # its new file is what it is from by then
+        model.doc_string = f"{model.doc_string} changed"
+        onnxarchive.save(model, target)
+        require_loads(target, {**models, id: ir.to_proto(model)})
+        assert entries_of(target.read_bytes()) == entries
+    onnxarchive.save(model, other, models={"plain": of(v=B), "new": of(w=A)})
+    expected = {**models, id: ir.to_proto(model), "plain": of(v=B), "new": of(w=A)}
+    require_loads(other, expected)
+
+
+def test_a_model_that_was_loaded_is_saved_alone_on_request(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path, models={"decoder": further_model()})
+    for id in ("decoder", ""):
+        model = onnxarchive.ir.load(path, model=id)
+        onnxarchive.save(model, path.with_name("alone"), keep=False)
+        require_loads(path.with_name("alone"), {"": ir.to_proto(model)})
+    model = onnxarchive.ir.load(path, model="decoder")
+    for _ in range(2):  # the default one is its id by then
+        onnxarchive.save(model, path, keep=False, models={"plain": of(w=A)})
+        require_loads(path, {"": ir.to_proto(model), "plain": of(w=A)})
+        model.doc_string = f"{model.doc_string}!"
+    onnxarchive.save(model, path)
+    require_loads(path, {"": ir.to_proto(model), "plain": of(w=A)})
+
+
+def test_two_models_for_one_id_are_refused(path: Path) -> None:
+    onnxarchive.save(runnable_model(), path, models={"decoder": further_model()})
+    before = path.read_bytes()
+    model = onnxarchive.ir.load(path, model="decoder")
+    with pytest.raises(ValueError, match=r"models: .*'decoder'.*keep=False"):
+        onnxarchive.save(model, path, models={"decoder": further_model()})
+    assert path.read_bytes() == before
+
+
+def test_what_is_kept_is_not_saved_as_if_it_were_right(path: Path) -> None:
+    onnxarchive.save(of(w=A), path, models={"further": of(v=B)}, assets={"a": b"1234"})
+    for name in ("v", "assets/a"):
+        with onnxarchive.open(path) as archive:
+            offset = archive.entries[name].data_offset
+        flip_byte(path, offset)
+        model = onnxarchive.ir.load(path)
+        with pytest.raises(ChecksumError, match=rf"{path.name}: entry '{name}'.*CRC-32"):
+            onnxarchive.save(model, path.with_name("other"))
+        flip_byte(path, offset)
+        onnxarchive.save(model, path.with_name("other"))
