@@ -1,0 +1,171 @@
+"""Measures sessions with and without packed copies of weights: time and private memory.
+
+Writes archives of 64 layers of 2048 x 2048 weights (float32: 1 GiB; 4 bits: 160 MiB), and runs them
+in one process and in four at once, each with one thread, on one row and on 64. Prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from tqdm import tqdm
+
+import onnxarchive
+
+SIDE: Final = 2048  # rows and columns of a weight
+BLOCK: Final = 32  # elements of a 4-bit weight that share a scale
+BATCHES: Final = (1, 64)
+PROCESSES: Final = (1, 4)
+RUNS: Final = 5
+MIB: Final = 1 << 20
+HEADER: Final = (
+    "| weights | prepack | processes | start | run, 1 row | run, 64 rows | private memory |\n"
+    "| --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one process measured.
+
+    Attributes:
+        start: Seconds to make the session.
+        runs: Median seconds of a run, for each batch.
+        private: Growth of anonymous memory in bytes.
+    """
+
+    start: float
+    runs: tuple[float, ...]
+    private: int
+
+
+def layer(kind: str, number: int) -> Iterator[onnx.TensorProto | onnx.NodeProto]:
+    """The weights of a layer and its node, from `y{number}` to `y{number + 1}`."""
+    rng = np.random.default_rng(number)
+    weight, names = f"w{number}", ([f"y{number}"], [f"y{number + 1}"])
+    if kind == "float32":
+        values = rng.standard_normal((SIDE, SIDE), np.float32) / np.float32(SIDE**0.5)
+        yield numpy_helper.from_array(values, weight)
+        yield helper.make_node("MatMul", [*names[0], weight], names[1])
+        return
+    packed = rng.integers(0, 256, (SIDE, SIDE // BLOCK, BLOCK // 2), np.uint8)
+    scales = np.full(SIDE * SIDE // BLOCK, 0.2 / SIDE**0.5, np.float32)
+    yield numpy_helper.from_array(packed, weight)
+    yield numpy_helper.from_array(scales, f"s{number}")
+    yield helper.make_node(
+        "MatMulNBits",
+        [*names[0], weight, f"s{number}"],
+        names[1],
+        domain="com.microsoft",
+        K=SIDE,
+        N=SIDE,
+        bits=4,
+        block_size=BLOCK,
+    )
+
+
+def write_archive(path: Path, kind: str, layers: int) -> None:
+    """Writes an archive of layers of one kind."""
+    rows = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", SIDE])
+        for name in ("y0", f"y{layers}")
+    ]
+    graph = helper.make_graph([], kind, rows[:1], rows[1:])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    with onnxarchive.Writer(path) as writer:
+        for number in range(layers):
+            for it in layer(kind, number):
+                if isinstance(it, onnx.NodeProto):
+                    graph.node.append(it)
+                else:
+                    writer.add(it.name, numpy_helper.to_array(it))
+        writer.finish(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+
+
+def private_nbytes() -> int:
+    """Anonymous memory of this process, which no other one shares."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(it.split()[1]) << 10 for it in lines if it.startswith("Anonymous:"))
+
+
+def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
+    """Makes a session and runs it, at the same time as the other processes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    before = private_nbytes()
+    together.wait()
+    begin = time.perf_counter()
+    session = onnxarchive.session(path, options, ["CPUExecutionProvider"], prepack=prepack)
+    start = time.perf_counter() - begin
+    runs = []
+    for batch in BATCHES:
+        rows = np.ones((batch, SIDE), np.float32)
+        session.run(None, {"y0": rows})
+        together.wait()
+        seconds = []
+        for _ in range(RUNS):
+            begin = time.perf_counter()
+            session.run(None, {"y0": rows})
+            seconds.append(time.perf_counter() - begin)
+        runs.append(statistics.median(seconds))
+    results.put(Measured(start, tuple(runs), private_nbytes() - before))
+
+
+def measure_together(path: Path, prepack: bool, processes: int) -> list[Measured]:
+    """Measures several processes at once."""
+    context = multiprocessing.get_context("spawn")
+    together, results = context.Barrier(processes), context.Queue()
+    arguments = (path, prepack, together, results)
+    workers = [context.Process(target=measure, args=arguments) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    measured = [results.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    return measured
+
+
+def row(kind: str, prepack: bool, measured: list[Measured]) -> str:
+    """A line of the table: times of the median process, memory of all processes together."""
+    start = statistics.median(it.start for it in measured)
+    runs = [statistics.median(it.runs[batch] for it in measured) for batch in range(len(BATCHES))]
+    cells = [kind, "yes" if prepack else "no", str(len(measured)), f"{start:.2f} s"]
+    cells += [f"{seconds * 1000:,.0f} ms" for seconds in runs]
+    cells += [f"{sum(it.private for it in measured) / MIB:,.0f} MiB"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measures everything and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=64, help="of each model (default 64)")
+    parser.add_argument("--directory", help="for the archives (default: for temporary files)")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+        for kind in tqdm(("float32", "4 bits"), leave=False):
+            path = Path(directory) / "m.onnxa"
+            write_archive(path, kind, arguments.layers)
+            for processes in PROCESSES:
+                for prepack in (True, False):
+                    rows.append(row(kind, prepack, measure_together(path, prepack, processes)))
+            path.unlink()
+    print(HEADER, *rows, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
