@@ -8,6 +8,7 @@ and are copied from archive to archive afterwards.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -71,7 +72,8 @@ def transform(
       dropped. The function may replace a weight by an initializer if it removes the input. This is
       for functions that change the graph. A function that computes new weights (folds a batch
       normalization into a convolution, changes a data type) skips hidden weights, or its result is
-      refused.
+      refused. If a function leaves the model as it was, as a quantizer does that finds no weights,
+      a warning says so. It is no error, since an optimizer may find nothing to do.
     - `"external"`: the model is `Archive.model`. Large tensors are external, with their keys as
       location. The function may rename, remove, move and copy them, and add tensors with data. This
       is for functions that support external data. Others may read such tensors as empty:
@@ -134,7 +136,17 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         result = _call(function, archive.model)  # not used again
     else:
         hidden = _HiddenWeights(archive)
-        result = hidden.restore(_call(function, hidden.model))
+        given = onnx.ModelProto()
+        given.CopyFrom(hidden.model)
+        returned = _call(function, hidden.model)
+        result = hidden.restore(returned)
+        if hidden.names and _is_left_as_it_was(given, returned):
+            warnings.warn(
+                f"{archive.path}: {_name(function)} changed nothing; the data of large weights, "
+                f"such as {hidden.names[0]!r}, was hidden from it; a function that needs it, such "
+                "as a quantizer, takes weights='loaded'",
+                stacklevel=3,
+            )
     for name in sorted(_repeated_initializers(result) - before, key=str):
         raise ArchiveFormatError(
             f"tensor {name!r}: expected the function to return one initializer of this name in a "
@@ -148,7 +160,7 @@ def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
     result, is_valid = (
         returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, True)
     )
-    name = getattr(function, "__name__", type(function).__name__)
+    name = _name(function)
     if not isinstance(result, onnx.ModelProto):
         raise TypeError(f"expected {name} to return an onnx.ModelProto, found {type(result)}")
     if not is_valid:
@@ -156,6 +168,37 @@ def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
             f"{name} returned False, which says that its model is invalid; nothing was written"
         )
     return result
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _is_left_as_it_was(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
+    """True if a function made nothing of a model.
+
+    A quantizer without weights still names itself as producer or imports its operators, and may
+    sort nodes and add shapes and metadata. A function that adds only those has done what it is for.
+    """
+    if before == after:
+        return True
+    producer = before.producer_name, before.producer_version
+    versions = {it.domain: it.version for it in after.opset_import}
+    is_signed = (after.producer_name, after.producer_version) != producer
+    return (
+        (is_signed or len(versions) > len(before.opset_import))
+        and all(versions.get(it.domain) == it.version for it in before.opset_import)
+        and _computation(before) == _computation(after)
+    )
+
+
+def _computation(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph and functions of a model, without shapes of values, its nodes sorted."""
+    computation = onnx.ModelProto(graph=model.graph, functions=model.functions)
+    for ref in reversed([*walking.graphs(computation)]):  # subgraphs first
+        ref.graph.ClearField("value_info")
+        ref.graph.node.sort(key=lambda node: node.SerializeToString(deterministic=True))
+    return computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +229,7 @@ class _HiddenWeights:
 
     Attributes:
         model: The model with inputs instead of the weights.
+        names: The names of the weights.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -199,6 +243,7 @@ class _HiddenWeights:
             for key, ref in refs.items()
         }
         self._by_name = {weight.name: weight for weight in self._by_key.values()}
+        self.names = list(self._by_name)
         self.model = _without_weights(archive, {ref.path for ref in refs.values()})
         for weight in self._by_key.values():
             if not weight.was_input:

@@ -100,6 +100,12 @@ def test_a_writer_takes_assets(tmp_path: Path) -> None:
 
 # Through: every rewrite keeps them
 
+
+def _described(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.doc_string = "described"
+    return model
+
+
 REWRITES: dict[str, Callable[[Path, Path], object]] = {
     "convert": onnxarchive.convert,
     "convert with other options": lambda one, other: onnxarchive.convert(
@@ -107,7 +113,7 @@ REWRITES: dict[str, Callable[[Path, Path], object]] = {
     ),
     "convert with dedupe": lambda one, other: onnxarchive.convert(one, other, dedupe=True),
     "the command line": lambda one, other: main(["convert", str(one), str(other), "--dedupe"]),
-    "transform hidden": lambda one, other: transform(one, other, lambda it: it),
+    "transform hidden": lambda one, other: transform(one, other, _described),
     "transform external": lambda one, other: transform(
         one, other, lambda it: it, weights="external"
     ),
@@ -129,7 +135,7 @@ def test_a_rewrite_keeps_assets(archive: Path, tmp_path: Path, rewrite: str) -> 
 NEW = {"new": b"n", "tokenizer.json": b"{}"}
 GIVEN: dict[str, Callable[[Path, Path], object]] = {
     "convert": lambda one, other: onnxarchive.convert(one, other, assets=NEW),
-    "transform": lambda one, other: transform(one, other, lambda it: it, assets=NEW),
+    "transform": lambda one, other: transform(one, other, _described, assets=NEW),
 }
 
 

@@ -292,7 +292,7 @@ def test_a_thread_does_not_wait_for_its_own_block(path: Path, archive: EditableA
         lambda: replace_model(path, new_model(), copy=True),
         lambda: replace_tensor(path, "w0", ones),
         lambda: change_model(path, lambda model: new_model()),
-        lambda: onnxarchive.transform(path, path, lambda model: model),
+        lambda: onnxarchive.transform(path, path, lambda model: model, weights="loaded"),
         lambda: archive.replace_model(new_model()),
         lambda: archive.replace_tensor("w0", ones),
     ]

@@ -211,7 +211,7 @@ def save_again(path: Path) -> None:
 def transform_onto_itself(path: Path, meanwhile: Callable[[Path], None]) -> None:
     def function(model: onnx.ModelProto) -> onnx.ModelProto:
         meanwhile(path)
-        model.producer_version = "mine"
+        model.doc_string += "mine"
         return model
 
     onnxarchive.transform(path, path, function)

@@ -342,13 +342,13 @@ def test_a_function_is_applied_to_the_model_and_the_other_is_kept(
     archive: Path, tmp_path: Path, model: str, weights: Any, in_place: bool
 ) -> None:
     def named(model: onnx.ModelProto) -> onnx.ModelProto:
-        model.producer_name = "function"
+        model.doc_string = "named"
         return model
 
     destination = archive if in_place else tmp_path / "out.onnxa"
     onnxarchive.transform(archive, destination, named, model=model, weights=weights)
     expected = {it: given(it) for it in IDS}
-    expected[model].producer_name = "function"
+    expected[model].doc_string = "named"
     require_archive(destination, expected)
 
 
@@ -358,7 +358,7 @@ def test_attributes_outside_the_other_model_stay_outside(tmp_path: Path) -> None
     decoder.graph.node.append(helper.make_node("Constant", [], ["constant"], value=value))
     path = tmp_path / "m.onnxa"
     onnxarchive.save(runnable_model(), path, models={"decoder": decoder}, convert_attribute=True)
-    onnxarchive.transform(path, tmp_path / "n.onnxa", _same)
+    onnxarchive.transform(path, tmp_path / "n.onnxa", _same, weights="external")
     assert (tmp_path / "n.onnxa").read_bytes() == path.read_bytes()
 
 

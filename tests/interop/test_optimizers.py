@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,7 +35,7 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
 from onnxarchive.interop.transforming import Weights, transform
 
-pytestmark = pytest.mark.tool
+pytestmark = [pytest.mark.tool, pytest.mark.filterwarnings("ignore:.*changed nothing")]
 
 MIB = 1 << 20
 ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
@@ -250,6 +252,68 @@ print(growth(lambda: transform(sys.argv[1], sys.argv[2], {module}.{OPTIMIZERS[mo
     with onnxarchive.open(tmp_path / "out.onnxa") as archive:
         assert "Identity" not in [node.op_type for node in archive.model.graph.node]
         assert [array[0, 0] for array in archive.tensors.values()] == [1, 2, 3, 4, 5]
+
+
+# A function that finds no weights
+
+
+def _quantized(model: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxruntime.quantization import quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "quantized.onnx")
+        quantize_dynamic(model, path)
+        return onnx.load(path)
+
+
+def _in_4_bits(model: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(model)
+    quantizer.process()
+    return quantizer.model.model  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("quantize", "operator"), [(_quantized, "MatMulInteger"), (_in_4_bits, "MatMulNBits")]
+)
+def test_a_quantizer_that_sees_no_weights_is_warned_of(
+    clumsy: Path, tmp_path: Path, quantize: Callable[..., onnx.ModelProto], operator: str
+) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    path = tmp_path / "out.onnxa"
+    with pytest.warns(
+        UserWarning, match=rf"{quantize.__name__} changed nothing.*'a'.*'loaded'"
+    ):
+        transform(clumsy, path, quantize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transform(clumsy, path, quantize, weights="loaded")
+    with onnxarchive.open(path) as archive:
+        assert operator in [node.op_type for node in archive.model.graph.node]
+
+
+def test_a_function_that_changes_nothing_is_warned_of_where_weights_are_hidden(
+    clumsy: Path, tmp_path: Path
+) -> None:
+    def described(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.doc_string = "described"
+        return model
+
+    def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.opset_import[0].version += 1
+        model.producer_name = "upgrade"
+        return model
+
+    path, small = tmp_path / "out.onnxa", tmp_path / "small.onnxa"
+    with pytest.warns(UserWarning, match=r"clumsy\.onnxa: _no_change changed nothing"):
+        transform(clumsy, path, _no_change)
+    onnxarchive.save(model_of(raw_tensor("w")), small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transform(small, path, _no_change)  # hides no weight
+        for function in (described, upgraded, onnx.shape_inference.infer_shapes):
+            transform(clumsy, path, function)
 
 
 # The model that a function gets

@@ -134,7 +134,7 @@ WRITES: dict[str, Write] = {
     "replace_tensor on a clone": partial(by_clone, write=replace_tensor),
     "an assignment": by_edit,
     "an assignment on a clone": partial(by_clone, write=by_edit),
-    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it),
+    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
 # Those that write a new file also of what they cannot read.
 BLIND = ("save", "Writer", "convert")

@@ -402,7 +402,7 @@ OPENING: dict[str, Callable[[Path], object]] = {
     "replace_tensor": lambda path: onnxarchive.replace_tensor(path, "w", [1.0]),
     "change_model": lambda path: onnxarchive.change_model(path, lambda it: it),
     "recover": recover,
-    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it),
+    "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
 
 
