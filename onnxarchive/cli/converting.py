@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from typing import Any
 
 from onnxarchive import errors
+from onnxarchive.cli.assets import named_assets
 from onnxarchive.cli.frame import (
     DONE,
     TERMINAL_SIGNALS,
@@ -39,7 +40,8 @@ def convert_command(arguments: argparse.Namespace) -> int:
         "size_threshold": arguments.size_threshold,
         "alignment": arguments.alignment,
         "convert_attribute": arguments.convert_attribute,
-        "assets": _assets(arguments.asset),
+        "assets": named_assets(arguments.asset),
+        "other_files": arguments.assets,
         "dedupe": arguments.dedupe,
         "verify_checksum": arguments.verify_checksum,
         "dry_run": arguments.dry_run,
@@ -74,7 +76,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
             f"{count(conversion.tensors, 'tensor')}, {count(conversion.assets, 'asset')}, "
             f"{size(conversion.nbytes or 0)}{_saved(conversion)}"
         )
-        say(arguments, _as_json(conversion), text)
+        say(arguments, _as_json(conversion), "\n".join([text, *_other_files(conversion)]))
     return DONE
 
 
@@ -86,10 +88,18 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
         "nbytes": conversion.nbytes,
         "tensors": conversion.tensors,
         "assets": conversion.assets,
+        "taken": list(conversion.taken),
+        "left_out": list(conversion.left_out),
         "saved_nbytes": conversion.saved_nbytes,
         "shared_nbytes": conversion.shared_nbytes,
         "warnings": list(conversion.warnings),
     }
+
+
+def _other_files(conversion: Conversion) -> list[str]:
+    """A line for each other file of the source."""
+    taken = [f"took      {printable(name)}" for name in conversion.taken]
+    return taken + [f"left out  {printable(name)}" for name in conversion.left_out]
 
 
 def _saved(*conversions: Conversion) -> str:
@@ -186,15 +196,3 @@ def _end_worker(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends it, too
     remove_temporaries()
     os._exit(WRONG_USE)
-
-
-def _assets(given: list[str]) -> dict[str, str]:
-    assets: dict[str, str] = {}
-    for argument in given:
-        name, equals, path = argument.partition("=")
-        if not equals:
-            name, path = os.path.basename(argument), argument
-        if name in assets:
-            raise ValueError(f"--asset: {name!r} is given twice")
-        assets[name] = path
-    return assets

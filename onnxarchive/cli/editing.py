@@ -36,7 +36,7 @@ def replace_model_command(arguments: argparse.Namespace) -> int:
             timeout=arguments.timeout,
             progress=progress,
         )
-    return _say_size(arguments)
+    return say_size(arguments)
 
 
 def remove_model_command(arguments: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def remove_model_command(arguments: argparse.Namespace) -> int:
             timeout=arguments.timeout,
             progress=progress,
         )
-    return _say_size(arguments)
+    return say_size(arguments)
 
 
 def rename_model_command(arguments: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def rename_model_command(arguments: argparse.Namespace) -> int:
         copy=arguments.copy,
         timeout=arguments.timeout,
     )
-    return _say_size(arguments)
+    return say_size(arguments)
 
 
 def set_metadata_command(arguments: argparse.Namespace) -> int:
@@ -109,10 +109,11 @@ def _change(
         copy=arguments.copy,
         timeout=arguments.timeout,
     )
-    return _say_size(arguments)
+    return say_size(arguments)
 
 
-def _say_size(arguments: argparse.Namespace) -> int:
+def say_size(arguments: argparse.Namespace) -> int:
+    """Prints the size of the edited archive."""
     path, nbytes = arguments.archive, os.path.getsize(arguments.archive)
     say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}")
     return DONE

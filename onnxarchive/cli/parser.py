@@ -14,6 +14,12 @@ from onnxarchive.zipformat import layout
 
 WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 """Fields of a model that `set-metadata` sets."""
+ASSET: Final = "[NAME=]PATH"
+_ASSET_HELP = (
+    "a file, under its own name or NAME; a directory with all files below it, as a folder of its "
+    "own name or NAME; or a quoted pattern such as 'llm/*.json' (** matches folders), in a folder "
+    "NAME"
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_replace_model(commands)
     _add_remove_model(commands)
     _add_rename_model(commands)
+    _add_assets(commands)
     _add_set_metadata(commands)
     _add_rename(commands)
     _add_recover(commands)
@@ -154,12 +161,19 @@ def _add_convert(commands: Any) -> None:
         "--convert-attribute",
         "also store tensors of attributes, functions and sparse tensors outside the model",
     )
+    _add_flag(
+        command,
+        "--assets",
+        "take along the other files of the model's directory or zip, such as tokenizer.json, as "
+        "assets; hidden files, other models and other weights are left out",
+    )
     command.add_argument(
         "--asset",
-        action="append",
+        nargs="+",
+        action="extend",
         default=[],
-        metavar="[NAME=]PATH",
-        help="add a file to the archive, under its own name or NAME",
+        metavar=ASSET,
+        help=f"add assets, after SOURCE and TARGET: {_ASSET_HELP}",
     )
     command.add_argument(
         "--model",
@@ -290,6 +304,23 @@ def _add_rename_model(commands: Any) -> None:
     command.add_argument("new", metavar="NEW", help="its new id: [a-z][a-z0-9_]*")
     _add_copy(command)
     _add_timeout(command)
+
+
+def _add_assets(commands: Any) -> None:
+    help = "List, add, remove or print the assets of an archive."
+    assets = commands.add_parser("assets", help=help, description=help)
+    actions = assets.add_subparsers(required=True, metavar="ACTION")
+    _add(actions, "ls", "assets", "List the assets.")
+    command = _add(actions, "add", "assets", "Add files, or replace those of the same names.")
+    command.add_argument("assets", nargs="+", metavar=ASSET, help=_ASSET_HELP)
+    _add_copy(command)
+    _add_timeout(command)
+    command = _add(actions, "rm", "assets", "Remove assets.")
+    command.add_argument("names", nargs="+", metavar="NAME", help="the name of an asset")
+    _add_copy(command)
+    _add_timeout(command)
+    command = _add(actions, "cat", "assets", "Write an asset to standard output.")
+    command.add_argument("name", metavar="NAME", help="the name of the asset")
 
 
 def _add_set_metadata(commands: Any) -> None:

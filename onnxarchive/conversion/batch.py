@@ -86,6 +86,7 @@ def convert_many(
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
+    other_files: bool = False,
     dedupe: bool = False,
     verify_checksum: bool = False,
     dry_run: bool = False,
@@ -110,6 +111,8 @@ def convert_many(
             tensors.
         assets: Further files for each archive, by relative path: their bytes, or the path of a
             file. They replace a source's assets of the same paths.
+        other_files: Whether to take along the other files of each source's directory as assets; see
+            `convert`.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
         dry_run: Whether to write nothing and only return the outcomes.
@@ -138,7 +141,7 @@ def convert_many(
     if not dry_run:
         os.makedirs(out, exist_ok=True)
     outcomes: dict[int, Conversion] = {}
-    convert = _Convert(options, replace, verify_checksum, dry_run)
+    convert = _Convert(options, replace, verify_checksum, dry_run, other_files)
     for index, conversion in _outcomes(work, convert, executor):
         outcomes[index] = conversion
         if on_done is not None:
@@ -241,6 +244,7 @@ class _Convert:
     replace: bool
     verify_checksum: bool
     dry_run: bool
+    other_files: bool
 
     def __call__(self, source: str, target: str) -> Conversion:
         try:
@@ -257,6 +261,7 @@ class _Convert:
                     self.options,
                     verify_checksum=self.verify_checksum,
                     dry_run=self.dry_run,
+                    other_files=self.other_files,
                 )
             return with_changes(conversion, warnings=(*conversion.warnings, *lost))
         except (ArchiveError, ValueError) as error:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx
 
@@ -26,12 +27,14 @@ from onnxarchive.archive.planning import (
 from onnxarchive.archive.reading import Archive, complete_model, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.buffers.data import SupportsWrite, pieces
+from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.sources.source import Source
+from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.paths import directory_of, require_no_input
@@ -56,6 +59,8 @@ class Conversion:
         nbytes: Size of the archive in bytes; None if there is none.
         tensors: Number of tensors that are stored outside the model.
         assets: Number of assets.
+        taken: Paths of the other files of the source that became assets.
+        left_out: Paths of those that did not: hidden files, litter, other models, other weights.
         saved_nbytes: Bytes that merging identical initializers saved.
         shared_nbytes: Bytes that storing equal tensors of several models once saved.
         warnings: A sentence for each thing that was left out or could not be kept.
@@ -69,6 +74,8 @@ class Conversion:
     nbytes: int | None = None
     tensors: int = 0
     assets: int = 0
+    taken: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     saved_nbytes: int = 0
     shared_nbytes: int = 0
     warnings: tuple[str, ...] = ()
@@ -84,6 +91,7 @@ def convert(
     alignment: int = layout.MIN_ALIGNMENT,
     convert_attribute: bool = False,
     assets: Mapping[str, Asset] | None = None,
+    other_files: bool = False,
     dedupe: bool = False,
     verify_checksum: bool = False,
     dry_run: bool = False,
@@ -95,8 +103,8 @@ def convert(
     Sources are recognised by content, not by extension. Files are streamed, large tensors from a
     map, so weights are never all in memory; the source is not changed. Files of a zip, or directly
     in a directory, that no tensor names are left out with a warning, except those below `assets/`,
-    which are kept. A link is read as any `.onnx` with external data; `onnxarchive.check_link`
-    checks that its archive has not been changed since.
+    which are kept; `other_files` takes them along. A link is read as any `.onnx` with external
+    data; `onnxarchive.check_link` checks that its archive has not been changed since.
 
     Of a directory, and of the external data of a `.onnx`, only files in that directory and below
     are read, even if somebody changes names there at the same time. Symbolic links that lead out of
@@ -123,6 +131,10 @@ def convert(
             tensors.
         assets: Further files for the archive, by relative path: their bytes, or the path of a file.
             They replace the source's assets of the same paths.
+        other_files: Whether to take along the other files of the source's directory or zip and of
+            the folders in it, such as `tokenizer.json`, as assets of the same paths. Hidden files,
+            litter of tools, other models (`*.onnx*`) and weights in formats of other libraries are
+            left out; the outcome names all. Of a `.onnx` it is the directory in which it lies.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
         dry_run: Whether to write nothing and only return the outcome.
@@ -154,7 +166,13 @@ def convert(
         jobs=jobs,
     )
     conversion = convert_silently(
-        source, path, options, models=models, verify_checksum=verify_checksum, dry_run=dry_run
+        source,
+        path,
+        options,
+        models=models,
+        other_files=other_files,
+        verify_checksum=verify_checksum,
+        dry_run=dry_run,
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -169,6 +187,7 @@ def convert_silently(
     verify_checksum: bool,
     dry_run: bool,
     models: Mapping[str, str | os.PathLike[str]] | None = None,
+    other_files: bool = False,
 ) -> Conversion:
     """Converts a model; warnings are only returned, since `warnings` is not safe in threads."""
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
@@ -177,7 +196,12 @@ def convert_silently(
     with contextlib.ExitStack() as resources:
         opened = {
             identifier: resources.enter_context(
-                open_source(given, verify_checksum=verify_checksum, temporary=temporary)
+                open_source(
+                    given,
+                    verify_checksum=verify_checksum,
+                    temporary=temporary,
+                    other_files=other_files and not identifier,
+                )
             )
             for identifier, given in with_further_models(source, models).items()
         }
@@ -186,7 +210,11 @@ def convert_silently(
         files = [file for found in opened.values() for file in found.files]
         if target is not None:
             require_no_input(target, [*files, *options.asset_files])
-        assets = [Item.of(ASSET_PREFIX + name, data) for name, data in default.assets.items()]
+        taken = _without_data_files(default.others, opened.values())
+        assets = [
+            Item.of(ASSET_PREFIX + name, data)
+            for name, data in chain(default.assets.items(), taken.items())
+        ]
         plan = plan_archive(
             {id: ModelToStore(found.model, found.resolve) for id, found in opened.items()},
             options,
@@ -202,10 +230,23 @@ def convert_silently(
             nbytes=plan.size(options.alignment),
             tensors=sum(item.ref is not None for item in plan.items),
             assets=sum(item.ref is None for item in plan.items),
+            taken=tuple(name for name in taken if name not in (options.assets or {})),
+            left_out=default.left_out,
             saved_nbytes=plan.saved_nbytes,
             shared_nbytes=plan.shared_nbytes,
             warnings=tuple(warning for found in opened.values() for warning in found.warnings),
         )
+
+
+def _without_data_files(files: Mapping[str, Data], opened: Iterable[Source]) -> dict[str, Data]:
+    """Those of some files in which no tensor of the models to convert lies."""
+    found = [*(data for source in opened for data in source.data.values())]
+    used = {data.identity for data in found if isinstance(data, FileData)}
+    return {
+        name: data
+        for name, data in files.items()
+        if not (isinstance(data, FileData) and data.identity in used)
+    }
 
 
 def export(

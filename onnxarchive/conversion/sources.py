@@ -29,6 +29,7 @@ def open_source(
     *,
     verify_checksum: bool = False,
     temporary: str | None = None,
+    other_files: bool = False,
 ) -> Iterator[Source]:
     """Opens the source of a conversion; its files are mapped until the block ends.
 
@@ -36,6 +37,7 @@ def open_source(
         path: An archive, a `.onnx`, or a directory or zip with one model.
         verify_checksum: Whether to compare data with the `checksum` that tensors state.
         temporary: Directory for files that have to be inflated; None for the system's.
+        other_files: Whether to give the other files of a directory or zip, too.
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
@@ -49,7 +51,12 @@ def open_source(
         if archive is not None:
             yield _source(archive, verify_checksum)
         else:
-            opened = open_model(path, verify_checksum=verify_checksum, temporary=temporary)
+            opened = open_model(
+                path,
+                verify_checksum=verify_checksum,
+                temporary=temporary,
+                other_files=other_files,
+            )
             yield resources.enter_context(opened)
 
 

@@ -21,6 +21,7 @@ from onnxarchive.buffers.data import Data, Stored, pieces
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.model.keys import MODEL_PROTO, RESERVED_PREFIX
+from onnxarchive.sources.other_files import is_hidden
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
@@ -52,6 +53,10 @@ class Place(Protocol):
     @property
     def names(self) -> list[str]:
         """The locations of its files, in order."""
+
+    @property
+    def all_names(self) -> list[str]:
+        """These and the files in all folders, in order; a folder that is not read has a slash."""
 
     def find(self, location: str) -> DataFile | None:
         """The file of a location, or None.
@@ -124,6 +129,22 @@ class DirectoryPlace:
                     folders.append(name)
         return sorted(found)
 
+    @property
+    def all_names(self) -> list[str]:
+        """As `Place.all_names`; hidden folders and links to folders are not read."""
+        found, folders = [], [""]
+        while folders:
+            folder = folders.pop()
+            for entry in self._root.scan(folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not _leads_to(entry.is_dir):
+                    found.append(name)
+                elif entry.is_symlink() or is_hidden(f"{name}/"):
+                    found.append(f"{name}/")
+                else:
+                    folders.append(name)
+        return sorted(found)
+
     def find(self, location: str) -> DataFile | None:
         """As `Place.find`; symbolic links are followed within the directory."""
         if location not in self._files:
@@ -176,6 +197,8 @@ class ZipPlace:
     def names(self) -> list[str]:
         """As `Place.names`."""
         return sorted(self._files)
+
+    all_names = names
 
     def find(self, location: str) -> DataFile | None:
         """As `Place.find`."""

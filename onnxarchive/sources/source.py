@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -20,6 +20,7 @@ from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.finder import Finder, Found
+from onnxarchive.sources.other_files import divided, is_litter
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
 from onnxarchive.sources.serialized import parse_file, require_messages
 from onnxarchive.storage import files
@@ -30,12 +31,9 @@ from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
 _MAX_LISTED = 20
 _MODEL_SUFFIX = ".onnx"
+_REMEDY = "; other_files=True (--assets) takes them along"
 # The beginning of a zip: an entry, or the end record of an empty zip.
 _ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
-# Files that file managers add to zips and directories.
-_APPLE_DOUBLE = "._"
-_LITTER_FOLDER = "__MACOSX/"
-_LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,9 @@ class Source:
         data: The bytes of each external tensor.
         assets: The bytes of each asset, by path without the prefix `assets/`.
         files: The paths of the files that it is read from.
+        others: The bytes of the other files of its directory or zip, by path, if they were asked
+            for.
+        left_out: The paths of those that are no assets: litter, other models and weights.
         warnings: A sentence about files left out, if there are any.
         further: Further models by id, without assets.
     """
@@ -55,6 +56,8 @@ class Source:
     data: Mapping[Path, Data]
     assets: Mapping[str, Data] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    others: Mapping[str, Data] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
 
@@ -70,6 +73,7 @@ def open_model(
     verify_checksum: bool = False,
     temporary: str | None = None,
     elsewhere: Callable[[TensorRef], Data] | None = None,
+    other_files: bool = False,
 ) -> Iterator[Source]:
     """Opens a model of another tool; its files are mapped until the block ends.
 
@@ -80,6 +84,7 @@ def open_model(
         temporary: The directory for files that have to be inflated; None for the system's.
         elsewhere: Gives the bytes of a tensor of a `.onnx` or a directory whose location is no file
             there, or raises ArchiveFormatError. A zip is refused then.
+        other_files: Whether to give the other files of the directory or the zip, too.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
@@ -87,7 +92,9 @@ def open_model(
         OSError: A file cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
-        opening = _Opening(os.fspath(path), resources, verify_checksum, temporary, elsewhere)
+        opening = _Opening(
+            os.fspath(path), resources, verify_checksum, temporary, elsewhere, other_files
+        )
         yield opening.directory() if os.path.isdir(path) else opening.file()
 
 
@@ -110,12 +117,14 @@ class _Opening:
         verify_checksum: bool,
         temporary: str | None,
         elsewhere: Callable[[TensorRef], Data] | None,
+        other_files: bool,
     ) -> None:
         self._path = path
         self._resources = resources
         self._verify_checksum = verify_checksum
         self._temporary = temporary
         self._elsewhere = elsewhere
+        self._other_files = other_files
 
     def file(self) -> Source:
         """A `.onnx`, or a zip that another tool made."""
@@ -137,12 +146,20 @@ class _Opening:
             )
         place = DirectoryPlace(root)
         found = self._found(model, place)
-        return Source(found.model, found.data, files=(self._path, *place.paths))
+        used = found.locations | {os.path.basename(self._path)}
+        others, left_out = self._others(place, used, {})
+        return Source(
+            found.model,
+            found.data,
+            files=(self._path, *place.paths),
+            others=others,
+            left_out=left_out,
+        )
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""
         place = DirectoryPlace(self._root(self._path))
-        names = [name for name in place.names if not _is_litter(name)]
+        names = [name for name in place.names if not is_litter(name)]
         source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
         return replace(source, files=tuple(place.paths))
 
@@ -152,7 +169,7 @@ class _Opening:
     def _zip(self, view: memoryview) -> Source:
         """A zip with one model and its data files, possibly all in one folder."""
         read = foreign.read_zip(view)
-        entries = [entry for entry in read.entries if not _is_litter(entry.name)]
+        entries = [entry for entry in read.entries if not is_litter(entry.name)]
         name = _only([entry.name for entry in entries if _is_model(entry.name)])
         folder = name[: name.rfind("/") + 1]
         inside = [entry for entry in entries if entry.name.startswith(folder)]
@@ -161,8 +178,12 @@ class _Opening:
         source = self._whole(place, name.removeprefix(folder), place.names)
         taken = {entry.name for entry in inside}
         outside = [entry.name for entry in read.entries if entry.name not in taken]
+        left_out = source.left_out
+        if self._other_files:
+            left_out += tuple(outside)
+            outside = []
         warnings = (*read.dropped, *_left_out(outside), *source.warnings)
-        return replace(source, files=(self._path,), warnings=warnings)
+        return replace(source, files=(self._path,), warnings=warnings, left_out=left_out)
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
         """The source of the model `name` and those of the files `names` that belong to it."""
@@ -183,8 +204,45 @@ class _Opening:
         for other in named:
             asset = _listed(place, other)
             assets[other.removeprefix(ASSET_PREFIX)] = asset.part(0, asset.nbytes)
-        left_out = _left_out([other for other in rest if not other.startswith(ASSET_PREFIX)])
-        return Source(found.model, found.data, assets, warnings=left_out, further=further)
+        unnamed = [other for other in rest if not other.startswith(ASSET_PREFIX)]
+        warnings = () if self._other_files else _left_out(unnamed, _REMEDY)
+        taken, left_out = self._others(place, used | set(named), assets)
+        return Source(
+            found.model,
+            found.data,
+            assets,
+            others=taken,
+            left_out=left_out,
+            warnings=warnings,
+            further=further,
+        )
+
+    def _others(
+        self, place: Place, used: Collection[str], assets: Collection[str]
+    ) -> tuple[dict[str, Data], tuple[str, ...]]:
+        """The other files of a place to take along by path, and the names of those to leave out.
+
+        Args:
+            place: The place.
+            used: Names of files that have been taken.
+            assets: Paths of assets that have been taken.
+        """
+        if not self._other_files:
+            return {}, ()
+        taken, left_out = divided(name for name in place.all_names if name not in used)
+        others: dict[str, Data] = {}
+        for name in taken:
+            path = name.removeprefix(ASSET_PREFIX)
+            if path in assets or path in others:
+                raise ArchiveFormatError(
+                    f"expected one file for the asset {path!r}, found {path!r} and "
+                    f"{ASSET_PREFIX + path!r}; remove one of them"
+                )
+            file = _listed(place, name)
+            others[path] = file.part(0, file.nbytes)
+        names = [ASSET_PREFIX + path for path in (*assets, *others)]
+        keys.check_names([*names, MODEL_PROTO], Report())
+        return others, tuple(left_out)
 
     def _found_in(self, place: Place, name: str) -> Found:
         """The model in a file of a place, and its data."""
@@ -265,14 +323,9 @@ def _further_models(names: list[str], default: str) -> list[str]:
     return own
 
 
-def _is_litter(name: str) -> bool:
-    base = name[name.rfind("/") + 1 :]
-    return name.startswith(_LITTER_FOLDER) or base in _LITTER or base.startswith(_APPLE_DOUBLE)
-
-
-def _left_out(names: list[str]) -> tuple[str, ...]:
+def _left_out(names: list[str], remedy: str = "") -> tuple[str, ...]:
     if not names:
         return ()
     listed = ", ".join(names[:_MAX_LISTED])
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return (f"left out, since no tensor names them: {listed}{more}",)
+    return (f"left out, since no tensor names them{remedy}: {listed}{more}",)

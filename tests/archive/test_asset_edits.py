@@ -206,9 +206,7 @@ def test_a_change_by_others_is_not_lost(archive: Path, way: dict[str, Any]) -> N
 
 def test_a_locked_archive_is_waited_for_as_long_as_said(archive: Path) -> None:
     with onnxarchive.open(archive, mode="r+") as opened, opened.edit():
-        for edit in (
-            lambda: onnxarchive.add_asset(archive, "a", b"", timeout=0),
-            lambda: onnxarchive.remove_asset(archive, "b", timeout=0),
-        ):
-            with pytest.raises(LockedError):
-                edit()
+        with pytest.raises(LockedError):
+            onnxarchive.add_asset(archive, "a", b"", timeout=0)
+        with pytest.raises(LockedError):
+            onnxarchive.remove_asset(archive, "b", timeout=0)

@@ -85,6 +85,8 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         "error": None,
         "tensors": 2,
         "assets": 0,
+        "taken": [],
+        "left_out": [],
         "nbytes": target.stat().st_size,
         "saved_nbytes": 0,
         "shared_nbytes": 0,

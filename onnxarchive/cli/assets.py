@@ -1,0 +1,129 @@
+"""The commands of assets, and the assets that arguments name."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+
+import onnxarchive
+from onnxarchive.archive.editing import change_assets
+from onnxarchive.cli.editing import say_size
+from onnxarchive.cli.frame import DONE, say
+from onnxarchive.cli.progress import progress_bar
+from onnxarchive.cli.table import count, table
+from onnxarchive.model.keys import ASSET_PREFIX
+from onnxarchive.sources.other_files import is_hidden
+
+
+def ls_command(arguments: argparse.Namespace) -> int:
+    """Runs `assets ls`."""
+    with onnxarchive.open(arguments.archive) as archive:
+        sizes = {name: archive.entries[ASSET_PREFIX + name].nbytes for name in archive.assets}
+    listed = [{"name": name, "nbytes": nbytes} for name, nbytes in sizes.items()]
+    text = f"{table(['name', 'bytes'], list(sizes.items()))}\n\n{count(len(sizes), 'asset')}"
+    say(arguments, {"path": arguments.archive, "assets": listed}, text)
+    return DONE
+
+
+def add_command(arguments: argparse.Namespace) -> int:
+    """Runs `assets add`."""
+    with progress_bar("assets add") as progress:
+        change_assets(
+            arguments.archive,
+            named_assets(arguments.assets),
+            copy=arguments.copy,
+            timeout=arguments.timeout,
+            progress=progress,
+        )
+    return say_size(arguments)
+
+
+def rm_command(arguments: argparse.Namespace) -> int:
+    """Runs `assets rm`."""
+    with progress_bar("assets rm") as progress:
+        change_assets(
+            arguments.archive,
+            {},
+            set(arguments.names),
+            copy=arguments.copy,
+            timeout=arguments.timeout,
+            progress=progress,
+        )
+    return say_size(arguments)
+
+
+def cat_command(arguments: argparse.Namespace) -> int:
+    """Runs `assets cat`."""
+    if arguments.json:
+        raise ValueError("--json cannot share standard output with the asset")
+    with onnxarchive.open(arguments.archive) as archive:
+        data = archive.assets[arguments.name]
+    sys.stdout.buffer.write(data)
+    return DONE
+
+
+def named_assets(given: Iterable[str]) -> dict[str, str]:
+    """The files that arguments `[NAME=]PATH` name, by the paths of their assets.
+
+    Raises:
+        ValueError: Two files have the same path, or nothing matches a pattern.
+        OSError: A directory cannot be read.
+    """
+    assets: dict[str, str] = {}
+    for argument in given:
+        name, equals, path = argument.partition("=")
+        for asset, file in _files(name if equals else None, path if equals else argument):
+            if asset in assets:
+                raise ValueError(
+                    f"expected a name of its own for each asset, found {assets[asset]!r} and "
+                    f"{file!r} as {asset!r}; name them: NAME=PATH"
+                )
+            assets[asset] = file
+    return assets
+
+
+def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
+    """The asset's path and the file of each file that a path or a pattern names."""
+    folder = "" if name is None else f"{name}/"
+    if glob.has_magic(path) and not os.path.lexists(path):
+        parts = path.split(os.sep)
+        fixed = os.sep.join(takewhile(lambda part: not glob.has_magic(part), parts))
+        matches = [it for it in sorted(glob.glob(path, recursive=True)) if os.path.isfile(it)]
+        if not matches:
+            raise ValueError(f"expected files that match {path!r}, found none")
+        for match in matches:
+            yield folder + _with_slashes(os.path.relpath(match, fixed or os.curdir)), match
+    elif os.path.isdir(path):
+        folder = folder or f"{os.path.basename(os.path.abspath(path))}/"
+        found = list(_below(path))
+        if not found:
+            raise ValueError(f"expected files in the directory {path!r}, found none")
+        for file in found:
+            yield folder + _with_slashes(os.path.relpath(file, path)), file
+    else:
+        yield os.path.basename(path) if name is None else name, path
+
+
+def _below(directory: str) -> Iterator[str]:
+    """All files below a directory, without hidden ones and litter; links to folders are refused."""
+    for place, folders, names in os.walk(directory, onerror=_raise):
+        folders[:] = [folder for folder in sorted(folders) if not is_hidden(f"{folder}/")]
+        for folder in folders:
+            if os.path.islink(os.path.join(place, folder)):
+                raise ValueError(
+                    f"expected a folder, found a link to one: {os.path.join(place, folder)!r}; "
+                    "name it itself: NAME=PATH"
+                )
+        yield from (os.path.join(place, name) for name in sorted(names) if not is_hidden(name))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _with_slashes(path: str) -> str:
+    return path.replace(os.sep, "/")

@@ -1,0 +1,54 @@
+"""Decides by their names which files beside a model may become assets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+# Files that file managers add to zips and directories.
+_APPLE_DOUBLE = "._"
+_LITTER_FOLDERS = ("__MACOSX/", "__pycache__/")
+_LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
+# Other models with their data files, and weights in the formats of other libraries.
+_WEIGHTS = (
+    "*.onnx*",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.tflite",
+)
+
+
+def is_litter(name: str) -> bool:
+    """Whether a file is one that file managers and tools leave behind."""
+    base = name[name.rfind("/") + 1 :]
+    in_folder = name.startswith(_LITTER_FOLDERS)
+    return in_folder or base in _LITTER or base.startswith(_APPLE_DOUBLE)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or one of its folders has a name that begins with a dot, or is litter."""
+    return is_litter(name) or any(part.startswith(".") for part in name.split("/"))
+
+
+def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Divides files into those to take along and those to leave out.
+
+    Left out are hidden files, litter, other models, and files of weights.
+
+    Args:
+        names: Paths relative to the model's directory; a folder that was not read ends with a
+            slash.
+    """
+    taken: list[str] = []
+    left_out: list[str] = []
+    for name in names:
+        base = name[name.rfind("/") + 1 :].lower()
+        is_left_out = not base or is_hidden(name) or any(fnmatchcase(base, it) for it in _WEIGHTS)
+        (left_out if is_left_out else taken).append(name)
+    return taken, left_out

@@ -1,0 +1,185 @@
+"""The command `assets`, and the options of `convert` that name assets."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from commands import run
+from models import runnable_model
+from written import saved, write_model
+
+import onnxarchive
+
+Captured = pytest.CaptureFixture[str]
+ASSETS = {"labels.txt": b"cat\ndog\n", "deep/er.json": b"{}"}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(runnable_model(), path, assets=ASSETS)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of files; some are hidden."""
+    folder = tmp_path / "llm"
+    for name in ("config.json", "vocab/a.txt", "vocab/b.json", ".hidden", ".git/config"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def assets_of(path: Path) -> dict[str, bytes]:
+    assert onnxarchive.check(path, full=True) == []
+    with onnxarchive.open(path) as opened:
+        return dict(opened.assets)
+
+
+# assets
+
+
+def test_assets_are_listed(archive: Path, capsys: Captured) -> None:
+    assert run("assets", "ls", archive) == 0
+    assert capsys.readouterr().out == (
+        "name          bytes\ndeep/er.json      2\nlabels.txt        8\n\n2 assets\n"
+    )
+    assert run("assets", "ls", archive, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["assets"] == [
+        {"name": "deep/er.json", "nbytes": 2},
+        {"name": "labels.txt", "nbytes": 8},
+    ]
+
+
+def test_an_asset_is_written_to_standard_output(
+    archive: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert run("assets", "cat", archive, "labels.txt") == 0
+    assert capfdbinary.readouterr().out == b"cat\ndog\n"
+    assert run("assets", "cat", archive, "labels") == 3
+    assert b"expected the path of an asset, found 'labels'" in capfdbinary.readouterr().err
+    assert run("assets", "cat", archive, "labels.txt", "--json") == 2
+    assert capfdbinary.readouterr().out == b""
+
+
+def test_assets_are_added_replaced_and_removed(
+    archive: Path, folder: Path, capsys: Captured
+) -> None:
+    labels = folder / "vocab" / "a.txt"
+    assert run("assets", "add", archive, f"labels.txt={labels}", folder / "config.json") == 0
+    expected = {**ASSETS, "labels.txt": b"vocab/a.txt", "config.json": b"config.json"}
+    assert archive.read_bytes() == saved(runnable_model(), assets=expected)
+    assert run("assets", "rm", archive, "labels.txt", "deep/er.json") == 0
+    assert archive.read_bytes() == saved(runnable_model(), assets={"config.json": b"config.json"})
+    nbytes = archive.stat().st_size
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB)"
+    before = archive.read_bytes()
+    assert run("assets", "rm", archive, "config.json", "missing") == 3
+    assert archive.read_bytes() == before
+    assert "found 'missing'" in capsys.readouterr().err
+
+
+# Files, directories and patterns
+
+NAMED: dict[str, tuple[list[str], set[str]]] = {
+    "a file": (["llm/config.json"], {"config.json"}),
+    "a file with a name": (["x/y=llm/config.json"], {"x/y"}),
+    "several": (["llm/config.json", "llm/vocab/a.txt"], {"config.json", "a.txt"}),
+    "a directory": (["llm"], {"llm/config.json", "llm/vocab/a.txt", "llm/vocab/b.json"}),
+    "a directory with a slash": (["llm/vocab/"], {"vocab/a.txt", "vocab/b.json"}),
+    "a directory with a name": (["x=llm/vocab"], {"x/a.txt", "x/b.json"}),
+    "a pattern": (["llm/*.json"], {"config.json"}),
+    "a pattern with a name": (["x=llm/*.json"], {"x/config.json"}),
+    "a pattern of folders": (["llm/**/*.json"], {"config.json", "vocab/b.json"}),
+    "all files below": (["llm/**"], {"config.json", "vocab/a.txt", "vocab/b.json"}),
+    "a file named like a pattern": (["[a].txt"], {"[a].txt"}),
+}
+
+
+@pytest.mark.parametrize(("given", "names"), NAMED.values(), ids=NAMED.keys())
+def test_assets_are_files_directories_and_patterns(
+    archive: Path,
+    folder: Path,
+    given: list[str],
+    names: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    Path("[a].txt").write_bytes(b"[a].txt")
+    Path("a.txt").write_bytes(b"not this one")
+    write_model(Path("m.onnx"), runnable_model())
+    assert run("convert", "m.onnx", "new.onnxa", "--asset", *given) == 0
+    found = assets_of(Path("new.onnxa"))
+    assert set(found) == names
+    assert all(
+        name.endswith(data.decode().split("/")[-1]) for name, data in found.items() if name != "x/y"
+    )
+    assert run("assets", "add", archive, *given) == 0
+    assert assets_of(archive) == {**ASSETS, **found}
+
+
+REFUSED = {
+    "two files of one name": (["llm/config.json", "config.json=m.onnx"], "'config.json'; name"),
+    "a pattern without matches": (["llm/*.txt"], r"files that match 'llm/*.txt'"),
+    "an empty directory": (["empty"], "files in the directory 'empty'"),
+    "a missing file": (["llm/missing"], "llm/missing: No such file"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_names_no_asset_is_refused(
+    archive: Path,
+    folder: Path,
+    given: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    Path("empty").mkdir()
+    write_model(Path("m.onnx"), runnable_model())
+    before = archive.read_bytes()
+    for arguments in (["convert", "m.onnx", "new.onnxa", "--asset"], ["assets", "add", archive]):
+        assert run(*arguments, *given) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert message in err
+    assert archive.read_bytes() == before
+    assert not Path("new.onnxa").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right on Windows")
+def test_a_link_to_a_folder_is_named(archive: Path, folder: Path, capsys: Captured) -> None:
+    (folder / "linked").symlink_to("vocab")
+    assert run("assets", "add", archive, folder) == 2
+    assert "found a link to one" in capsys.readouterr().err
+
+
+# convert --assets
+
+
+def test_convert_takes_the_other_files_along_and_lists_them(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    write_model(folder / "model.onnx", runnable_model())
+    target = tmp_path / "new.onnxa"
+    assert run("convert", folder, target, "--assets", "--asset", f"extra={folder / '.hidden'}") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[1:] == [
+        "took      config.json",
+        "took      vocab/a.txt",
+        "took      vocab/b.json",
+        "left out  .git/",
+        "left out  .hidden",
+    ]
+    assert set(assets_of(target)) == {"config.json", "vocab/a.txt", "vocab/b.json", "extra"}
+    assert run("convert", folder, target, "--assets", "--force", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["taken"] == ["config.json", "vocab/a.txt", "vocab/b.json"]
+    assert result["left_out"] == [".git/", ".hidden"]
