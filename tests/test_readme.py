@@ -63,7 +63,7 @@ def test_commands_run_one_after_another(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    assert len(commands()) == 26
+    assert len(commands()) == 29
     run_commands(commands())
     assert (directory / "many" / "model.onnxa").exists()
     assert "layer.0/weight" in capsys.readouterr().out
