@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium import chromium
+from range_server import ranges, serving
 
 pytestmark = pytest.mark.tool
 
 SUITE = Path(__file__).resolve().parents[2] / "conformance"
 PAGE = "readers/javascript/browser.html"
-
-
-class RangeHandler(SimpleHTTPRequestHandler):
-    """Serves files, and ranges of them; keeps which."""
-
-    extensions_map = {".mjs": "text/javascript", ".html": "text/html", "": "application/zip"}  # noqa: RUF012
-    ranges: list[tuple[str, int, int]] = []  # noqa: RUF012
-
-    def do_GET(self) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if asked is None:
-            super().do_GET()
-            return
-        data = Path(self.translate_path(self.path)).read_bytes()
-        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
-        self.ranges.append((self.path, first, last + 1))
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.end_headers()
-        self.wfile.write(data[first : last + 1])
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
@@ -50,14 +24,8 @@ def browser(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    RangeHandler.ranges.clear()
-    handler = partial(RangeHandler, directory=str(SUITE))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(SUITE) as address:
+        yield address
 
 
 def verdict(browser: Any) -> str:
@@ -88,10 +56,10 @@ def test_an_archive_behind_a_url_is_opened_by_its_end_and_its_model(browser: Any
     assert "Entries: 4" in shown
     assert re.search(r"^default w w 1 \[2, 3\]$", shown, re.MULTILINE)
 
-    RangeHandler.ranges.clear()
+    ranges.clear()
     browser.get(f"{url}/{PAGE}")
     assert show(browser, address=f"{url}/vectors/far-end-record.onnxa") == "Accepted"
-    read = sum(stop - start for _, start, stop in RangeHandler.ranges)
+    read = sum(stop - start for _, start, stop in ranges)
     size = (SUITE / "vectors" / "far-end-record.onnxa").stat().st_size
     assert 65_633 < read < 65_633 + 1_000 < size
 
