@@ -282,9 +282,7 @@ def test_a_quantizer_that_sees_no_weights_is_warned_of(
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     path = tmp_path / "out.onnxa"
-    with pytest.warns(
-        UserWarning, match=rf"{quantize.__name__} changed nothing.*'a'.*'loaded'"
-    ):
+    with pytest.warns(UserWarning, match=rf"{quantize.__name__} changed nothing.*'a'.*'loaded'"):
         transform(clumsy, path, quantize)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

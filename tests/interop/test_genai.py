@@ -1,0 +1,191 @@
+"""ONNX Runtime GenAI and tokenizers read a language model from an archive."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from models import run_python
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+og = pytest.importorskip("onnxruntime_genai", reason="ONNX Runtime GenAI is not installed")
+
+pytestmark = pytest.mark.tool
+
+RECIPE = Path(__file__).parents[2] / "tools" / "recipes" / "genai.py"
+PROMPT = "the model"
+LENGTH = 24  # of prompt and answer, in tokens
+VOCABULARY, HEADS, HEAD_SIZE = 300, 2, 32
+HIDDEN_SIZE = HEADS * HEAD_SIZE
+
+
+def tiny_model() -> onnx.ModelProto:
+    """A decoder of one layer, whose next token depends on all tokens before."""
+    random = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name)
+
+    def numbers(name: str, *values: int) -> TensorProto:
+        return numpy_helper.from_array(np.array(values), name)
+
+    def value(name: str, kind: int, *shape: str | int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    nodes = [helper.make_node("Gather", ["embedding", "input_ids"], ["x"])]
+    for part in ("key", "value"):
+        nodes += [
+            helper.make_node("MatMul", ["x", part], [f"{part} 0"]),
+            helper.make_node("Reshape", [f"{part} 0", "by head"], [f"{part} 1"]),
+            helper.make_node("Transpose", [f"{part} 1"], [f"{part} 2"], perm=[0, 2, 1, 3]),
+            helper.make_node(
+                "Concat", [f"past.0.{part}", f"{part} 2"], [f"present.0.{part}"], axis=2
+            ),
+        ]
+    nodes += [
+        helper.make_node("ReduceMean", ["present.0.value", "axes"], ["mean"]),
+        helper.make_node("Transpose", ["mean"], ["by position"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["by position", "flat"], ["context"]),
+        helper.make_node("Add", ["x", "context"], ["y"]),
+        helper.make_node("MatMul", ["y", "head"], ["logits"]),
+    ]
+    caches = {
+        name: [
+            value(f"{name}.0.{part}", TensorProto.FLOAT, "batch", HEADS, length, HEAD_SIZE)
+            for part in ("key", "value")
+        ]
+        for name, length in (("past", "before"), ("present", "all"))
+    }
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [
+            value("input_ids", TensorProto.INT64, "batch", "new"),
+            value("attention_mask", TensorProto.INT64, "batch", "all"),
+            *caches["past"],
+        ],
+        [value("logits", TensorProto.FLOAT, "batch", "new", VOCABULARY), *caches["present"]],
+        [
+            weight("embedding", VOCABULARY, HIDDEN_SIZE),
+            weight("key", HIDDEN_SIZE, HIDDEN_SIZE),
+            weight("value", HIDDEN_SIZE, HIDDEN_SIZE),
+            weight("head", HIDDEN_SIZE, VOCABULARY),
+            numbers("by head", 0, 0, HEADS, HEAD_SIZE),
+            numbers("flat", 0, 0, HIDDEN_SIZE),
+            numbers("axes", 2),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+SETTINGS = {
+    "model": {
+        "type": "llama",
+        "vocab_size": VOCABULARY,
+        "context_length": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder": {
+            "session_options": {},
+            "filename": "model.onnx",
+            "head_size": HEAD_SIZE,
+            "hidden_size": HIDDEN_SIZE,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": HEADS,
+            "num_hidden_layers": 1,
+            "inputs": {"past_key_names": "past.%d.key", "past_value_names": "past.%d.value"},
+            "outputs": {
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        },
+    },
+    "search": {"past_present_share_buffer": False},
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory as GenAI reads it: a model, its data, its settings, and a tokenizer."""
+    directory = tmp_path / "llm"
+    directory.mkdir()
+    path = directory / "model.onnx"
+    onnx.save(tiny_model(), path, save_as_external_data=True, location="model.onnx.data")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the archive has the model and its tokenizer"] * 9, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (directory / "genai_config.json").write_text(json.dumps(SETTINGS))
+    return directory
+
+
+@pytest.fixture
+def archive(directory: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere" / "llm.onnxa"
+    path.parent.mkdir()
+    done = onnxarchive.convert(directory, path, other_files=True)
+    assert done.taken == ("genai_config.json", "tokenizer.json", "tokenizer_config.json")
+    return path
+
+
+def generated(directory: Path) -> str:
+    """What GenAI generates with the model of a directory."""
+    model = og.Model(str(directory))
+    tokenizer = og.Tokenizer(model)
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=LENGTH, do_sample=False)
+    generator = og.Generator(model, parameters)
+    generator.append_tokens(tokenizer.encode(PROMPT))
+    while not generator.is_done():
+        generator.generate_next_token()
+    text: str = tokenizer.decode(generator.get_sequence(0))
+    return text
+
+
+def test_genai_generates_from_an_archive_what_it_does_from_the_directory(
+    directory: Path, archive: Path
+) -> None:
+    expected = generated(directory)
+    assert expected.startswith(PROMPT)
+    assert len(expected) > len(PROMPT)
+    shutil.rmtree(directory)
+    arguments = [str(RECIPE), str(archive), PROMPT, "--max-length", str(LENGTH)]
+    found = subprocess.check_output([sys.executable, *arguments], encoding="utf-8")
+    assert found.rstrip("\n") == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="maps are read from /proc")
+def test_genai_maps_the_weights_from_the_archive(archive: Path) -> None:
+    code = """
+import runpy, sys
+opened = runpy.run_path(sys.argv[1])["open_model"](sys.argv[2])
+with open("/proc/self/maps") as maps:
+    print(any(line.rstrip().endswith(sys.argv[2]) for line in maps))
+"""
+    assert run_python(code, RECIPE, os.path.realpath(archive)) == "True\n"
+
+
+def test_tokenizers_takes_the_asset_as_it_is(archive: Path, directory: Path) -> None:
+    with onnxarchive.open(archive) as opened:
+        found = tokenizers.Tokenizer.from_buffer(opened.assets["tokenizer.json"])
+    expected = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    assert found.encode(PROMPT).ids == expected.encode(PROMPT).ids != []
