@@ -44,6 +44,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         "other_files": arguments.assets,
         "dedupe": arguments.dedupe,
         "verify_checksum": arguments.verify_checksum,
+        "follow_links": arguments.follow_links,
         "dry_run": arguments.dry_run,
     }
     models = pairs("--model ID=PATH", arguments.model)
@@ -52,7 +53,11 @@ def convert_command(arguments: argparse.Namespace) -> int:
             raise ValueError("--model goes with one SOURCE and TARGET, not with --output-dir")
         return _convert_many(arguments, options)
     if len(arguments.paths) != 2:
-        raise ValueError("convert takes SOURCE and TARGET, or sources with --output-dir")
+        text = "convert takes SOURCE and TARGET, or sources with --output-dir"
+        if isinstance(arguments.follow_links, str):
+            text += f"; {arguments.follow_links!r} was taken as the DIRECTORY of --follow-links, "
+            text += "which goes after the paths"
+        raise ValueError(text)
     source, target = arguments.paths
     if source == _STANDARD_STREAM:
         raise ValueError("convert cannot read standard input: save it to a file")

@@ -187,6 +187,15 @@ def _add_convert(commands: Any) -> None:
     _add_flag(
         command, "--verify-checksum", "compare data files with the SHA-1 checksums in the model"
     )
+    command.add_argument(
+        "--follow-links",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="DIRECTORY",
+        help="also take files that symbolic links of a source lead to below this directory; "
+        "without DIRECTORY, those of a Hugging Face cache",
+    )
     _add_flag(command, "--dry-run", "report the result without writing it")
     _add_force(command)
 

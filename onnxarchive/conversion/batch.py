@@ -14,7 +14,8 @@ from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.errors import ArchiveError, describe_error
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.sources.source import is_model_file
+from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
+from onnxarchive.sources.source import FollowLinks, is_model_file
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout
@@ -31,7 +32,8 @@ def find_models(
 
     A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if its
     content is one or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that begin
-    with a dot are left out. If `source` is a file, it is a model whatever its name.
+    with a dot are left out, and of a model in a Hugging Face cache all but its snapshots. If
+    `source` is a file, it is a model whatever its name.
 
     Args:
         source: A file or the root of a tree.
@@ -55,6 +57,8 @@ def find_models(
             yield directory, name
             folders.clear()
             continue
+        if is_cached_model(directory, folders):  # its blobs are what the snapshots link to
+            folders[:] = [SNAPSHOTS]
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for name in sorted(names):
             path = os.path.join(directory, name)
@@ -89,6 +93,7 @@ def convert_many(
     other_files: bool = False,
     dedupe: bool = False,
     verify_checksum: bool = False,
+    follow_links: FollowLinks = False,
     dry_run: bool = False,
     jobs: int | None = None,
 ) -> list[Conversion]:
@@ -115,6 +120,7 @@ def convert_many(
             `convert`.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
+        follow_links: As for `convert`. Of a Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
         jobs: Number of threads of each conversion; None for one for each core, or for a single one
             if there is an executor, which has workers of its own.
@@ -141,7 +147,9 @@ def convert_many(
     if not dry_run:
         os.makedirs(out, exist_ok=True)
     outcomes: dict[int, Conversion] = {}
-    convert = _Convert(options, replace, verify_checksum, dry_run, other_files)
+    if not isinstance(follow_links, bool):
+        follow_links = os.path.abspath(follow_links)
+    convert = _Convert(options, replace, verify_checksum, follow_links, dry_run, other_files)
     for index, conversion in _outcomes(work, convert, executor):
         outcomes[index] = conversion
         if on_done is not None:
@@ -243,6 +251,7 @@ class _Convert:
     options: WriteOptions
     replace: bool
     verify_checksum: bool
+    follow_links: FollowLinks
     dry_run: bool
     other_files: bool
 
@@ -260,6 +269,7 @@ class _Convert:
                     target,
                     self.options,
                     verify_checksum=self.verify_checksum,
+                    follow_links=self.follow_links,
                     dry_run=self.dry_run,
                     other_files=self.other_files,
                 )

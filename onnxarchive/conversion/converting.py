@@ -33,7 +33,7 @@ from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.sources.source import Source
+from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
@@ -94,6 +94,7 @@ def convert(
     other_files: bool = False,
     dedupe: bool = False,
     verify_checksum: bool = False,
+    follow_links: FollowLinks = False,
     dry_run: bool = False,
     progress: Progress | None = None,
     jobs: int | None = None,
@@ -108,7 +109,8 @@ def convert(
 
     Of a directory, and of the external data of a `.onnx`, only files in that directory and below
     are read, even if somebody changes names there at the same time. Symbolic links that lead out of
-    it are refused. Hard links to files elsewhere cannot be detected.
+    it are refused, except as `follow_links` allows. Hard links to files elsewhere cannot be
+    detected.
 
     `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
 
@@ -137,6 +139,9 @@ def convert(
             left out; the outcome names all. Of a `.onnx` it is the directory in which it lies.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
+        follow_links: The directory below which symbolic links of the source may lead, too. True
+            stands for the directory of the model in a Hugging Face cache
+            (`models--*/snapshots/*/` with links to `blobs/`), and allows nothing elsewhere.
         dry_run: Whether to write nothing and only return the outcome.
         progress: Called with the bytes done and the bytes in all.
         jobs: Number of threads; None for one for each core. One of them writes. The others read,
@@ -172,6 +177,7 @@ def convert(
         models=models,
         other_files=other_files,
         verify_checksum=verify_checksum,
+        follow_links=follow_links,
         dry_run=dry_run,
     )
     for warning in conversion.warnings:
@@ -185,6 +191,7 @@ def convert_silently(
     options: WriteOptions,
     *,
     verify_checksum: bool,
+    follow_links: FollowLinks,
     dry_run: bool,
     models: Mapping[str, str | os.PathLike[str]] | None = None,
     other_files: bool = False,
@@ -201,6 +208,7 @@ def convert_silently(
                     verify_checksum=verify_checksum,
                     temporary=temporary,
                     other_files=other_files and not identifier,
+                    follow_links=follow_links,
                 )
             )
             for identifier, given in with_further_models(source, models).items()

@@ -20,7 +20,7 @@ from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import sha1
-from onnxarchive.sources.source import Source, is_zip, open_model
+from onnxarchive.sources.source import FollowLinks, Source, is_zip, open_model
 
 
 @contextlib.contextmanager
@@ -30,6 +30,7 @@ def open_source(
     verify_checksum: bool = False,
     temporary: str | None = None,
     other_files: bool = False,
+    follow_links: FollowLinks = False,
 ) -> Iterator[Source]:
     """Opens the source of a conversion; its files are mapped until the block ends.
 
@@ -38,6 +39,7 @@ def open_source(
         verify_checksum: Whether to compare data with the `checksum` that tensors state.
         temporary: Directory for files that have to be inflated; None for the system's.
         other_files: Whether to give the other files of a directory or zip, too.
+        follow_links: See `open_model`.
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
@@ -56,6 +58,7 @@ def open_source(
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,
+                follow_links=follow_links,
             )
             yield resources.enter_context(opened)
 

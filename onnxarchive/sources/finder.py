@@ -15,6 +15,7 @@ from onnxarchive.model.tensors import ExternalData, TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.serialized import Serialized
+from onnxarchive.storage.beneath import OutsideError
 
 # Placeholder of torch.onnx up to 1.x in raw_data; the bytes are in a file of the tensor's name
 # (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
@@ -59,6 +60,7 @@ class Finder:
 
         Raises:
             ArchiveFormatError: They are missing, too short, or outside the place.
+            OutsideError: A link leads out of the place; only the first one is reported.
             ChecksumError: A file is another than its checksum says.
         """
         data: dict[Path, Data] = {}
@@ -68,7 +70,10 @@ class Finder:
                 found = self._data(ref, serialized)
             except ArchiveFormatError as error:
                 message = f"{ref}: {error.message.removeprefix(f'{ref}: ')}"
-                problems.append(type(error)(message, rule=error.rule))
+                problem = type(error)(message, rule=error.rule)
+                if isinstance(problem, OutsideError):  # one remedy helps all tensors
+                    raise problem from None
+                problems.append(problem)
             else:
                 if found is not None:
                     data[ref.path] = found

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import onnx
 
@@ -19,15 +20,19 @@ from onnxarchive.model import keys, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
+from onnxarchive.sources import hugging_face
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.other_files import divided, is_litter
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
 from onnxarchive.sources.serialized import parse_file, require_messages
 from onnxarchive.storage import files
-from onnxarchive.storage.beneath import Root
+from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
+
+# True: below the directory of the model in a Hugging Face cache. A path: below this directory.
+FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
 _MODEL_SUFFIX = ".onnx"
@@ -72,6 +77,7 @@ def open_model(
     *,
     verify_checksum: bool = False,
     temporary: str | None = None,
+    follow_links: FollowLinks = False,
     elsewhere: Callable[[TensorRef], Data] | None = None,
     other_files: bool = False,
 ) -> Iterator[Source]:
@@ -82,6 +88,8 @@ def open_model(
             or a zip with one model and its data files.
         verify_checksum: Whether to compare data files with the `checksum` that tensors name.
         temporary: The directory for files that have to be inflated; None for the system's.
+        follow_links: The directory below which symbolic links may lead, too; True for that of the
+            model in a Hugging Face cache; False for none.
         elsewhere: Gives the bytes of a tensor of a `.onnx` or a directory whose location is no file
             there, or raises ArchiveFormatError. A zip is refused then.
         other_files: Whether to give the other files of the directory or the zip, too.
@@ -93,9 +101,18 @@ def open_model(
     """
     with contextlib.ExitStack() as resources, with_path(path):
         opening = _Opening(
-            os.fspath(path), resources, verify_checksum, temporary, elsewhere, other_files
+            os.fspath(path),
+            resources,
+            verify_checksum,
+            temporary,
+            follow_links,
+            elsewhere,
+            other_files,
         )
-        yield opening.directory() if os.path.isdir(path) else opening.file()
+        try:
+            yield opening.directory() if os.path.isdir(path) else opening.file()
+        except OutsideError as error:
+            raise OutsideError(f"{error.message}, or {opening.remedy()}") from None
 
 
 def is_zip(data: bytes | memoryview) -> bool:
@@ -116,6 +133,7 @@ class _Opening:
         resources: contextlib.ExitStack,
         verify_checksum: bool,
         temporary: str | None,
+        follow_links: FollowLinks,
         elsewhere: Callable[[TensorRef], Data] | None,
         other_files: bool,
     ) -> None:
@@ -123,6 +141,7 @@ class _Opening:
         self._resources = resources
         self._verify_checksum = verify_checksum
         self._temporary = temporary
+        self._follow_links = follow_links
         self._elsewhere = elsewhere
         self._other_files = other_files
 
@@ -163,8 +182,27 @@ class _Opening:
         source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
         return replace(source, files=tuple(place.paths))
 
+    def remedy(self) -> str:
+        """How to convert a source with links that lead out of it."""
+        is_directory = os.path.isdir(self._path)
+        directory = os.path.realpath(self._path if is_directory else os.path.dirname(self._path))
+        if self._follow_links is False and hugging_face.levels_of(directory) is not None:
+            return "convert with follow_links=True (--follow-links): it is in a Hugging Face cache"
+        return (
+            "convert with follow_links=DIRECTORY (--follow-links DIRECTORY), below which links may "
+            "lead"
+        )
+
     def _root(self, directory: str) -> Root:
-        return self._resources.enter_context(contextlib.closing(Root(directory)))
+        root = self._resources.enter_context(contextlib.closing(Root(directory)))
+        if self._follow_links is True:
+            levels = hugging_face.levels_of(root.path)
+            if levels is not None:
+                above = os.path.join(root.path, *[os.pardir] * levels)
+                root.allow_links_below(Root(above, above=(root, levels)))
+        elif self._follow_links is not False:
+            root.allow_links_below(Root(os.fspath(self._follow_links)))
+        return root
 
     def _zip(self, view: memoryview) -> Source:
         """A zip with one model and its data files, possibly all in one folder."""

@@ -3,7 +3,8 @@
 A checked path may lead elsewhere when it is opened: anyone with write permission can replace a name
 by a symbolic link in between. So each component is opened relative to the previous one, from the
 open directory on, without following links. If there is a link, the path is resolved first, refused
-if it leads outside, and then opened in the same way. Linux does most of this in one call.
+if it leads outside, and then opened in the same way. Linux does most of this in one call. Links may
+be allowed to lead below a second directory, where they are opened in the same way, too.
 """
 
 from __future__ import annotations
@@ -49,17 +50,30 @@ class Root:
         path: The path of the directory at the time of opening, without symbolic links.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, above: tuple[Root, int] | None = None) -> None:
         """Opens the directory.
 
         Args:
             path: The directory. Links in this path are followed.
+            above: An open directory and how many levels `path` is above it: the directory that is
+                really there is opened, even if names have changed; None opens `path`.
 
         Raises:
             OSError: It cannot be opened.
         """
         self.path = os.path.realpath(path)
-        self._descriptor = os.open(path, _PASSED) if HAS_DIR_FD else -1
+        self._descriptor = -1
+        self._linked: Root | None = None
+        if HAS_DIR_FD and above is not None:
+            root, levels = above
+            parents = "/".join([os.pardir] * levels)
+            self._descriptor = os.open(parents, _PASSED, dir_fd=root._descriptor)
+        elif HAS_DIR_FD:
+            self._descriptor = os.open(path, _PASSED)
+
+    def allow_links_below(self, root: Root) -> None:
+        """Lets links lead below another directory, too, which is closed with this one."""
+        self._linked = root
 
     def open(self, path: str) -> int:
         """Opens a file for reading.
@@ -120,6 +134,8 @@ class Root:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+        if self._linked is not None:
+            self._linked.close()
 
     def _open(self, path: str, flags: int) -> int:
         whole = self._joined(path)
@@ -137,15 +153,18 @@ class Root:
 
     def _walked(self, path: str, flags: int) -> int:
         """Opens a path with or without links."""
+        root, below = self, path
         for _ in range(_RESOLVED):
             try:
-                return self._descend(path, flags)
+                return root._descend(below, flags)
             except OSError as error:
                 if error.errno not in _MET_A_LINK:
                     raise
             with contextlib.suppress(OSError):  # the link was removed meanwhile
-                path = os.path.relpath(self._resolved(path), self.path)
-        return self._descend(path, flags)
+                resolved = os.path.realpath(root._joined(below))
+                root = self._root_of(resolved, path)
+                below = os.path.relpath(resolved, root.path)
+        return root._descend(below, flags)
 
     def _descend(self, path: str, flags: int) -> int:
         """Opens a path component by component, without following links."""
@@ -163,7 +182,7 @@ class Root:
         """Opens a path, and refuses a file outside the directory."""
         descriptor = os.open(self._joined(path), flags)
         try:
-            self._require_beneath(path, _final_path(descriptor))
+            self._root_of(_final_path(descriptor), path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -172,7 +191,7 @@ class Root:
     def _resolved(self, path: str) -> str:
         """The absolute path without symbolic links."""
         resolved = os.path.realpath(self._joined(path))
-        self._require_beneath(path, resolved)
+        self._root_of(resolved, path)
         return resolved
 
     def _joined(self, path: str) -> str:
@@ -180,12 +199,17 @@ class Root:
             raise ValueError(f"expected a relative path without '..', found {path!r}")
         return os.path.join(self.path, path)
 
-    def _require_beneath(self, path: str, found: str) -> None:
-        if not is_below(_unprefixed(found), _unprefixed(self.path)):
-            raise OutsideError(
-                f"expected a path inside {self.path}, found {path!r}, a link to {found}; copy the "
-                "files from there to replace the link"
-            )
+    def _root_of(self, found: str, path: str) -> Root:
+        """The directory that a file is beneath; `path` leads to it."""
+        roots = [self] if self._linked is None else [self, self._linked]
+        for root in roots:
+            if is_below(_unprefixed(found), _unprefixed(root.path)):
+                return root
+        places = " or ".join(root.path for root in roots)
+        raise OutsideError(
+            f"expected a path inside {places}, found {path!r}, a link to {found}; copy the files "
+            "from there to replace the link"
+        )
 
 
 @cache

@@ -349,16 +349,41 @@ def test_at_no_two_moments_can_a_name_be_exchanged_to_bring_in_bytes_from_outsid
     source = top / "source" / ("m.onnx" if kind == "file" else "")
     if not name:  # what is of another directory is, too, if the model is not
         (top / "outside" / "m.onnx").unlink()
+    _exchange_at_two_moments(top, monkeypatch, source, name)
+
+
+@pytest.mark.sweep
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", ["snapshots/0/m.onnx", "snapshots/0/data.bin", "blobs", "blobs/d"])
+def test_nor_in_a_cache_whose_links_are_followed(
+    top: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for cache, directory in (("source/models--a", "source"), ("outside", "outside")):
+        (top / cache / "snapshots" / "0" / "sub").mkdir(parents=True)
+        (top / cache / "blobs").mkdir()
+        for blob, file in (("m", "m.onnx"), ("d", "data.bin"), ("s", "sub/data.bin")):
+            (top / directory / file).rename(top / cache / "blobs" / blob)
+            up = "../" * (2 + file.count("/"))
+            (top / cache / "snapshots" / "0" / file).symlink_to(f"{up}blobs/{blob}")
+    source = top / "source" / "models--a" / "snapshots" / "0"
+    name = f"models--a/{name}"
+    (top / "outside" / "models--a").symlink_to(".")
+    _exchange_at_two_moments(top, monkeypatch, source, name, follow_links=True)
+
+
+def _exchange_at_two_moments(
+    top: Path, monkeypatch: pytest.MonkeyPatch, source: Path, name: str, **options: Any
+) -> None:
     (top / "link").symlink_to(top / "outside" / name)
     moments = Moments(monkeypatch, top / "source" / name, top / "link")
-    allowed = {b"", _outcome(source)}
+    allowed = {b"", _outcome(source, **options)}
     moments.begin(0)
-    allowed.add(_outcome(source))  # a folder of assets is left out where it is a link
+    allowed.add(_outcome(source, **options))  # a folder of assets is left out where it is a link
     outcomes: Counter[str] = Counter()
     for first in itertools.count():
         for second in itertools.chain([None], itertools.count(first + 1)):
             moments.begin(first, second)
-            outcome = _outcome(source)
+            outcome = _outcome(source, **options)
             assert OUTSIDE[:100] not in outcome
             assert outcome in allowed
             outcomes["right" if outcome else "refused"] += 1
@@ -390,11 +415,11 @@ def test_at_no_moment_can_a_directory_outside_be_listed(
     assert moment > 0
 
 
-def _outcome(source: Path) -> bytes:
+def _outcome(source: Path, **options: Any) -> bytes:
     """The archive of a source, or nothing where it is refused."""
     target = io.BytesIO()
     try:
-        onnxarchive.convert(source, target, jobs=1)
+        onnxarchive.convert(source, target, jobs=1, **options)
     except (ArchiveError, OSError):
         return b""
     return target.getvalue()

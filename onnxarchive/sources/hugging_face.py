@@ -1,0 +1,35 @@
+"""The layout of the Hugging Face cache.
+
+A model of the hub is a directory `models--ORGANISATION--NAME`. Below its `snapshots/REVISION/` the
+files of a revision are symbolic links to its `blobs/`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+SNAPSHOTS = "snapshots"
+_PREFIX = "models--"
+_REVISION_LEVELS = 2  # a revision's directory is this deep below that of its model
+
+
+def levels_of(path: str) -> int | None:
+    """How many levels a directory of a revision is below that of its model.
+
+    Args:
+        path: An absolute path without links.
+
+    Returns:
+        The levels; None for a directory that is in no cache.
+    """
+    parts = path.split(os.sep)
+    for levels in range(_REVISION_LEVELS, len(parts)):
+        if parts[-levels] == SNAPSHOTS and parts[-levels - 1].startswith(_PREFIX):
+            return levels
+    return None
+
+
+def is_cached_model(path: str, folders: Iterable[str]) -> bool:
+    """Whether a directory with these folders is that of a model in a cache."""
+    return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(_PREFIX)

@@ -1,0 +1,214 @@
+"""Sources whose files are links: a Hugging Face cache, and directories that the caller names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import external, model_of, open_below, raw_tensor
+from written import converted
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+from onnxarchive.cli import main
+from onnxarchive.conversion.batch import find_models
+from onnxarchive.sources.hugging_face import levels_of
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
+
+DATA = bytes(range(256)) * 16  # of two tensors
+SECRET = b"secret! " * 512
+REVISION = "0123456789abcdef"
+
+
+@pytest.fixture(params=["", "onnx", "onnx/fp16"])
+def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory of a snapshot, or below it, whose files are links to blobs."""
+    root = tmp_path / "hub" / "models--org--name"
+    snapshot: Path = root / "snapshots" / REVISION / request.param
+    (root / "blobs").mkdir(parents=True)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(REVISION)
+    tensors = [raw_tensor(name) for name in ("a", "b")]
+    for tensor in tensors:
+        tensor.raw_data = DATA[: len(tensor.raw_data)]
+    model = model_of(*(external(tensor, "model.onnx_data") for tensor in tensors))
+    snapshot.mkdir(parents=True)
+    for name, content in (("model.onnx", model.SerializeToString()), ("model.onnx_data", DATA)):
+        blob = root / "blobs" / f"{len(content):064x}"
+        blob.write_bytes(content)
+        (snapshot / name).symlink_to(os.path.relpath(blob, snapshot))
+    (tmp_path / "secret").write_bytes(SECRET)
+    return snapshot
+
+
+@pytest.fixture
+def expected(snapshot: Path, tmp_path: Path) -> bytes:
+    """The archive of the same files without links."""
+    return converted(Path(shutil.copytree(snapshot, tmp_path / "copied")))
+
+
+@pytest.fixture(params=["model.onnx", "."])
+def source(request: pytest.FixtureRequest, snapshot: Path) -> Path:
+    """The model, or its directory."""
+    return snapshot.joinpath(request.param)
+
+
+def _cache(snapshot: Path) -> Path:
+    return next(it for it in snapshot.parents if it.name.startswith("models--"))
+
+
+# What is followed
+
+
+@pytest.mark.parametrize(
+    "follow_links", [lambda _: True, _cache, lambda it: str(_cache(it) / "blobs"), lambda _: "/"]
+)
+def test_a_model_of_a_cache_gives_the_archive_of_its_files(
+    source: Path, snapshot: Path, expected: bytes, follow_links: Callable[[Path], Any]
+) -> None:
+    before = open_below(_cache(snapshot))
+    target = source.parent / "written.onnxa"
+    onnxarchive.convert(source, target, follow_links=follow_links(snapshot))
+    assert target.read_bytes() == expected
+    assert open_below(_cache(snapshot)) == before
+
+
+def test_a_cache_is_recognised_through_a_link_to_its_snapshot(
+    snapshot: Path, tmp_path: Path, expected: bytes
+) -> None:
+    (tmp_path / "alias").symlink_to(snapshot, target_is_directory=True)
+    target = tmp_path / "written.onnxa"
+    onnxarchive.convert(tmp_path / "alias" / "model.onnx", target, follow_links=True)
+    assert target.read_bytes() == expected
+
+
+def test_a_further_model_is_read_in_the_same_way(snapshot: Path, tmp_path: Path) -> None:
+    model, target = snapshot / "model.onnx", tmp_path / "written.onnxa"
+    onnxarchive.convert(model, target, models={"again": model}, follow_links=True)
+    with onnxarchive.open(target) as archive:
+        assert list(archive.models) == ["", "again"]
+
+
+@pytest.mark.parametrize(
+    ("path", "levels"),
+    [
+        ("/hub/models--org--name/snapshots/0", 2),
+        ("/hub/models--org--name/snapshots/0/onnx", 3),
+        ("/hub/models--org--name/snapshots/0/models--b/snapshots/1", 2),
+        ("/hub/models--org--name/snapshots", None),
+        ("/hub/models--org--name/blobs/0", None),
+        ("/hub/name/snapshots/0", None),
+        ("/snapshots/0", None),
+        ("/", None),
+    ],
+)
+def test_a_cache_is_recognised_by_its_layout(path: str, levels: int | None) -> None:
+    assert levels_of(path) == levels
+
+
+def test_of_a_tree_with_a_cache_the_snapshots_are_converted_and_no_blobs(
+    snapshot: Path, tmp_path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [path for path, _ in find_models(tmp_path / "hub")]
+    assert found == [str(snapshot / "model.onnx")]
+    monkeypatch.chdir(tmp_path)
+    for follow_links in (True, "hub"):
+        with ThreadPoolExecutor(1) as executor:
+            (done,) = onnxarchive.convert_many(["hub"], "out", executor, follow_links=follow_links)
+        assert done.error is None
+        assert Path(done.target).read_bytes() == expected
+    (refused,) = onnxarchive.convert_many(["hub"], "other")
+    assert "follow_links=True (--follow-links)" in str(refused.error)
+
+
+# What is said without the option
+
+
+def test_without_the_option_it_is_named_once(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArchiveFormatError) as caught:
+        onnxarchive.convert(source, tmp_path / "written.onnxa")
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.count("model.onnx") >= 1
+    assert message.count("follow_links=True (--follow-links)") == 1
+    assert message.startswith(f"{source}: ")
+    assert not (tmp_path / "written.onnxa").exists()
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_elsewhere_the_option_with_a_directory_is_named(tmp_path: Path, follow_links: bool) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.onnx").symlink_to("../secret")
+    (tmp_path / "secret").write_bytes(SECRET)
+    with pytest.raises(ArchiveFormatError, match="follow_links=DIRECTORY"):
+        onnxarchive.convert(tmp_path / "m", tmp_path / "written.onnxa", follow_links=follow_links)
+
+
+def test_the_command_takes_the_option_after_the_paths(
+    source: Path, tmp_path: Path, expected: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "written.onnxa"
+    for options in (["--follow-links"], ["--follow-links", str(tmp_path / "hub")]):
+        assert main(["convert", str(source), str(target), "--force", *options]) == 0
+        assert target.read_bytes() == expected
+    assert main(["convert", str(source), str(target), "--force"]) == 3
+    capsys.readouterr()
+    assert main(["convert", "--follow-links", str(source), str(target)]) == 2
+    assert "which goes after the paths" in capsys.readouterr().err
+
+
+# What is never followed
+
+
+@pytest.mark.parametrize("follow_links", [True, _cache])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "{top}/secret",  # absolute
+        "{up}../../../secret",  # relative
+        "link",  # in a loop
+        "{up}../../blobs/out",  # a blob that is a link out
+        "{up}../../blobs/loop",
+        "{up}../../folder/secret",  # a folder that is a link out
+    ],
+)
+def test_no_link_brings_in_bytes_from_outside(
+    snapshot: Path, tmp_path: Path, target: str, follow_links: Any
+) -> None:
+    cache = _cache(snapshot)
+    (cache / "blobs" / "out").symlink_to(tmp_path / "secret")
+    (cache / "blobs" / "loop").symlink_to("../blobs/loop")
+    (cache / "folder").symlink_to(tmp_path, target_is_directory=True)
+    up = os.path.relpath(cache / "snapshots" / REVISION, snapshot) + "/"
+    for name in ("model.onnx_data", "link"):
+        (snapshot / name).unlink(missing_ok=True)
+        (snapshot / name).symlink_to(target.format(top=tmp_path, up=up))
+    root = follow_links if follow_links is True else follow_links(snapshot)
+    with pytest.raises(ArchiveFormatError, match=r"found 'model.onnx_data', a link|symbolic links"):
+        onnxarchive.convert(snapshot, tmp_path / "written.onnxa", follow_links=root)
+    assert not (tmp_path / "written.onnxa").exists()
+
+
+@pytest.mark.parametrize("follow_links", [True, _cache])
+def test_a_blob_that_is_a_link_to_another_blob_is_followed(
+    snapshot: Path, tmp_path: Path, expected: bytes, follow_links: Any
+) -> None:
+    blob = Path(os.path.realpath(snapshot / "model.onnx_data"))
+    blob.rename(blob.with_name("moved"))
+    blob.symlink_to(blob.with_name("moved"))  # absolute
+    root = follow_links if follow_links is True else follow_links(snapshot)
+    target = tmp_path / "written.onnxa"
+    onnxarchive.convert(snapshot, target, follow_links=root)
+    assert target.read_bytes() == expected
+
+
+def test_a_directory_that_is_none_is_an_error_that_names_it(snapshot: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError) as caught:
+        onnxarchive.convert(snapshot, tmp_path / "written.onnxa", follow_links=tmp_path / "secret")
+    assert caught.value.filename == str(tmp_path / "secret")
