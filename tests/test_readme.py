@@ -103,6 +103,6 @@ def test_every_option_that_the_readme_names_is_one(capsys: pytest.CaptureFixture
     assert main(["convert", "--help"]) == 0
     help_text = capsys.readouterr().out
     options = re.findall(r"^\| `(--[a-z-]+)", README, re.MULTILINE)
-    assert len(options) == 11
+    assert len(options) == 12
     for option in options:
         assert option in help_text

@@ -95,6 +95,16 @@ def test_a_further_model_is_read_in_the_same_way(snapshot: Path, tmp_path: Path)
         assert list(archive.models) == ["", "again"]
 
 
+def test_other_files_of_a_snapshot_are_taken_along(snapshot: Path, tmp_path: Path) -> None:
+    blob = _cache(snapshot) / "blobs" / "0"
+    blob.write_text("{}")
+    (snapshot / "config.json").symlink_to(os.path.relpath(blob, snapshot))
+    target = tmp_path / "written.onnxa"
+    onnxarchive.convert(snapshot, target, other_files=True, follow_links=True)
+    with onnxarchive.open(target) as archive:
+        assert bytes(archive.assets["config.json"]) == b"{}"
+
+
 @pytest.mark.parametrize(
     ("path", "levels"),
     [
