@@ -80,3 +80,6 @@ class RandomAccessFile(Closing):
 
     def set_verified(self, number: int) -> None:
         """Notes for later readers that the CRC-32 of an entry was compared."""
+
+    def discard(self) -> None:
+        """Removes a cached copy whose bytes failed a check."""

@@ -1,0 +1,493 @@
+"""The block cache: the parts of remote archives that were fetched, in files of this machine.
+
+A cache is a directory that only its user can enter, with one file for each version of an object:
+
+- the bytes of the archive at their own offsets, with holes for blocks that are missing,
+- a header, in JSON,
+- a byte for each block, set once the block is on the disk,
+- a byte for each entry, set once its CRC-32 was compared.
+
+All but the first are its state. The state is last, so a truncated file has lost it. Blocks are
+written and synced before their bytes are set, so after a crash some are fetched again at worst.
+Processes and threads share a file without locks: if two lack the same block, both write the same
+bytes. A file with a wrong state is removed, never truncated: others may have it mapped.
+
+Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
+Machines must not share a cache: a map of a file in a network may show old bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.remote.objects import END_SIZE
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.storage import locking
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.filesystem import sync
+from onnxarchive.storage.random_access import RandomAccessFile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from onnxarchive.buffers.data import Buffer
+    from onnxarchive.remote.objects import RemoteFile
+
+# The directory of a cache; True for the user's own.
+Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
+
+# The end that opening reads is a whole block, since blocks are counted from the end. A block takes
+# about a millisecond of a request, little beside its latency. 100 GB have 763,000 blocks.
+BLOCK_SIZE: Final = END_SIZE
+SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
+_SET: Final = 1  # of a block's byte, or an entry's
+_FORMAT: Final = {"onnxarchive_cache": 1, "block_size": BLOCK_SIZE}
+_HEADER_SIZE: Final = 16 << 10  # bytes; those after the JSON are zeros
+_NAME: Final = re.compile(r"[0-9a-f]{64}\.([0-9]+)\.blocks")  # the key, and the size of the archive
+_OWN_MODE: Final = 0o700
+
+
+def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
+    """Opens a remote file through a cache.
+
+    Args:
+        file: The remote file.
+        cache: The directory, of mode 0700; it is created. True for the user's own.
+
+    Returns:
+        A `CachedFile`; `file` itself if it has no validator, such as a strong ETag, because its
+        next version would have the same name.
+
+    Raises:
+        PermissionError: The directory belongs to another user, or others may enter it.
+        OSError: It cannot be written; or it is on a disk that cannot hold a file of the size of
+            the archive.
+    """
+    key = file.cache_key()
+    return file if key is None else CachedFile(file, key, directory_of_cache(cache))
+
+
+def directory_of_cache(cache: Cache = True) -> str:
+    """The directory of a cache; for True, `onnxarchive` in XDG_CACHE_HOME or ~/.cache."""
+    if cache is not True:
+        return os.path.abspath(os.fsdecode(cache))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # by the XDG Base Directory Specification
+        base = os.path.expanduser(os.path.join("~", ".cache"))
+    if not os.path.isabs(base):
+        raise FileNotFoundError(errno.ENOENT, "this user has no home; set XDG_CACHE_HOME", base)
+    return os.path.join(base, "onnxarchive")
+
+
+class CachedFile(RandomAccessFile):
+    """A remote file whose blocks are fetched once into a file of this machine, and mapped there.
+
+    Attributes:
+        local: The file in the cache. It has the bytes that were fetched at their own offsets.
+    """
+
+    is_mapped = True
+
+    def __init__(self, remote: RemoteFile, key: str, directory: str) -> None:
+        """Opens or creates the file in the cache.
+
+        Args:
+            remote: The remote file; it is closed with this object.
+            key: Its `cache_key()`.
+            directory: The directory of the cache.
+
+        Raises:
+            OSError: As for `open_cached`.
+        """
+        self._remote = remote
+        self.path = remote.path
+        self.size = remote.size
+        self.identity = remote.identity
+        self._header = {**_FORMAT, "key": key, "size": self.size, "url": _cut(remote.path)}
+        self._blocks = _Blocks(self.size)
+        self._marks_offset = self.size + _HEADER_SIZE
+        self._verified_offset = self._marks_offset + self._blocks.count
+        os.makedirs(directory, _OWN_MODE, exist_ok=True)
+        _require_private(directory)
+        self.local = self._open(os.path.join(directory, f"{key}.{self.size}.blocks"))
+        with contextlib.suppress(OSError):  # removed meanwhile, perhaps
+            os.utime(self.local.path)  # the time of the last use
+
+    def _open(self, path: str) -> MappedFile:
+        """Opens the file in the cache; it is created if it is missing or damaged."""
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        while True:
+            file = MappedFile(path, descriptor=os.open(path, flags, 0o600))
+            locking.keep_exclusive(file.fileno())  # of several processes, one writes the header
+            try:
+                if not os.fstat(file.fileno()).st_size:
+                    file.write(self.size, json.dumps(self._header).encode())
+                    with _naming(path):
+                        os.ftruncate(file.fileno(), self._verified_offset)
+                is_there = file.is_at(path)  # it may have been removed meanwhile
+                if is_there and self._is_valid(file):
+                    file.size = self.size  # without the state
+                    return file
+            finally:
+                locking.unlock(file.fileno())
+            file.close()
+            if is_there:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def _is_valid(self, file: MappedFile) -> bool:
+        """Whether a file in the cache has the state of this remote file."""
+        header = _read_header(file, self.size)
+        if {**header, "url": None} != {**self._header, "url": None}:  # a version may have several
+            return False
+        marks = np.frombuffer(file.read(self._marks_offset, self._blocks.count), np.uint8)
+        return marks.size == self._blocks.count and not np.any(marks > _SET)
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Brings the missing blocks of ranges into the cache, many at once.
+
+        After an error, the blocks that arrived whole are kept.
+
+        Args:
+            ranges: Offset and size of each.
+
+        Raises:
+            OSError: A request failed, or the cache's file cannot be written: the disk is full, for
+                example.
+            ArchiveFormatError: Another process has truncated the cache's file.
+            ArchiveError: The remote object has changed.
+        """
+        blocks = self._missing(ranges)
+        if not blocks.size:
+            return
+        arriving = _Arriving(self._blocks, blocks)
+        unsynced = 0
+        try:
+            for offset, part in self._remote.parts(self._blocks.ranges(blocks)):
+                unsynced += arriving.write(self.local, offset, part)
+                if unsynced >= SYNC_SIZE:
+                    self._set(arriving.take())
+                    unsynced = 0
+        finally:
+            self._set(arriving.take())
+        if arriving.nbytes:
+            raise OSError(
+                errno.EIO, f"expected {arriving.nbytes} more bytes, found none", self.path
+            )
+
+    def _missing(self, ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+        """The numbers of the missing blocks of ranges, ascending."""
+        spans = [(it, min(it + size, self.size)) for it, size in ranges if size > 0]
+        spans = [it for it in spans if it[0] < it[1]]
+        if not spans:
+            return np.empty(0, np.int64)
+        first = self._blocks.holding(min(begin for begin, _ in spans))
+        count = self._blocks.holding(max(end for _, end in spans) - 1) + 1 - first
+        marks = self.local.read(self._marks_offset + first, count)
+        if len(marks) < count:
+            error = ArchiveFormatError(
+                "expected the cache's file as when it was opened, found it truncated; open the "
+                "archive again"
+            )
+            error.path = self.local.path
+            raise error
+        if marks.count(_SET) == count:  # numpy would take longer than all else
+            return np.empty(0, np.int64)
+        begins, ends = np.array(spans, np.int64).T
+        changes = np.zeros(count + 1, np.int32)
+        np.add.at(changes, self._blocks.holding(begins) - first, 1)
+        np.add.at(changes, self._blocks.holding(ends - 1) + 1 - first, -1)
+        is_missing = np.frombuffer(marks, np.uint8) != _SET
+        return first + np.flatnonzero((changes.cumsum()[:-1] > 0) & is_missing)
+
+    def _set(self, blocks: NDArray[np.int64]) -> None:
+        """Syncs the file, then sets the bytes of blocks that were written."""
+        if not blocks.size:
+            return
+        with _naming(self.local.path):
+            sync(self.local.fileno())
+        for begin, end in _runs(blocks):
+            self.local.write(self._marks_offset + begin, bytes([_SET]) * (end - begin))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
+
+        Raises:
+            OSError: As for `fetch`.
+            ArchiveError: As for `fetch`.
+        """
+        size = max(min(size, self.size - offset), 0)
+        self.fetch([(offset, size)])
+        return self.local.read(offset, size)
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+        """Fetches all ranges, many at once, then yields the bytes of each."""
+        ranges = list(ranges)
+        self.fetch(ranges)
+        return super().read_ranges(ranges)
+
+    def pieces(self, offset: int, size: int) -> Iterator[Buffer]:
+        """Fetches `size` bytes from `offset`, then yields copies of a few MiB at most."""
+        self.fetch([(offset, size)])
+        yield from super().pieces(offset, size)
+
+    def reaching(self, end: int) -> memoryview:
+        """A read-only view of the whole file; only ranges that were fetched have their bytes.
+
+        Raises:
+            ArchiveFormatError: Another process has truncated the cache's file.
+        """
+        return self.local.reaching(end)
+
+    def hold(self, offset: int) -> None:
+        """Fetches the bytes from `offset` to the end of the file."""
+        self.fetch([(offset, self.size - offset)])
+        self._remote.hold(self.size)  # the end that opening has read is in the last block
+
+    def is_verified(self, number: int) -> bool:
+        """Whether the CRC-32 of an entry was compared since its bytes were fetched."""
+        return self.local.read(self._verified_offset + number, 1) == bytes([_SET])
+
+    def set_verified(self, number: int) -> None:
+        """Notes, for all processes, that the CRC-32 of an entry was compared.
+
+        Raises:
+            OSError: The cache's file cannot be written.
+        """
+        self.local.write(self._verified_offset + number, bytes([_SET]))
+
+    def discard(self) -> None:
+        """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.
+
+        This object and others that have it open keep it.
+        """
+        if self.local.is_at(self.local.absolute_path):
+            with contextlib.suppress(FileNotFoundError):  # another one was faster
+                os.unlink(self.local.absolute_path)
+
+    def close(self) -> None:
+        """Closes the remote file and the cache's; views remain valid."""
+        self._remote.close()
+        self.local.close()
+
+
+_Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
+
+
+class _Blocks:
+    """The blocks of a file, counted from its end: the first one may be shorter.
+
+    Attributes:
+        count: How many there are.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Takes the size of the file in bytes."""
+        self.count = -(-size // BLOCK_SIZE)
+        self._lead = self.count * BLOCK_SIZE - size  # bytes that the first block is short of
+
+    def holding(self, offset: _Offsets) -> _Offsets:
+        """The number of the block with a byte; or those of several."""
+        return (offset + self._lead) // BLOCK_SIZE
+
+    def begins(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where blocks begin; a block ends where the next one begins."""
+        return np.maximum(blocks * BLOCK_SIZE - self._lead, 0)
+
+    def ranges(self, blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Offset and size of each run of successive blocks."""
+        runs = np.array(_runs(blocks), np.int64).reshape(-1, 2)
+        begins, ends = self.begins(runs[:, 0]), self.begins(runs[:, 1])
+        return list(zip(begins.tolist(), (ends - begins).tolist(), strict=True))
+
+
+class _Arriving:
+    """Blocks whose bytes arrive in any order.
+
+    Attributes:
+        nbytes: How many bytes are still missing.
+    """
+
+    def __init__(self, layout: _Blocks, blocks: NDArray[np.int64]) -> None:
+        """Takes the numbers of the blocks, ascending."""
+        self._layout = layout
+        self._blocks = blocks
+        self._begins = layout.begins(blocks)
+        self._ends = layout.begins(blocks + 1)
+        self._missing = self._ends - self._begins  # bytes of each block
+        self.nbytes = int(self._missing.sum())
+
+    def write(self, file: MappedFile, offset: int, part: memoryview) -> int:
+        """Writes and counts those bytes of a part that belong to these blocks.
+
+        Args:
+            file: The file in the cache.
+            offset: Offset of the part.
+            part: Its bytes; some may belong to other blocks.
+
+        Returns:
+            How many were written.
+        """
+        end = offset + part.nbytes
+        first = np.searchsorted(self._ends, offset, "right")
+        last = np.searchsorted(self._begins, end)
+        for begin, size in self._layout.ranges(self._blocks[first:last]):
+            start, stop = max(begin, offset), min(begin + size, end)
+            file.write(start, part[start - offset : stop - offset])
+        begins = np.maximum(self._begins[first:last], offset)
+        nbytes = np.minimum(self._ends[first:last], end) - begins
+        self._missing[first:last] -= nbytes
+        written = int(nbytes.sum())
+        self.nbytes -= written
+        return written
+
+    def take(self) -> NDArray[np.int64]:
+        """The blocks that have become whole since the last call."""
+        whole = np.flatnonzero(self._missing == 0)
+        self._missing[whole] = -1
+        return self._blocks[whole]
+
+
+def _runs(blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The first of each run of successive numbers, and the number after its last."""
+    gaps = np.flatnonzero(np.diff(blocks) > 1)
+    begins = np.concatenate([blocks[:1], blocks[gaps + 1]])
+    ends = np.concatenate([blocks[gaps], blocks[-1:]]) + 1
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))
+
+
+def _read_header(file: MappedFile, size: int) -> dict[str, Any]:
+    """The header of a file in a cache; empty if there is none.
+
+    Args:
+        file: The file.
+        size: The size of the archive.
+    """
+    try:
+        header = json.loads(file.read(size, _HEADER_SIZE).rstrip(b"\0"))
+    except (ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def _cut(url: str) -> str:
+    """The beginning of a URL, which fits in a header."""
+    return url[: _HEADER_SIZE // 16]  # a character takes up to 12 bytes
+
+
+def _require_private(directory: str) -> None:
+    """Refuses a directory of another user, or one that others may enter."""
+    status = os.stat(directory)
+    mode = stat.S_IMODE(status.st_mode)
+    if os.name == "posix" and (status.st_uid != os.geteuid() or mode & ~_OWN_MODE & 0o777):
+        raise PermissionError(
+            errno.EACCES,
+            f"expected a directory of user {os.geteuid()} with mode 0700, found one of user "
+            f"{status.st_uid} with mode {mode:04o}; name another one, or change it",
+            directory,
+        )
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+# What is in a cache
+
+
+@dataclass(frozen=True, slots=True)
+class CachedArchive:
+    """A file of a cache.
+
+    Attributes:
+        path: Its path.
+        url: The URL of the archive, without credentials; None if the file is damaged.
+        nbytes: The size of the archive in bytes.
+        present: The bytes of it that were fetched.
+        used: The time of the last use, in seconds since the epoch.
+    """
+
+    path: str
+    url: str | None
+    nbytes: int
+    present: int
+    used: float
+
+
+def cached_archives(directory: str) -> list[CachedArchive]:
+    """Lists the files of a cache, those used last first.
+
+    Args:
+        directory: The directory of the cache; a missing one has no files.
+
+    Raises:
+        OSError: As for `open_cached`.
+    """
+    if not os.path.lexists(directory):
+        return []
+    _require_private(directory)
+    found = []
+    for name in os.listdir(directory):
+        matched = _NAME.fullmatch(name)
+        path = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if matched is not None and stat.S_ISREG(os.lstat(path).st_mode):
+                found.append(_cached_archive(path, int(matched[1])))
+    return sorted(found, key=lambda it: it.used, reverse=True)
+
+
+def _cached_archive(path: str, size: int) -> CachedArchive:
+    with MappedFile(path) as file:
+        used = os.fstat(file.fileno()).st_mtime
+        header = _read_header(file, size)
+        if any(header.get(key) != value for key, value in _FORMAT.items()):
+            return CachedArchive(path, None, size, 0, used)
+        blocks = _Blocks(size)
+        marks = np.frombuffer(file.read(size + _HEADER_SIZE, blocks.count), np.uint8)
+        present = sum(nbytes for _, nbytes in blocks.ranges(np.flatnonzero(marks == _SET)))
+        return CachedArchive(path, str(header.get("url")), size, present, used)
+
+
+def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
+    """Removes files of a cache; those who have them open keep them.
+
+    Args:
+        directory: The directory of the cache.
+        urls: The archives to remove, all their versions; without any, all archives.
+
+    Returns:
+        The files that were removed.
+
+    Raises:
+        ValueError: The cache has no archive of a URL.
+        OSError: As for `open_cached`; or a file cannot be removed, as on Windows while it is open.
+    """
+    found = cached_archives(directory)
+    shown_urls = {_cut(shown_url(url)) for url in urls}
+    unknown = sorted(shown_urls - {it.url for it in found})
+    if unknown:
+        raise ValueError(
+            f"expected URLs of archives in the cache {directory}, found {shown(unknown[0])}; "
+            "'onnxarchive cache ls' lists them"
+        )
+    removed = [it for it in found if not urls or it.url in shown_urls]
+    for each in removed:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(each.path)
+    return removed
