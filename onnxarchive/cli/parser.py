@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     _add_recover(commands)
     _add_run(commands)
     _add_view(commands)
+    _add_cache(commands)
     return top
 
 
@@ -484,3 +485,21 @@ def _add_view(commands: Any) -> None:
     )
     _add_model(command, "show this model")
     _add_flag(command, "--no-browser", "print the address, and start no browser")
+
+
+def _add_cache(commands: Any) -> None:
+    help = "List or clear the cache of remote archives."
+    cache = commands.add_parser("cache", help=help, description=help)
+    actions = cache.add_subparsers(required=True, metavar="ACTION")
+    help = "List the archives in the cache, the one used last first."
+    ls = _add(actions, "ls", "caching", help, archive=False)
+    help = "Remove archives from the cache; programs that have them open keep them."
+    clear = _add(actions, "clear", "caching", help, archive=False)
+    clear.add_argument("urls", nargs="*", metavar="URL", help="remove only these")
+    for command in (ls, clear):
+        command.add_argument(
+            "--directory",
+            default=True,
+            metavar="DIR",
+            help="the directory of the cache (default: the user's)",
+        )
