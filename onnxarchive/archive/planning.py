@@ -19,12 +19,13 @@ from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Buffer, Data, Pieces, Stored, as_bytes
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
-from onnxarchive.model import keys, proto, tensors, walking, weights
+from onnxarchive.model import initializers_at_once, keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplication import deduplicate
+from onnxarchive.model.initializers_at_once import SmallInitializer
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.model.walking import Path
+from onnxarchive.model.walking import MAIN_GRAPH, Path
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
@@ -60,6 +61,9 @@ class Item:
         return cls(name, data.nbytes, lambda: data)
 
 
+AnyItem: TypeAlias = Item | SmallInitializer
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """An archive to write.
@@ -71,13 +75,13 @@ class Plan:
         shared_nbytes: Bytes that are not written because models share tensors.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[AnyItem, ...]
     models: tuple[Item, ...]
     saved_nbytes: int = 0
     shared_nbytes: int = 0
 
     @property
-    def entries(self) -> tuple[Item, ...]:
+    def entries(self) -> tuple[AnyItem, ...]:
         """All entries, in order."""
         return self.items + self.models
 
@@ -113,16 +117,18 @@ class PlannedModel:
 
     Attributes:
         items: The entries to write for it, in the order of the model.
-        model: A copy of the model in which these tensors are external.
+        model: A copy of the model in which these tensors are external, without `initializers`.
         keys: The key of each of its tensors that is stored outside, also of those that it shares.
         held: Bytes of large tensors that stay in the model. In `model` they are external, too,
             until it is serialized, each with a location that is its placeholder here.
+        initializers: Serialized initializers of the main graph by index.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[AnyItem, ...]
     model: onnx.ModelProto
     keys: frozenset[str]
     held: Mapping[str, memoryview]
+    initializers: Mapping[int, bytes] = field(default_factory=dict)
 
     def serialize(self) -> SerializedModel:
         """The bytes of the model.
@@ -130,7 +136,7 @@ class PlannedModel:
         Raises:
             ArchiveFormatError: It is too large.
         """
-        return SerializedModel(proto.serialize(self.model), self.held)
+        return SerializedModel(proto.serialize(self.model, self.initializers), self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +249,7 @@ def plan_archive(
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
     saved_nbytes = 0
-    items: list[Item] = []
+    items: list[AnyItem] = []
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
@@ -254,14 +260,20 @@ def plan_archive(
             model, resolve = deduplicated.model, deduplicated.resolve
             saved_nbytes += deduplicated.saved_nbytes
         planned = plan_model(
-            model, resolve, options, assigned=assigned, shared=shared, temporary=temporary
+            model,
+            resolve,
+            options,
+            assigned=assigned,
+            shared=shared,
+            temporary=temporary,
+            is_final=True,
         )
         items += planned.items
         serialized[identifier] = planned.serialize()
     crc32s = shared.crc32s if shared else {}
     items = [
         replace(item, data=partial(_compared, item.data, crc32s[item.name]))
-        if item.name in crc32s
+        if isinstance(item, Item) and item.name in crc32s
         else item
         for item in items
     ]
@@ -310,6 +322,7 @@ def plan_model(
     assigned: Keys | None = None,
     shared: SharedEntries | None = None,
     temporary: str | None = None,
+    is_final: bool = False,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
 
@@ -321,49 +334,128 @@ def plan_model(
         assigned: The keys that are assigned already.
         shared: The entries of other models, which this one may share; its own are added.
         temporary: Directory for a temporary file; None for the system's.
+        is_final: Whether the copy of the model is only serialized: then small initializers are
+            serialized at once, and are not in it.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
-    assigned = assigned or Keys()
-    locations = dict(stored or {})
     if shared:
-        shared.begin_model(locations.values())
-    idle: list[Path] = []  # tensors with an external_data field that has no effect
-    items: list[Item] = []
-    staying: list[tuple[TensorRef, int]] = []  # external tensors that go into the model
-    for ref in tensors.walk(model):
-        if ref.path in locations:
-            continue
-        tensor = ref.tensor
+        shared.begin_model((stored or {}).values())
+    planned = _Tensors(model, resolve, options, shared)
+    if is_final and not (stored or shared):
+        planned.small = initializers_at_once.find_small(model, options.size_threshold)
+    planned.take_all(stored or {})
+    planned.assign_keys(assigned or Keys())
+    if shared:
+        shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
+    proto.require_size(sum(nbytes for _, nbytes in planned.staying))  # before any of them is read
+    small, large = _staying(planned.staying, resolve)
+    held = _views(large, temporary)
+    placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
+    copy = with_locations(
+        model, {**planned.locations, **placeholders}, without=planned.small_initializers
+    )
+    for path, raw_data in small.items():
+        tensors.set_raw_data(walking.at(copy, planned.path_in_copy(path)), raw_data)
+    for path in planned.idle:  # no reader would take it (rule DATA-7)
+        walking.at(copy, planned.path_in_copy(path)).ClearField("external_data")
+    views = {placeholders[path]: view for path, view in held.items()}
+    return PlannedModel(tuple(planned.items), copy, planned.keys, views, planned.small_initializers)
+
+
+class _Tensors:
+    """The tensors of a model, as they are planned.
+
+    Attributes:
+        small: Small initializers of the main graph that are stored outside; see `find_small`.
+        items: The entries to write, in the order of the model.
+        locations: The keys of tensors that are stored outside, without the small initializers.
+        small_initializers: These, serialized as external tensors, by index.
+        staying: External tensors that go into the model, with their sizes in bytes.
+        idle: Tensors with an `external_data` field that has no effect.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        resolve: Resolve,
+        options: WriteOptions,
+        shared: SharedEntries | None,
+    ) -> None:
+        self._model = model
+        self._resolve = resolve
+        self._options = options
+        self._shared = shared
+        # Tensors that need an entry of their own, with size and data; a small one as its index.
+        self._leaving: list[int | tuple[TensorRef, int, Callable[[], Data]]] = []
+        self._names: list[str] = []
+        self.small: dict[int, tuple[str, int, bytes]] = {}
+        self.items: list[AnyItem] = []
+        self.locations: dict[Path, str] = {}
+        self.small_initializers: dict[int, bytes] = {}
+        self.staying: list[tuple[TensorRef, int]] = []
+        self.idle: list[Path] = []
+
+    def take_all(self, stored: Mapping[Path, str]) -> None:
+        """Decides for each tensor where it goes, unless its entry is written already."""
+        self.locations.update(stored)
+        for index, tensor in enumerate(self._model.graph.initializer):
+            if index in self.small:
+                self._names.append(self.small[index][0])
+                self._leaving.append(index)
+            else:
+                self._take(tensors.main_initializer(tensor, index))
+        for ref in tensors.walk_others(self._model):
+            self._take(ref)
+
+    def _take(self, ref: TensorRef) -> None:
+        if ref.path in self.locations:
+            return
+        tensor, options = ref.tensor, self._options
         is_external = tensor.data_location == tensors.EXTERNAL
         data_type = tensors.external_type(ref) if is_external else tensors.stored_type(tensor)
         nbytes = -1 if data_type is None else data_type.nbytes(tensor.dims)
         may_leave = ref.is_initializer or options.convert_attribute
         if may_leave and nbytes >= options.size_threshold:
-            data = partial(resolve if is_external else _raw_data, ref)
-            key = shared.find(ref, nbytes, data) if shared else None
+            data = partial(self._resolve if is_external else _raw_data, ref)
+            key = self._shared.find(ref, nbytes, data) if self._shared else None
             if key is None:
-                key = assigned.assign(ref.name)
-                items.append(Item(key, nbytes, data, ref))
-            locations[ref.path] = key
+                self._names.append(ref.name)
+                self._leaving.append((ref, nbytes, data))
+            else:
+                self.locations[ref.path] = key
         elif is_external:
-            staying.append((ref, nbytes))
+            self.staying.append((ref, nbytes))
         elif tensor.external_data:
-            idle.append(ref.path)
-    if shared:
-        shared.add((item.name, item.ref, item.data) for item in items if item.ref)
-    proto.require_size(sum(nbytes for _, nbytes in staying))  # before any of them is read
-    small, large = _staying(staying, resolve)
-    held = _views(large, temporary)
-    placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
-    copy = with_locations(model, {**locations, **placeholders})
-    for path, raw_data in small.items():
-        tensors.set_raw_data(walking.at(copy, path), raw_data)
-    for path in idle:  # no reader would take it (rule DATA-7)
-        walking.at(copy, path).ClearField("external_data")
-    views = {placeholders[path]: view for path, view in held.items()}
-    return PlannedModel(tuple(items), copy, frozenset(locations.values()), views)
+            self.idle.append(ref.path)
+
+    def assign_keys(self, assigned: Keys) -> None:
+        """Makes an entry of each tensor that leaves and shares none."""
+        initializers = self._model.graph.initializer
+        keys = assigned.assign_all(self._names)
+        for leaving, key in zip(self._leaving, keys, strict=True):
+            if isinstance(leaving, int):
+                _, nbytes, beginning = self.small.pop(leaving)
+                self.items.append(SmallInitializer(key, nbytes, initializers, leaving))
+                self.small_initializers[leaving] = initializers_at_once.external(beginning, key)
+            else:
+                ref, nbytes, data = leaving
+                self.items.append(Item(key, nbytes, data, ref))
+                self.locations[ref.path] = key
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of all tensors that are stored outside."""
+        return frozenset((*self.locations.values(), *(item.name for item in self.items)))
+
+    def path_in_copy(self, path: Path) -> Path:
+        """The path of a tensor in a copy of the model without the small initializers."""
+        *graph, (field, index) = path
+        if (*graph,) != MAIN_GRAPH or field != tensors.INITIALIZER or index is None:
+            return path
+        before = sum(small < index for small in self.small_initializers)
+        return (*graph, (field, index - before))
 
 
 def _staying(

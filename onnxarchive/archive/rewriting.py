@@ -22,7 +22,7 @@ import onnx
 from onnxarchive.archive.contents import check_model_sizes
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import (
-    Item,
+    AnyItem,
     ModelToStore,
     Plan,
     Resolve,
@@ -290,7 +290,7 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
     )
 
 
-def _is_entry(item: Item, archive: Archive) -> bool:
+def _is_entry(item: AnyItem, archive: Archive) -> bool:
     """True if an item has the bytes of the archive's entry with its name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
@@ -328,7 +328,7 @@ def _plan_keeping_all(
     temporary = directory_of(archive._file.absolute_path)
     assigned = Keys(archive._keys)
     shared = SharedEntries() if len(models) > 1 else None
-    items: list[Item] = []
+    items: list[AnyItem] = []
     serialized: dict[str, SerializedModel] = {}
     missing = dict.fromkeys(archive._keys)
     id_of = {id(model): identifier for identifier, model in archive.models.items()}
@@ -384,7 +384,7 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
 
 
 def _stored(
-    archive: Archive, items: Iterable[Item], others: Mapping[str, TensorRef]
+    archive: Archive, items: Iterable[AnyItem], others: Mapping[str, TensorRef]
 ) -> dict[Path, str]:
     """The keys of planned tensors that are entries of the archive, one tensor for each entry.
 

@@ -67,8 +67,8 @@ def save(
     The file appears at `path` when it is complete; until then, and after a failure, the file that
     was there is unchanged. If the file system can reserve space, a full disk is an error before
     anything is written. The same model and options give the same bytes. Memory holds copies of the
-    tensors that stay in the model and of one tensor at a time; with several threads also of up to
-    `jobs` tensors that come next, of 96 MiB in all.
+    tensors that stay in the model and of one tensor at a time, or of a MiB of small ones; with
+    several threads also of up to `jobs` tensors that come next, of 96 MiB in all.
 
     A ModelProto does not know where it was loaded from. So `save(load(path), path)` replaces the
     whole file: assets and further models are gone, unless they are given. `replace_model` and

@@ -12,7 +12,7 @@ import onnx
 
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
-    Item,
+    AnyItem,
     Plan,
     PlannedModel,
     model_items,
@@ -167,7 +167,7 @@ class Writer(Closing):
 
     def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
         """Plans the models and the tensors that they hold, and refuses what a reader refuses."""
-        items: list[Item] = []
+        items: list[AnyItem] = []
         planned: dict[str, PlannedModel] = {}
         unused = dict(self._added)
         shared = SharedEntries() if len(models) > 1 else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import Item, Plan, require_names
+from onnxarchive.archive.planning import AnyItem, Plan, require_names
+from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite
@@ -35,8 +36,8 @@ def write_archive(
     *,
     require: Require | None = None,
     reserved: int | None = None,
-) -> None:
-    """Writes a planned archive, completely or not at all.
+) -> int:
+    """Writes a planned archive, completely or not at all; gives its size in bytes.
 
     Args:
         plan: The plan.
@@ -48,9 +49,9 @@ def write_archive(
     if isinstance(path, str | os.PathLike):
         with write_file(plan, path, options, require=require, reserved=reserved) as written:
             locking.unlock(written.fileno())
-    else:
-        require_names(item.name for item in plan.items)
-        _stream_all(plan, path, options)
+            return written.size
+    require_names(item.name for item in plan.items)
+    return _stream_all(plan, path, options)
 
 
 def write_file(
@@ -85,14 +86,14 @@ def write_file(
     return replacement.commit_open(require)
 
 
-def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> None:
+def _stream_all(plan: Plan, target: SupportsWrite, options: WriteOptions) -> int:
     zip_writer = ZipWriter(target, alignment=options.alignment)
     counter = ProgressCounter(options.progress, plan.nbytes)
-    stream(plan, zip_writer, counter, options.thread_count)
+    return stream(plan, zip_writer, counter, options.thread_count)
 
 
-def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 1) -> None:
-    """Writes entries, directory and end records.
+def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 1) -> int:
+    """Writes entries, directory and end records; gives the size of the archive in bytes.
 
     Args:
         plan: The plan.
@@ -101,14 +102,27 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
         jobs: Largest number of threads, the caller's among them. If there are more, the data of an
             item is fetched in any of them.
     """
-    fetch = partial(fetched_entry, copied_size=COPIED_SIZE if jobs > 1 else READ_SIZE)
-    items = plan.entries
-    sizes = [item.nbytes for item in items]
-    with contextlib.closing(threads.in_order(items, sizes, fetch, jobs)) as fetched:
-        for entry in fetched:
-            write_entry(entry, target, counter)
-            del entry  # before the next one is fetched
-    target.finish()
+    fetch = partial(_fetched, copied_size=COPIED_SIZE if jobs > 1 else READ_SIZE)
+    groups = in_groups(plan.entries)
+    sizes = [group[0].nbytes if len(group) == 1 else 0 for group in groups]
+    with contextlib.closing(threads.in_order(groups, sizes, fetch, jobs)) as fetched:
+        for entries in fetched:
+            if isinstance(entries, SmallEntries):
+                target.add_small(*entries)
+                counter.add(sum(map(len, entries.contents)))
+            else:
+                for entry in entries:
+                    write_entry(entry, target, counter)
+                    del entry
+            del entries  # before the next ones are fetched
+    return target.finish()
+
+
+def _fetched(group: Sequence[AnyItem], copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
+    """Fetches small entries together, others when they are asked for, but a single one at once."""
+    if len(group) == 1:
+        return [fetched_entry(group[0], copied_size)]
+    return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +144,7 @@ class FetchedEntry:
     is_constant: bool
 
 
-def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
+def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
     """Fetches the data of an item, and its CRC-32 if that is not stated.
 
     Data without a stated CRC-32 that is too large for a copy is read twice, here and by the writer,
@@ -177,7 +191,7 @@ def _copied(data: Data) -> Data:
     return Stored(memoryview(copy.getvalue()))
 
 
-def _checked(item: Item, data: Data) -> Iterable[memoryview]:
+def _checked(item: AnyItem, data: Data) -> Iterable[memoryview]:
     """The pieces of data, compared with the rules for the item's tensor as they pass."""
     if item.ref is None:
         return data

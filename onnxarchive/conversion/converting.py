@@ -229,13 +229,15 @@ def convert_silently(
             kept_assets=assets,
             temporary=temporary,
         )
-        if not dry_run:
+        if dry_run:
+            nbytes = plan.size(options.alignment)
+        else:
             read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
-            write_archive(plan, path, options, reserved=_MAX_EXPANSION * read_nbytes)
+            nbytes = write_archive(plan, path, options, reserved=_MAX_EXPANSION * read_nbytes)
         return Conversion(
             source=os.fspath(source),
             target="-" if target is None else target,
-            nbytes=plan.size(options.alignment),
+            nbytes=nbytes,
             tensors=sum(item.ref is not None for item in plan.items),
             assets=sum(item.ref is None for item in plan.items),
             taken=tuple(name for name in taken if name not in (options.assets or {})),

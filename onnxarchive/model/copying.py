@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-def with_locations(model: onnx.ModelProto, locations: Mapping[Path, str]) -> onnx.ModelProto:
+def with_locations(
+    model: onnx.ModelProto, locations: Mapping[Path, str], *, without: Iterable[int] = ()
+) -> onnx.ModelProto:
     """A copy of `model` in which the tensors at `locations` are external and hold no data.
 
     The bytes of those tensors are not read. `model` is not changed. Unknown fields are kept.
+
+    Args:
+        model: The model.
+        locations: The location of each tensor.
+        without: Indexes of initializers of the main graph that the copy does not have.
     """
     copy = onnx.ModelProto()
-    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations))]
+    stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
     while stack:
         source, target, branch = stack.pop()
         if branch.location is not None:
@@ -39,12 +46,13 @@ def with_locations(model: onnx.ModelProto, locations: Mapping[Path, str]) -> onn
                 submessage.SetInParent()
                 stack.append((children, submessage, indices[None]))
                 continue
+            copies = getattr(target, field)
             for index, child in enumerate(children):
-                added = getattr(target, field).add()
-                if index in indices:
-                    stack.append((child, added, indices[index]))
-                else:
-                    added.CopyFrom(child)
+                below = indices.get(index, _WHOLE)
+                if below is _WHOLE:
+                    copies.add().CopyFrom(child)
+                elif below is not _LEFT_OUT:
+                    stack.append((child, copies.add(), below))
     return copy
 
 
@@ -58,8 +66,16 @@ class _Branch:
         self.location: str | None = None
 
 
-def _branches(locations: Mapping[Path, str]) -> _Branch:
+_WHOLE = _Branch()  # a message without locations below it
+_LEFT_OUT = _Branch()
+
+
+def _branches(locations: Mapping[Path, str], without: Iterable[int]) -> _Branch:
     root = _Branch()
+    left_out: dict[int | None, _Branch] = dict.fromkeys(without, _LEFT_OUT)
+    if left_out:
+        root.fields["graph"] = {None: _Branch()}
+        root.fields["graph"][None].fields["initializer"] = left_out
     for path, location in locations.items():
         branch = root
         for field, index in path:

@@ -120,6 +120,27 @@ class Keys:
         self._taken.add(fold(key))
         return key
 
+    def assign_all(self, names: Sequence[str]) -> list[str]:
+        """A key for each tensor, as `assign` gives them in this order.
+
+        Most names give keys that no other name gives; these are found together, for speed.
+        """
+        assigned: list[str] = []
+        folded: set[str] = set()
+        for start in range(0, len(names), _TOGETHER):
+            some = names[start : start + _TOGETHER]
+            joined = _NOT_IN_LINES_OF_KEYS.sub("_", "\n".join(some))
+            lowered = joined.lower()
+            derived = joined.split("\n")
+            folded.update(derived if lowered == joined else lowered.split("\n"))
+            if _CHANGED_LINE.search(joined) or len(derived) != len(some):
+                return list(map(self.assign, names))
+            assigned += derived
+        if len(folded) != len(assigned) or not folded.isdisjoint(self._taken):
+            return list(map(self.assign, names))
+        self._taken |= folded
+        return assigned
+
     def _numbered(self, base: str) -> str:
         """The key with the lowest free number.
 
@@ -138,6 +159,14 @@ class Keys:
                     self._next_number[searched] = number + 1
                     return key
             self._next_number[searched] = 10**digits
+
+
+# The same for names in lines, and a line that `_derive` changes further.
+_NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
+_CHANGED_LINE = re.compile(
+    rf"^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE.pattern}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$",
+    re.ASCII | re.IGNORECASE | re.MULTILINE,
+)
 
 
 def _derive(name: str) -> str:

@@ -19,7 +19,14 @@ from onnxarchive.errors import (
     UnsupportedFeatureError,
     shown,
 )
-from onnxarchive.model import dtypes, references_at_once, tensors, weights, wire
+from onnxarchive.model import (
+    dtypes,
+    initializers_at_once,
+    references_at_once,
+    tensors,
+    weights,
+    wire,
+)
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
@@ -31,8 +38,12 @@ LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Key of the metadata by which a link identifies its archive."""
 
 
-def serialize(model: onnx.ModelProto) -> bytes:
+def serialize(model: onnx.ModelProto, initializers: Mapping[int, bytes] | None = None) -> bytes:
     """The bytes of a model; the same model gives the same bytes.
+
+    Args:
+        model: The model.
+        initializers: Further initializers of the main graph, serialized, by their index.
 
     Raises:
         ArchiveFormatError: It would not be read back: no ir_version or graph, or too large or too
@@ -41,6 +52,12 @@ def serialize(model: onnx.ModelProto) -> bytes:
     data = encode(model)
     # protobuf writes messages nested more than 100 deep, and refuses to read them.
     parse(data, Report())
+    if initializers:
+        count = len(model.graph.initializer) + len(initializers)
+        data = initializers_at_once.insert(data, initializers, count)
+        require_size(len(data))
+        if wire.have_more_messages([data], MAX_MESSAGES):
+            _report_messages(Report(), MODEL_PROTO)
     return data
 
 
@@ -123,9 +140,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
         )
         return None
     if model is None:
-        report.broken(
-            "MODEL-3", f"expected at most {MAX_MESSAGES} messages, found more", entry=entry
-        )
+        _report_messages(report, entry)
         return None
     if graphs > 1:
         report.broken(
@@ -135,6 +150,10 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
         )
         return None
     return model if _check_required(model, report, entry) else None
+
+
+def _report_messages(report: Report, entry: str) -> None:
+    report.broken("MODEL-3", f"expected at most {MAX_MESSAGES} messages, found more", entry=entry)
 
 
 def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:

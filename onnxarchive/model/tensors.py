@@ -159,7 +159,7 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     def initializer(self, index: int) -> TensorRef:
         """The ref of an initializer of the main graph."""
-        return TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), self.initializers[index])
+        return main_initializer(self.initializers[index], index)
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """The tensor with this name, or None."""
@@ -195,8 +195,13 @@ def names(found: Iterable[onnx.TensorProto]) -> list[str]:
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
     """Every TensorProto of a model, those of a graph before those of its nodes."""
     for index, tensor in enumerate(model.graph.initializer):
-        yield TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
+        yield main_initializer(tensor, index)
     yield from walk_others(model)
+
+
+def main_initializer(tensor: onnx.TensorProto, index: int) -> TensorRef:
+    """The ref of an initializer of the main graph, from its index."""
+    return TensorRef((*MAIN_GRAPH, (INITIALIZER, index)), tensor)
 
 
 def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
@@ -407,6 +412,12 @@ def _value_of(tensor: onnx.TensorProto, key: str) -> str | None:
 def _decoded(value: str | bytes) -> str:
     """A string of a proto, with surrogates for bytes that are not UTF-8."""
     return value if isinstance(value, str) else value.decode(errors="surrogateescape")
+
+
+def has_checked_elements(tensor: onnx.TensorProto) -> bool:
+    """Whether rules about its elements may be broken (see `checked`)."""
+    data_type = dtypes.BY_NUMBER[tensor.data_type]
+    return data_type is dtypes.BOOL or data_type.is_packed
 
 
 def checked(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -109,6 +110,36 @@ class FileData:
                 f"{size} bytes"
             )
         return found
+
+
+def read_all(parts: Sequence[FileData]) -> list[bytes]:
+    """The bytes of each part as `FileData.read` gives them.
+
+    The file of successive parts is opened once, and read once if they lie close to each other.
+
+    Raises:
+        ArchiveFormatError: A file was truncated, or another file has its path.
+        OSError: A file cannot be opened any more, or not be read.
+    """
+    contents: list[bytes] = []
+    for _, same in itertools.groupby(parts, lambda part: (part.path, id(part.file), id(part.root))):
+        together = list(same)
+        first = together[0]
+        with first._opened() as file:
+            begin = min(part.offset for part in together)
+            end = max(part.offset + part.nbytes for part in together)
+            used = sum(part.nbytes for part in together)
+            whole = file.read(begin, end - begin) if end - begin <= 2 * used else b""
+            is_whole = len(whole) == end - begin
+            for part in together:
+                if part.identity != first.identity:
+                    contents.append(part.read())
+                elif is_whole:
+                    start = part.offset - begin
+                    contents.append(whole[start : start + part.nbytes])
+                else:
+                    contents.append(part._all_of(file.read(part.offset, part.nbytes), file))
+    return contents
 
 
 def _open_file(path: str | os.PathLike[str], root: Root | None) -> MappedFile:

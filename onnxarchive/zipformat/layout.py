@@ -21,7 +21,7 @@ from onnxarchive.zipformat.records import (
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
 MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field holds
-_END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
+END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
 
 
 def is_alignment(value: int) -> bool:
@@ -76,7 +76,7 @@ def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> b
 def holds_signature(offset: int) -> bool:
     """Whether the bytes of an offset hold a signature of an end record, for readers that search."""
     packed = offset.to_bytes(4 if fits_32(offset) else 8, "little")
-    return any(signature in packed for signature in _END_SIGNATURES)
+    return any(signature in packed for signature in END_SIGNATURES)
 
 
 @dataclass(frozen=True, slots=True)

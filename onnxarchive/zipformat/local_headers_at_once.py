@@ -14,11 +14,11 @@ from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE, Directory
 from onnxarchive.zipformat.records import LocalHeader
 
 # Extra fields of a local header by padding, for the usual alignment; and their packed sizes.
-_EXTRAS: Final = [
+EXTRAS: Final = [
     records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
     for padding in range(layout.MIN_ALIGNMENT)
 ]
-_EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in _EXTRAS]
+EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in EXTRAS]
 
 
 def pack_local_headers(directory: Directory, start: int, stop: int, alignment: int) -> bytes | None:
@@ -45,8 +45,8 @@ def pack_local_headers(directory: Directory, start: int, stop: int, alignment: i
     ):
         return None
     if alignment == layout.MIN_ALIGNMENT:
-        extras = [_EXTRAS[padding] for padding in paddings]
-        extra_sizes = [_EXTRA_SIZES[padding] for padding in paddings]
+        extras = [EXTRAS[padding] for padding in paddings]
+        extra_sizes = [EXTRA_SIZES[padding] for padding in paddings]
     else:
         extras = [records.pack_alignment_extra(alignment, padding) for padding in paddings]
         extra_sizes = [len(extra).to_bytes(2, "little") for extra in extras]

@@ -15,6 +15,7 @@ from onnxarchive.buffers.data import Buffer, SupportsWrite, as_bytes, pieces
 from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import false_ends, layout
 from onnxarchive.zipformat.layout import Placement
+from onnxarchive.zipformat.small_entries_at_once import pack_entries
 
 
 def require_entries(count: int) -> None:
@@ -43,7 +44,8 @@ class ZipWriter:
         before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if there are less.
 
     Attributes:
-        placements: The written entries, in order.
+        names: The names of the written entries, in order.
+        header_offsets: Offset of the local header of each, in bytes.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class ZipWriter:
         self._kept_count, self._kept_records = kept
         self._named = named
         self._offset = offset
-        self.placements: list[Placement] = []
+        self.names: list[str] = []
+        self.header_offsets: list[int] = []
+        self._records: list[bytes] = []  # packed, of one entry or of several
         self._end = [before]  # the last bytes of the archive so far, or some more
         self._end_nbytes = len(before)
 
@@ -95,7 +99,7 @@ class ZipWriter:
             ChecksumError: The pieces do not have `nbytes` bytes in all, or have another CRC-32. The
                 file is unusable then.
         """
-        require_entries(self._kept_count + len(self.placements) + 1)
+        self._require_entries(1)
         placement = layout.place(name, nbytes, crc, self._offset, self._alignment)
         self._write(placement.local_header().pack())
         written_nbytes = 0
@@ -114,8 +118,37 @@ class ZipWriter:
                 f"{written_nbytes} bytes with {written_crc:#010x}; its source is damaged",
                 entry=name,
             )
-        self.placements.append(placement)
+        self.names.append(name)
+        self.header_offsets.append(placement.header_offset)
+        self._records.append(placement.directory_record().pack())
         return placement
+
+    def add_small(
+        self, names: Sequence[str], crc32s: Sequence[int], contents: Sequence[bytes]
+    ) -> None:
+        """Writes entries as `add_stream` does, together if they need neither Zip64 nor UTF-8.
+
+        Args:
+            names: The name of each.
+            crc32s: The CRC-32 that was computed from its data.
+            contents: Its data; all of them are copied.
+
+        Raises:
+            UnsupportedFeatureError: The archive has too many entries.
+        """
+        packed = pack_entries(names, crc32s, contents, self._offset, self._alignment)
+        if packed is None:
+            for name, crc, content in zip(names, crc32s, contents, strict=True):
+                self.add_stream(name, len(content), crc, [content], is_constant=True)
+            return
+        self._require_entries(len(names))
+        self._write(packed.data)
+        self.names += names
+        self.header_offsets += packed.header_offsets
+        self._records.append(packed.directory)
+
+    def _require_entries(self, more: int) -> None:
+        require_entries(self._kept_count + len(self.names) + more)
 
     def finish(self) -> int:
         """Writes the directory and the end records; gives the size of the archive in bytes.
@@ -125,10 +158,9 @@ class ZipWriter:
         """
         directory_offset = self._offset
         self._write(self._kept_records)
-        for placement in self.placements:
-            self._write(placement.directory_record().pack())
+        self._write(b"".join(self._records))
         directory_size = self._offset - directory_offset
-        count = self._kept_count + len(self.placements)
+        count = self._kept_count + len(self.names)
         directory_end = self._offset
         self._write(layout.end_of_archive(count, directory_size, directory_offset))
         false_ends.check(
@@ -136,8 +168,8 @@ class ZipWriter:
             self._offset,
             directory_offset,
             directory_end,
-            [*self._named[0], *(placement.name.decode() for placement in self.placements)],
-            [*self._named[1], *(placement.header_offset for placement in self.placements)],
+            [*self._named[0], *self.names],
+            [*self._named[1], *self.header_offsets],
             Report(),
         )
         return self._offset

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from zip_image import Findings, Image
 
+from onnxarchive.buffers.checksums import crc32
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import directory, records
 from onnxarchive.zipformat.directory_at_once import read_at_once
@@ -19,6 +20,7 @@ from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.local_headers_at_once import pack_local_headers
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
+from onnxarchive.zipformat.small_entries_at_once import pack_entries
 from onnxarchive.zipformat.writer import ZipWriter
 
 GIB_4 = 1 << 32
@@ -319,3 +321,32 @@ def test_data_at_another_alignment_is_asked_about_the_plain_way(index: int) -> N
     assert findings.rules == []
     assert pack_local_headers(found, 0, 3, 128) is None
     assert set(rules_of(headers, found)) == {"ALIGN-2"}
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize("offset", [0, 1000, 0x06054B50 - 64 * 3, GIB_4 - 500, GIB_4 + 64])
+@pytest.mark.parametrize("name", ["w", "ü"])
+def test_small_entries_are_written_as_one_by_one(alignment: int, offset: int, name: str) -> None:
+    contents = [bytes([index]) * size for index, size in enumerate((64, 0, 1, 100, 16, 192, 64))]
+    names = [f"{name}{index}" for index in range(len(contents))]
+    written = []
+    for is_together in (False, True):
+        target = io.BytesIO()
+        writer = ZipWriter(target, alignment=alignment, offset=offset)
+        if is_together:
+            writer.add_small(names, list(map(crc32, contents)), contents)
+        else:
+            for each, content in zip(names, contents, strict=True):
+                writer.add(each, content)
+        writer.add("__MODEL_PROTO", b"model")
+        writer.finish()
+        written.append((target.getvalue(), writer.names, writer.header_offsets))
+    assert written[0] == written[1]
+
+
+def test_an_end_that_holds_a_signature_is_left_to_the_plain_way() -> None:
+    at = int.from_bytes(b"PK\5\6", "little")
+    contents = [bytes(at % 64), b"1"]
+    begin = at // 64 * 64 - 64
+    assert pack_entries(["w0"], [0], contents[:1], begin, 64) is None
+    assert pack_entries(["w0"], [0], contents[1:], begin, 64) is not None

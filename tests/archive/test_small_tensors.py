@@ -1,0 +1,141 @@
+"""Many small tensors: what is there for their speed gives the bytes of the plain way."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from models import attribute, external, model_of, node, raw_tensor, string_tensor, typed
+from onnx import TensorProto
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+from onnxarchive.archive import small_items
+from onnxarchive.model import initializers_at_once
+from onnxarchive.storage import file_data
+
+NAMES = ["w", "W", "con", "", "ü", "a\nb", "__w", "1", "_", "assets", "layer.0/weight", "x" * 300]
+
+
+def documented(tensor: TensorProto) -> TensorProto:
+    tensor.doc_string = "about it"
+    return tensor
+
+
+def with_unknown_field(tensor: TensorProto) -> TensorProto:
+    tensor.MergeFromString(b"\xf8\x3f\x05")
+    return tensor
+
+
+def with_location_of_none(tensor: TensorProto) -> TensorProto:
+    tensor.external_data.add(key="location", value="nowhere")
+    return tensor
+
+
+CHANGES: list[Callable[[TensorProto], TensorProto]] = [
+    *[lambda tensor: tensor] * 20,
+    typed,
+    documented,
+    with_unknown_field,
+    with_location_of_none,
+]
+
+
+def mixed(seed: int, count: int = 300) -> onnx.ModelProto:
+    """A model of small, large, usual and unusual initializers in any order."""
+    choose = random.Random(seed)
+    initializers = [
+        choose.choice(CHANGES)(
+            raw_tensor(
+                choose.choice(NAMES) + str(choose.randrange(count)) * choose.randrange(2),
+                choose.choice([TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT4, 10]),
+                choose.choice([(), (0,), (1,), (7,), (16,), (3, 50), (40_000,)]),
+            )
+        )
+        for _ in range(count)
+    ]
+    initializers.insert(choose.randrange(count), string_tensor("strings"))
+    model = model_of(*initializers)
+    model.graph.node.append(node(attribute("value", t=raw_tensor("inside", 1, (9,)))))
+    return model
+
+
+def saved(model: onnx.ModelProto, **options: object) -> bytes:
+    target = io.BytesIO()
+    onnxarchive.save(model, target, **options)  # type: ignore[arg-type]
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("options", [{}, {"size_threshold": 0}, {"alignment": 4096, "jobs": 1}])
+def test_a_save_together_gives_the_bytes_of_a_save_one_by_one(
+    seed: int, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mixed(seed)
+    together = saved(model, **options)
+    monkeypatch.setattr(initializers_at_once, "find_small", lambda *_: {})
+    monkeypatch.setattr(small_items, "SMALL_SIZE", -1)
+    assert saved(model, **options) == together
+
+
+def test_small_tensors_are_found_unless_there_is_something_unusual() -> None:
+    usual = raw_tensor("w", TensorProto.FLOAT, (4,))
+    others = [
+        raw_tensor("bool", TensorProto.BOOL, (4,)),
+        raw_tensor("large", TensorProto.FLOAT, (40_000,)),
+        *(change(raw_tensor("u", TensorProto.FLOAT, (4,))) for change in CHANGES[20:]),
+    ]
+    model = model_of(*others, usual)
+    assert list(initializers_at_once.find_small(model, 0)) == [len(others)]
+    assert initializers_at_once.find_small(model, 17) == {}
+
+
+def test_a_graph_keeps_its_unknown_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(raw_tensor("w", TensorProto.FLOAT, (4,)))
+    model.graph.MergeFromString(b"\x1a\x01\x07")
+    together = saved(model, size_threshold=0)
+    monkeypatch.setattr(initializers_at_once, "find_small", lambda *_: {})
+    assert saved(model, size_threshold=0) == together
+
+
+def test_external_tensors_are_read_together(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    (tmp_path / "w.bin").write_bytes(data)
+    model = model_of(
+        *(
+            external(raw_tensor(f"w{index}", 1, (4,)), "w.bin", offset=index * 16, length=16)
+            for index in range(600)
+        )
+    )
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa", size_threshold=0)
+    with onnxarchive.open(tmp_path / "m.onnxa") as archive:
+        for index in range(600):
+            found = archive.tensors[f"w{index}"].tobytes()
+            assert found == data[index * 16 : index * 16 + 16]
+
+
+def test_parts_of_files_are_read_together_and_alone(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(bytes(range(200)))
+    second.write_bytes(bytes(range(100)) + bytes(1 << 20) + b"end")
+    whole = file_data.FileData.of(first), file_data.FileData.of(second)
+    parts = [
+        *(whole[0].part(start, 10) for start in (50, 0, 100, 60)),
+        *(whole[1].part(start, 3) for start in (1 << 20, 0, (1 << 20) + 100)),
+        whole[0].part(7, 0),
+    ]
+    assert file_data.read_all(parts) == [part.read() for part in parts]
+
+
+def test_a_part_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(100))
+    parts = [file_data.FileData.of(path).part(start, 10) for start in (0, 50, 90)]
+    path.write_bytes(bytes(95))
+    with pytest.raises(ArchiveFormatError, match="expected 10 bytes at offset 90"):
+        file_data.read_all(parts)
