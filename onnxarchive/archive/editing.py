@@ -96,8 +96,8 @@ def replace_model(
             tensors; None for True if the archive has any such tensor outside.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all. The archive is locked
-            meanwhile.
+        progress: Called with the bytes written and the bytes in all; True shows a bar. The archive
+            is locked meanwhile.
 
     Raises:
         ValueError: No model has a tensor of the archive any more, and `compact` is False; `name`
@@ -132,7 +132,7 @@ def remove_model(
         copy: Whether to write a new file, so that further names of the file keep the old content.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         ModelNotFoundError: There is no model of this id.
@@ -226,7 +226,7 @@ def replace_tensor(
         copy: Whether to write a new file, so that further names of the file keep the old content.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         ModelNotFoundError: There is no model of this id.
@@ -255,7 +255,7 @@ def add_asset(
         copy: Whether to write a new file, so that further names of the file keep the old content.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
     """
     change_assets(path, {name: data}, copy=copy, timeout=timeout, progress=progress)
 
@@ -276,7 +276,7 @@ def remove_asset(
         copy: Whether to write a new file, so that further names of the file keep the old content.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         TensorNotFoundError: There is no such asset.
@@ -307,7 +307,7 @@ def change_assets(
         copy: Whether to write a new file, so that further names of the file keep the old content.
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         TensorNotFoundError: There is no asset of a path in `removed`.

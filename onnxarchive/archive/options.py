@@ -33,7 +33,8 @@ class WriteOptions:
         dedupe: Whether identical initializers of a graph become one initializer.
         assets: Further files for the archive, by relative path: the bytes themselves, or the path
             of a file. They replace assets of the same paths that the source has.
-        progress: Called with the bytes done and the bytes in all, after every few MiB.
+        progress: Called with the bytes done and the bytes in all, after every few MiB; True shows a
+            bar.
         jobs: Number of threads; None for one for each core. It changes neither the bytes nor the
             error.
 

@@ -288,7 +288,7 @@ class Archive(Closing):
 
         Args:
             progress: Called with the bytes done and the bytes in all, after every MiB or less; from
-                any thread, one at a time.
+                any thread, one at a time. True shows a bar.
             jobs: Number of threads; None for one for each core. The outcome is the same: of
                 several faults the first in the file is raised.
 

@@ -134,7 +134,7 @@ def check(
         full: Whether to check also the rules about the data of entries, which is then read: CRC-32,
             SHA-1 checksums, unused bits and booleans.
         progress: Called with the bytes done and the bytes in all if `full`; from any thread, one at
-            a time.
+            a time. True shows a bar.
         jobs: Number of threads if `full`; None for one for each core. The findings are the same.
         max_model_nbytes: Largest size in bytes of all models together; larger ones are a finding
             and not read.

@@ -98,7 +98,7 @@ def save(
             the archive's other models and assets are kept, except those that `models` and `assets`
             replace. False saves the model as the default one, and only what is given. Other models
             are always saved so.
-        progress: Called with the bytes done and the bytes in all.
+        progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one for each core. An `onnx_ir.Model` is saved by the
             caller's thread alone, since the caller's code may make its tensors.
 

@@ -1,13 +1,16 @@
-"""Progress of reading or writing many bytes."""
+"""Progress of reading or writing many bytes, told to a function or shown by a bar."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-# Takes the bytes done and the bytes in all.
-Progress: TypeAlias = Callable[[int, int], None]
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+# Takes the bytes done and the bytes in all; or True for a bar, in a notebook or a terminal.
+Progress: TypeAlias = Callable[[int, int], None] | bool
 _Piece = TypeVar("_Piece", bytes, memoryview)
 
 
@@ -15,12 +18,13 @@ class ProgressCounter:
     """Counts the bytes done, in one thread or several, and reports them.
 
     Args:
-        progress: Called with the bytes done and the bytes in all after each piece, or None.
+        progress: Called with the bytes done and the bytes in all after each piece; True shows a
+            bar; None or False for neither.
         total: The bytes in all.
     """
 
     def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress = progress
+        self._progress = _bar_of(total) if progress is True else progress or None
         self._total = total
         self._done = 0
         self._lock = Lock()
@@ -38,3 +42,25 @@ class ProgressCounter:
         with self._lock:
             self._done += nbytes
             self._progress(self._done, self._total)
+
+
+def bytes_bar(**options: Any) -> tqdm[NoReturn]:
+    """A bar of bytes: a widget in a notebook, else text on standard error.
+
+    Args:
+        options: Further options of `tqdm`.
+    """
+    from tqdm.auto import tqdm  # only here: its import takes longer than opening an archive
+
+    return tqdm(unit="B", unit_scale=True, unit_divisor=1024, **options)
+
+
+def _bar_of(total: int) -> Callable[[int, int], None]:
+    bar = bytes_bar(total=total)
+
+    def move(done: int, total: int) -> None:
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+
+    return move

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from onnxarchive.buffers.counting import Progress
+from onnxarchive.buffers.counting import Progress, bytes_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -22,22 +22,12 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from tqdm import tqdm
-
-    with tqdm(
-        desc=description,
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        delay=DELAY,
-        leave=False,
-        dynamic_ncols=True,
-    ) as bar:
+    with bytes_bar(desc=description, delay=DELAY, leave=False, dynamic_ncols=True) as bar:
         yield partial(_move, bar)
 
 
 @contextlib.contextmanager
-def count_bar(description: str, unit: str) -> Iterator[Progress]:
+def count_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """Gives a callback that moves a bar of things done; it does nothing without a terminal."""
     from tqdm import tqdm
 

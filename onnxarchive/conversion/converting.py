@@ -143,7 +143,7 @@ def convert(
             stands for the directory of the model in a Hugging Face cache
             (`models--*/snapshots/*/` with links to `blobs/`), and allows nothing elsewhere.
         dry_run: Whether to write nothing and only return the outcome.
-        progress: Called with the bytes done and the bytes in all.
+        progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one for each core. One of them writes. The others read,
             inflate and verify up to `jobs` tensors that come next, of 96 MiB in all. Tensors of
             less than 128 KiB or more than 96 MiB are left to the thread that writes, as is the
@@ -279,7 +279,7 @@ def export(
             multiple of 4096 bytes; None stores them in the `.onnx`, which must stay under 2 GiB. If
             both files exist, they are replaced one after the other.
         progress: Called with the bytes done and the bytes in all, after every few MiB; tensors in
-            the `.onnx` are counted twice, as they are verified and written.
+            the `.onnx` are counted twice, as they are verified and written. True shows a bar.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
@@ -436,7 +436,8 @@ def extract(
     Args:
         path: The archive.
         directory: The directory to create; it may exist if it is empty.
-        progress: Called with the bytes done and the bytes in all, after every few MiB.
+        progress: Called with the bytes done and the bytes in all, after every few MiB; True shows a
+            bar.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.

@@ -102,7 +102,7 @@ def diff(
         full: Whether to compare the bytes of equal CRC-32s, too. They are read in pieces of
             2 MiB and not verified against the CRC-32 (see `Archive.verify`).
         stack_traces: Whether to compare metadata with stack traces of exporters, too.
-        progress: Called with the bytes done and the bytes in all, if `full`.
+        progress: Called with the bytes done and the bytes in all, if `full`; True shows a bar.
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.

@@ -98,7 +98,7 @@ def transform(
             tensors; None for True if the archive has any such tensor outside.
         assets: Further files for the archive, by relative path: their bytes, or the path of a file.
             They replace the archive's assets of the same paths.
-        progress: Called with the bytes done and the bytes in all.
+        progress: Called with the bytes done and the bytes in all; True shows a bar.
 
     Raises:
         ArchiveFormatError: `path` breaks a rule; or the function returned a model that it calls

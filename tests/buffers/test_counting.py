@@ -1,0 +1,94 @@
+"""Progress goes to a function or is shown by a bar, which every function with progress shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tqdm.auto
+from models import model_of, raw_tensor, runnable_model
+
+import onnxarchive
+from onnxarchive.buffers.counting import ProgressCounter
+
+
+class Bar:
+    """Takes the place of tqdm's bar."""
+
+    made: list[Bar]
+
+    def __init__(self, total: int, **options: Any) -> None:
+        self.total, self.n, self.options, self.is_closed = total, 0, options, False
+        self.made.append(self)
+
+    def update(self, n: int) -> None:
+        assert not self.is_closed
+        self.n += n
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    """The bars that are made."""
+    monkeypatch.setattr(Bar, "made", [], raising=False)
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    return Bar.made
+
+
+def test_a_bar_counts_bytes_and_ends_with_the_last(bars: list[Bar]) -> None:
+    counter = ProgressCounter(True, 5)
+    assert [bar.total for bar in bars] == [5]
+    assert bars[0].options == {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    assert list(counter([b"ab", b"cd"])) == [b"ab", b"cd"]
+    assert (bars[0].n, bars[0].is_closed) == (4, False)
+    counter.add(1)
+    assert (bars[0].n, bars[0].is_closed) == (5, True)
+
+
+@pytest.mark.parametrize("progress", [False, None])
+def test_no_bar_is_shown_unless_asked_for(bars: list[Bar], progress: bool | None) -> None:
+    ProgressCounter(progress, 5).add(5)
+    assert not bars
+
+
+def test_the_bar_of_a_terminal_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    counter = ProgressCounter(True, 2048)
+    counter.add(2048)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "2.00k/2.00k" in err
+
+
+ARRAY = np.ones(3000, np.float32)
+CALLS: dict[str, Callable[..., object]] = {
+    "save": lambda path, **it: onnxarchive.save(runnable_model(), path, **it),
+    "convert": lambda path, **it: onnxarchive.convert(path, path.with_name("new"), **it),
+    "export": lambda path, **it: onnxarchive.export(path, path.with_name("m.onnx"), **it),
+    "extract": lambda path, **it: onnxarchive.extract(path, path.with_name("out"), **it),
+    "verify": lambda path, **it: onnxarchive.open(path).verify(**it),
+    "check": lambda path, **it: onnxarchive.check(path, full=True, **it),
+    "diff": lambda path, **it: onnxarchive.diff(path, path, full=True, **it),
+    "replace_model": lambda path, **it: onnxarchive.replace_model(
+        path, model_of(), compact=True, **it
+    ),
+    "replace_tensor": lambda path, **it: onnxarchive.replace_tensor(path, "w", ARRAY, **it),
+    "add_asset": lambda path, **it: onnxarchive.add_asset(path, "a", b"new", **it),
+    "transform": lambda path, **it: onnxarchive.transform(
+        path, path, lambda model: model_of(raw_tensor("v", dims=(300,))), weights="loaded", **it
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_every_function_with_progress_shows_a_bar(
+    bars: list[Bar], tmp_path: Path, call: Callable[..., object]
+) -> None:
+    path = tmp_path / "m.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)
+    call(path, progress=True)
+    assert [(bar.n, bar.is_closed) for bar in bars if bar.total] == [(bars[-1].total, True)]
