@@ -262,10 +262,10 @@ class CachedFile(RandomAccessFile):
     def set_verified(self, number: int) -> None:
         """Notes, for all processes, that the CRC-32 of an entry was compared.
 
-        Raises:
-            OSError: The cache's file cannot be written.
+        On a full disk it is compared again by the next one.
         """
-        self.local.write(self._verified_offset + number, bytes([_SET]))
+        with contextlib.suppress(OSError):
+            self.local.write(self._verified_offset + number, bytes([_SET]))
 
     def discard(self) -> None:
         """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.

@@ -99,7 +99,7 @@ class RemoteFile(RandomAccessFile):
 
     def cache_key(self) -> str | None:
         """A name of this version in hexadecimal digits, without secrets; None if it has none."""
-        if self.validator is None:
+        if self.validator is None or self._origin.is_in_memory:
             return None
         text = "\n".join((self._origin.place, self.validator, str(self.size)))
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

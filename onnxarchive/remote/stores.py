@@ -74,8 +74,12 @@ class Origin(Protocol):
     name: str
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether no other process can read it. Its ETag is then that of others, too."""
+
+    @property
     def place(self) -> str:
-        """Its place, without secrets and the same in every process."""
+        """Its place, without secrets; the same in every process, unless it is in memory."""
 
     async def version(self) -> Version:
         """Asks for the version that the object has now."""
@@ -109,12 +113,18 @@ class StoreOrigin:
     name: str
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether it is in a `MemoryStore`, which counts its objects for their ETags."""
+        return type(self.store).__name__ == "MemoryStore"
+
+    @property
     def place(self) -> str:
         """The store, by what distinguishes it from others of its kind, and the key."""
         store: Any = self.store
         config = dict(getattr(store, "config", {}))
         parts = [type(store).__name__, unsigned_url(getattr(store, "url", ""))]
         parts += [str(config.get(it)) for it in ("endpoint", "account_name", "bucket", "container")]
+        parts += [str(id(store))] * self.is_in_memory
         return "\n".join([*parts, str(getattr(store, "prefix", None)), self.key])
 
     async def version(self) -> Version:
@@ -191,6 +201,11 @@ class FileSystemOrigin:
 
     def __post_init__(self) -> None:
         self._lock = Lock()
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Never: the files that fsspec has in memory have no ETag."""
+        return False
 
     @property
     def place(self) -> str:

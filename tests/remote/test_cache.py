@@ -21,7 +21,7 @@ import remote_files
 from commands import run
 from models import run_python
 from mounts import attempt, mounted
-from obstore.store import LocalStore
+from obstore.store import LocalStore, MemoryStore
 from processes import started
 from remote_files import DATA, KEY, SIZE, URL, Remote, data_of, opened, require_right
 
@@ -139,6 +139,17 @@ def test_several_ranges_and_pieces_are_fetched_at_once(directory: Path) -> None:
 def test_an_object_without_a_validator_is_not_cached(directory: Path) -> None:
     remote = Remote(key=None)
     assert open_cached(remote, directory) is remote  # type: ignore[arg-type]
+    assert not directory.exists()
+
+
+def test_an_object_in_memory_is_not_cached(directory: Path) -> None:
+    files = []
+    for data in (DATA, bytes(SIZE)):  # both have the ETag "0"
+        store = MemoryStore()
+        store.put("model.onnxa", data)
+        files.append(open_object("model.onnxa", store=store))
+        assert open_cached(files[-1], directory) is files[-1]
+    assert files[0].identity != files[1].identity
     assert not directory.exists()
 
 
@@ -350,6 +361,8 @@ def test_a_full_disk_is_an_error_and_the_cache_stays_right(tmp_path: Path) -> No
         with opened(small, remote) as file:
             with pytest.raises(OSError, match=KEY):
                 file.fetch([(0, SIZE)])
+            file.set_verified(1 << 20)
+            assert not file.is_verified(1 << 20)
             (asked,) = remote.asked
             assert sum(size for _, size in asked) == SIZE - found.present
             missing = {at for begin, size in asked for at in range(begin, begin + size)}
