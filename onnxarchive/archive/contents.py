@@ -22,7 +22,7 @@ from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat import directory, false_ends
 from onnxarchive.zipformat.end_records import locate
 from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
@@ -77,7 +77,7 @@ class Contents:
 
 
 def read_contents(
-    file: MappedFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
+    file: RandomAccessFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
 ) -> Contents:
     """Reads all of an archive but the tensors and assets, data and local headers.
 
@@ -91,6 +91,7 @@ def read_contents(
     bounds = locate(end, file.size, report)
     if bounds is None:
         return Contents(EMPTY, {})
+    file.hold(bounds.offset)
     listed = directory.read_directory(file.read(bounds.offset, bounds.size), bounds, report)
     named = keys.check_names(listed.names, report, are_all=listed.is_whole)
     entries, directory_end = listed.entries, bounds.offset + bounds.size
@@ -108,13 +109,15 @@ def read_contents(
 
 
 def _read_models(
-    file: MappedFile, entries: Entries, report: Report, max_model_nbytes: int
+    file: RandomAccessFile, entries: Entries, report: Report, max_model_nbytes: int
 ) -> dict[str, bytes]:
     """The bytes of each model by its entry's name, the default one first; {} if too large."""
     found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
     sizes = {name: found[name].nbytes for name in sorted(found)}  # the default one is the shortest
     if not check_model_sizes(sizes, max_model_nbytes, report):
         return {}
+    if found:
+        file.hold(min(entry.header_offset for entry in found.values()))
     data: dict[str, bytes] = {}
     for name in sizes:
         entry = found[name]
@@ -203,7 +206,7 @@ def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
 
 
 def check_data(
-    file: MappedFile,
+    file: RandomAccessFile,
     entry: Entry,
     refs: Sequence[TensorRef],
     report: Report,
@@ -237,7 +240,7 @@ def check_data(
             )
 
 
-def summed(file: MappedFile, entry: Entry, report: Report) -> Iterator[memoryview]:
+def summed(file: RandomAccessFile, entry: Entry, report: Report) -> Iterator[memoryview]:
     """The bytes of an entry in pieces; its CRC-32 is compared after the last (ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):

@@ -100,7 +100,7 @@ def write_assets(
         if assets.pop(ASSET_PREFIX + path, None) is None:
             raise archive._snapshot.not_found(f"expected the path of an asset, found {shown(path)}")
     options = WriteOptions(alignment=archive.alignment, assets=added, progress=progress)
-    require_no_input(archive._file.absolute_path, options.asset_files)
+    require_no_input(archive._local_file.absolute_path, options.asset_files)
     new = {item.name: item for item in open_assets(added)}
     assets |= new
     require_names(assets)
@@ -163,7 +163,7 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
     """The local header of an entry with another CRC-32."""
     archive.read(key)  # its local header is compared with the directory
     entry = archive.entries[key]
-    packed = archive._file.read(entry.header_offset, entry.data_offset - entry.header_offset)
+    packed = archive._local_file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     header = LocalHeader.unpack(packed, 0)
     assert header is not None
     return replace(header, crc32=crc32).pack()

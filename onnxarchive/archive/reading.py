@@ -11,14 +11,21 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
 from onnxarchive.archive import recovery
-from onnxarchive.archive.contents import MAX_MODEL_NBYTES, check_crc32, check_data, read_contents
+from onnxarchive.archive.contents import (
+    MAX_MODEL_NBYTES,
+    check_crc32,
+    check_data,
+    read_contents,
+    summed,
+)
+from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import Assets, Tensors
 from onnxarchive.buffers import checksums
@@ -29,6 +36,7 @@ from onnxarchive.errors import (
     LockedError,
     Report,
     UnfinishedEditError,
+    UnsupportedFeatureError,
     shown,
     with_path,
 )
@@ -38,6 +46,8 @@ from onnxarchive.model.tensors import TensorRefs
 from onnxarchive.storage import files, threads
 from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.forward_file import ForwardFile
+from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.entries import Records
 
 if TYPE_CHECKING:
@@ -54,7 +64,7 @@ class Archive(Closing):
     """
 
     def __init__(
-        self, file: MappedFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
+        self, file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
     ) -> None:
         """Reads the archive in `file`, which from then on belongs to this object."""
         self._path = file.path
@@ -76,7 +86,7 @@ class Archive(Closing):
 
     @property
     def path(self) -> str:
-        """The path of the archive as it was given."""
+        """The path of the archive as it was given; of a URL without credentials and query."""
         return self._path
 
     @property
@@ -84,14 +94,29 @@ class Archive(Closing):
         """Largest size in bytes of all models together that are read."""
         return self._max_model_nbytes
 
-    def _read(self, file: MappedFile) -> None:
+    def _read(self, file: RandomAccessFile) -> None:
         with with_path(self._path):
             self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
 
     @property
-    def _file(self) -> MappedFile:
-        """The open file."""
+    def _file(self) -> RandomAccessFile:
+        """What the archive is read from."""
         return self._snapshot.file
+
+    @property
+    def _local_file(self) -> MappedFile:
+        """The open file of this machine.
+
+        Raises:
+            UnsupportedFeatureError: The archive has none.
+        """
+        local = self._file.mapped_file
+        if isinstance(local, MappedFile):
+            return local
+        raise UnsupportedFeatureError(
+            f"{self.path}: expected an archive in a file of this machine, found one in memory or "
+            "elsewhere; 'onnxarchive download' makes a file of a remote one"
+        )
 
     @property
     def _refs(self) -> TensorRefs:
@@ -217,10 +242,13 @@ class Archive(Closing):
         Raises:
             ArchiveError: The file has another directory than `snapshot`, or an unfinished edit.
         """
+        if not isinstance(snapshot.file, MappedFile):
+            yield
+            return
         with contextlib.ExitStack() as resources:
             is_edited = False
             try:
-                file = resources.enter_context(files.opened(self._file.absolute_path))
+                file = resources.enter_context(files.opened(snapshot.file.absolute_path))
                 resources.callback(file.close)
                 recovery.require_finished(file)
                 contents = read_contents(file, Report(), self._max_model_nbytes)
@@ -255,6 +283,41 @@ class Archive(Closing):
             raise snapshot.not_found(f"expected the key of a tensor, found {shown(key)}")
         return snapshot.array(snapshot.entries.index_of[key])
 
+    def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Several initializers at once, as `tensors` gives each.
+
+        Of a remote archive they come in parts of some MiB, many of them at a time; with a cache
+        they are in its file afterwards.
+
+        Args:
+            names: Their names; None for all of `tensors`.
+
+        Returns:
+            The arrays by name: views of a file or of the cache, otherwise arrays in memory.
+
+        Raises:
+            TensorNotFoundError: No initializer has one of the names, or several have it.
+            ArchiveFormatError: A local header does not match the directory.
+            ChecksumError: Bytes that were fetched have changed.
+            ValueError: The archive is closed.
+            OSError: They cannot be read.
+        """
+        names = list(self.tensors if names is None else dict.fromkeys(names))
+        snapshot = self._snapshot
+        number_of = {name: snapshot.number(name) for name in names}
+        stored = sorted({number for number in number_of.values() if number is not None})
+        arrays = dict(zip(stored, snapshot.arrays(stored), strict=True))
+        return {
+            name: self.tensors[name] if number is None else arrays[number]
+            for name, number in number_of.items()
+        }
+
+    def _read_all(self, names: Iterable[str]) -> Iterator[memoryview]:
+        """The bytes of tensors and assets as `read` gives them, fetched together."""
+        snapshot = self._snapshot
+        located = snapshot.locate_all([snapshot.entries.index_of[name] for name in names])
+        return (view[offset : offset + nbytes] for view, offset, nbytes in located)
+
     def _require_current(
         self, path: str | os.PathLike[str], file: MappedFile | None = None
     ) -> None:
@@ -276,6 +339,8 @@ class Archive(Closing):
 
     def _is_at(self, path: str | os.PathLike[str]) -> bool:
         """True if saving at `path` would replace this archive, or the file that has its path."""
+        if not isinstance(self._file, MappedFile):
+            return False
         own = os.path.realpath(self._file.absolute_path)
         return os.path.realpath(path) == own or self._file.is_at(path)
 
@@ -301,18 +366,20 @@ class Archive(Closing):
         snapshot = self._snapshot
         entries = snapshot.directory.entries
         counter = ProgressCounter(progress, sum(entries.sizes))
+        jobs = threads.require_jobs(jobs)
+        file = snapshot.file
+        if not file.is_complete:
+            file, jobs = ForwardFile(file), 1
+        headers = LocalHeaders(file, snapshot.directory)
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
-            snapshot.headers.compare(number, Report())
+            headers.compare(number, Report())
             entry = entries[number]
-            check_data(snapshot.file, entry, snapshot.all_refs(entry.name), Report(), counter)
+            check_data(file, entry, snapshot.all_refs(entry.name), Report(), counter)
 
         models = snapshot.model_numbers
-        others = range(models.start)
         with with_path(self.path):
-            threads.for_each(
-                others, entries.sizes[: models.start], verify, threads.require_jobs(jobs)
-            )
+            threads.for_each(range(models.start), entries.sizes[: models.start], verify, jobs)
             try:
                 with self._settled() as current:
                     for number in models:
@@ -325,14 +392,26 @@ class Archive(Closing):
                     for number in models:
                         verify(number, ProgressCounter(None, 0))
 
-    def _require_headers(self) -> None:
-        """Compares the local header of every entry with its directory record.
+    def _require_header(self, name: str) -> None:
+        """Compares the local header of an entry with its directory record.
 
         Raises:
-            ArchiveFormatError: One does not match.
+            ArchiveFormatError: They do not match.
         """
-        with with_path(self.path):
-            self._snapshot.headers.require_all()
+        snapshot = self._snapshot
+        snapshot.require_header(snapshot.entries.index_of[name])
+
+    def _fetch_entries(self, names: Iterable[str]) -> None:
+        """Compares the local headers of entries, and fetches the data that a map lacks.
+
+        A file that is not mapped is not read.
+
+        Raises:
+            ArchiveFormatError: A local header does not match the directory.
+        """
+        if self._file.is_mapped:
+            snapshot = self._snapshot
+            snapshot.fetch([snapshot.entries.index_of[name] for name in names])
 
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made."""
@@ -352,8 +431,11 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
     Raises:
         ChecksumError: Bytes of a tensor have changed.
     """
-    for key, ref in archive._refs.items():
-        tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
+    refs = archive._refs
+    for (key, ref), data in zip(refs.items(), archive._read_all(refs), strict=True):
+        if archive._file.is_complete:
+            check_crc32(archive.entries[key], len(data), checksums.crc32(data), Report())
+        tensors.set_raw_data(ref.tensor, bytes(data))
     return archive.model
 
 
@@ -366,3 +448,14 @@ def read_verified(archive: Archive, name: str) -> memoryview:
     data = archive.read(name)
     check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
     return data
+
+
+def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
+    """The bytes of an entry in pieces, after its local header is compared, and then their CRC-32.
+
+    Raises:
+        ArchiveFormatError: The local header does not match.
+        ChecksumError: The bytes have changed; this is known after the last piece.
+    """
+    archive._require_header(name)
+    return summed(archive._file, archive.entries[name], Report())

@@ -185,7 +185,7 @@ def _write_models(
                 models,
                 write_options,
                 kept_assets=asset_items(archive),
-                temporary=directory_of(archive._file.absolute_path),
+                temporary=directory_of(archive._local_file.absolute_path),
             )
         keeps_all = plan is not None and _keeps_all(plan, archive)
         if plan is None or not (keeps_all or options.compact):
@@ -238,7 +238,7 @@ def _open_given(
         require_referring(given, archive)
         return ModelToStore(given, partial(referred_data, archive))
     if isinstance(given, str | os.PathLike):
-        require_no_input(archive._file.absolute_path, [os.fspath(given)])  # which is locked
+        require_no_input(archive._local_file.absolute_path, [os.fspath(given)])  # which is locked
         opened = open_model(given, elsewhere=partial(referred_data, archive))
         source = resources.enter_context(opened)
         return ModelToStore(source.model, _by_entry(source, archive))
@@ -257,7 +257,7 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
     data: dict[Path, Data] = {}
     for path, found in source.data.items():
         data[path] = found
-        if isinstance(found, FileData) and found.identity == archive._file.identity:
+        if isinstance(found, FileData) and found.identity == archive._local_file.identity:
             name = name_of.get((found.offset, found.nbytes))
             if name is not None:
                 data[path] = entry_data(archive, name)
@@ -302,7 +302,7 @@ def _is_entry(item: AnyItem, archive: Archive) -> bool:
         return False
     offset = entry.data_offset
     for piece in data:
-        if archive._file.read(offset, len(piece)) != piece:
+        if archive._local_file.read(offset, len(piece)) != piece:
             return False
         offset += len(piece)
     return True
@@ -325,7 +325,7 @@ def _plan_keeping_all(
     Raises:
         ValueError: The models have no tensor for an entry.
     """
-    temporary = directory_of(archive._file.absolute_path)
+    temporary = directory_of(archive._local_file.absolute_path)
     assigned = Keys(archive._keys)
     shared = SharedEntries() if len(models) > 1 else None
     items: list[AnyItem] = []
@@ -411,8 +411,8 @@ def _stored(
 
 def write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFile:
     """Writes a new archive, which then has the name of the other one."""
-    archive._file.require_locking_process()
-    return write_file(plan, archive._file.absolute_path, options, is_locked=True)
+    archive._local_file.require_locking_process()
+    return write_file(plan, archive._local_file.absolute_path, options, is_locked=True)
 
 
 def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
@@ -429,11 +429,11 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
     changed = changed_clone(archive, offset, write, else_in_place=not copy)
     if changed is not None:
         return changed
-    if copy or archive._file.size - offset > undo.MAX_END_NBYTES:
+    if copy or archive._local_file.size - offset > undo.MAX_END_NBYTES:
         return write_anew(archive, plan, options)
-    archive._require_headers()  # or an edit that is cut off could not be rolled back
-    undo.change_end(archive._file, offset, new.size(options.alignment, offset, kept), write)
-    return archive._file.reopened()
+    archive._fetch_entries(archive.entries)  # or an edit that is cut off could not be rolled back
+    undo.change_end(archive._local_file, offset, new.size(options.alignment, offset, kept), write)
+    return archive._local_file.reopened()
 
 
 def continued_writer(
@@ -464,15 +464,17 @@ def changed_clone(
         else_in_place: Whether the caller can change the file itself; this is better than a clone
             with another owner.
     """
-    archive._file.require_locking_process()
+    archive._local_file.require_locking_process()
     try:
-        replacement = Replacement(archive._file.absolute_path, follow_links=False, is_locked=True)
+        replacement = Replacement(
+            archive._local_file.absolute_path, follow_links=False, is_locked=True
+        )
     except OSError:  # of the directory; an edit that needs it fails later
         return None
     try:
-        old = os.fstat(archive._file.fileno())
+        old = os.fstat(archive._local_file.fileno())
         is_fit = not else_in_place or attributes.keep_owner(replacement.fileno(), old)
-        if not (is_fit and clone(archive._file, replacement.fileno())):
+        if not (is_fit and clone(archive._local_file, replacement.fileno())):
             replacement.discard()
             return None
         replacement.file.offset = offset

@@ -9,15 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES, Contents, check_data, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.openable import Access, Openable, files_of, opened
 from onnxarchive.buffers.counting import Progress, ProgressCounter
-from onnxarchive.errors import ArchiveFormatError, Report, shown, with_path
+from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model.keys import is_model
-from onnxarchive.storage import files, threads
+from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.forward_file import streamed
+from onnxarchive.storage.random_access import RandomAccessFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -120,24 +127,27 @@ class _Findings(Report):
 
 
 def check(
-    path: str | os.PathLike[str],
+    source: Openable,
     *,
     full: bool = False,
     progress: Progress | None = None,
     jobs: int | None = None,
     max_model_nbytes: int = MAX_MODEL_NBYTES,
+    **access: Unpack[Access],
 ) -> list[Finding]:
     """Checks an archive against every rule of the specification.
 
     Args:
-        path: The archive.
+        source: The archive, as in `onnxarchive.open`.
         full: Whether to check also the rules about the data of entries, which is then read: CRC-32,
             SHA-1 checksums, unused bits and booleans.
         progress: Called with the bytes done and the bytes in all if `full`; from any thread, one at
             a time. True shows a bar.
-        jobs: Number of threads if `full`; None for one for each core. The findings are the same.
+        jobs: Number of threads if `full`; None for one for each core. The findings are the same. An
+            archive that is not mapped is streamed by one.
         max_model_nbytes: Largest size in bytes of all models together; larger ones are a finding
             and not read.
+        access: How a remote archive is reached; see `onnxarchive.open`.
 
     Returns:
         Every broken rule, in the order in which a reader finds them; empty for a valid archive. Of
@@ -149,25 +159,58 @@ def check(
         OSError: The file cannot be opened or read.
     """
     findings = _Findings()
-    try:
-        MappedFile(path, rule="FILE-1").close()
-    except ArchiveFormatError as error:
-        return [Finding("FILE-1", None, error.message)]
-    with with_path(path), files.opened(path) as file, file:
-        recovery.require_finished(file)
+    jobs = threads.require_jobs(jobs)
+    for path in files_of(source, access):
+        try:
+            MappedFile(path, rule="FILE-1").close()
+        except ArchiveFormatError as error:
+            return [Finding("FILE-1", None, error.message)]
+    with opened(source, **access) as file, file:
+        if isinstance(file, MappedFile):
+            recovery.require_finished(file)
         contents = read_contents(file, findings, max_model_nbytes)
-        entries = contents.directory.entries
-        headers = LocalHeaders(file, contents.directory)
-        for number in range(len(entries)):
-            headers.compare(number, findings)
-        if full:
-            counter = ProgressCounter(progress, sum(entries.sizes))
-            _check_all_data(file, contents, findings, counter, threads.require_jobs(jobs))
+        counter = ProgressCounter(progress, sum(contents.directory.entries.sizes))
+        if not full:
+            _check_headers(file, contents, findings)
+        elif file.is_complete:
+            _check_headers(file, contents, findings)
+            _check_all_data(file, contents, findings, counter, jobs)
+        else:
+            _check_in_one_pass(streamed(file), contents, findings, counter)
     return findings.list
 
 
+def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findings) -> None:
+    """Compares all local headers with their directory records."""
+    entries = contents.directory.entries
+    headers = LocalHeaders(file, contents.directory)
+    if file.is_complete:
+        for number in range(len(entries)):
+            headers.compare(number, findings)
+        return
+    begins, ends = entries.header_offsets, entries.data_offsets
+    ranges = ((begin, end - begin) for begin, end in zip(begins, ends, strict=True))
+    for number, header in enumerate(file.read_ranges(ranges)):
+        headers.compare_given(number, bytes(header), findings)
+
+
+def _check_in_one_pass(
+    file: RandomAccessFile, contents: Contents, findings: _Findings, counter: ProgressCounter
+) -> None:
+    """Checks local headers and data of all entries; the findings of data are the last."""
+    headers, of_data = LocalHeaders(file, contents.directory), _Findings()
+    for number, entry in enumerate(contents.directory.entries):
+        headers.compare(number, findings)
+        check_data(file, entry, contents.refs(entry.name), of_data, counter)
+    findings.take(of_data)
+
+
 def _check_all_data(
-    file: MappedFile, contents: Contents, findings: _Findings, counter: ProgressCounter, jobs: int
+    file: RandomAccessFile,
+    contents: Contents,
+    findings: _Findings,
+    counter: ProgressCounter,
+    jobs: int,
 ) -> None:
     """Checks the data of all entries, in several threads; findings are in the order of entries."""
     entries = contents.directory.entries

@@ -13,11 +13,19 @@ import onnx
 from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers import checksums
-from onnxarchive.errors import ModelNotFoundError, Report, TensorNotFoundError, shown, with_path
+from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.errors import (
+    ArchiveFormatError,
+    ModelNotFoundError,
+    Report,
+    TensorNotFoundError,
+    shown,
+    with_path,
+)
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.entries import Entries, Entry
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ class Snapshot:
         alignment: Alignment of the data of the default model's entry, in bytes.
     """
 
-    def __init__(self, file: MappedFile, model: str, max_model_nbytes: int) -> None:
+    def __init__(self, file: RandomAccessFile, model: str, max_model_nbytes: int) -> None:
         """Reads end records, directory and models, and the models' local headers.
 
         Raises:
@@ -68,9 +76,11 @@ class Snapshot:
             shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
         self._shapes = shapes
         self.model_numbers = model_numbers(self.entries.names)
-        for number in self.model_numbers:
-            self._require_header(number)
+        for number in self.model_numbers:  # whose CRC-32s were compared
+            with with_path(file.path):
+                self.headers.require(number)
         self.alignment = self.headers.alignment
+        file.release()
 
     def refs_of(self, model: str) -> TensorRefs:
         """The tensors of a model by key."""
@@ -85,7 +95,7 @@ class Snapshot:
         """The index of the initializers."""
         return Initializers(self.entries, self.model, self.refs)
 
-    def is_in(self, file: MappedFile) -> bool:
+    def is_in(self, file: RandomAccessFile) -> bool:
         """True if a file has this directory, and so this content; the file is locked."""
         packed, entries = self.directory.records.pack(), self.directory.entries
         offset = entries.data_offsets[-1] + entries.sizes[-1]
@@ -94,15 +104,21 @@ class Snapshot:
     def locate(self, number: int) -> tuple[memoryview, int, int]:
         """A view that contains the data of an entry, its offset in the view, and its size in bytes.
 
+        Of a file that is not mapped it is a copy, whose CRC-32 was compared.
+
         Raises:
             ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: Bytes of a copy, or of what was fetched for a map, have changed.
             ValueError: The archive is closed.
         """
         listed = self.directory.entries
         offset, nbytes = listed.data_offsets[number], listed.sizes[number]
+        if not self.file.is_mapped:
+            (copy,) = self._copies([number])
+            return copy, 0, nbytes
         view = self.file.reaching(offset + nbytes)
         if not self.headers.verified[number]:
-            self._require_header(number)
+            self.fetch([number])
         return view, offset, nbytes
 
     def read(self, number: int) -> bytes:
@@ -113,13 +129,81 @@ class Snapshot:
             ArchiveFormatError: Its local header does not match the directory.
             ValueError: The archive is closed.
         """
+        if not self.file.is_mapped:
+            (copy,) = self._copies([number])
+            return bytes(copy)
         entry = self.directory.entries[number]
         if not self.headers.verified[number]:
-            self._require_header(number)
+            self.fetch([number])
         with with_path(self.file.path):
             data = self.file.read(entry.data_offset, entry.nbytes)
             check_crc32(entry, len(data), checksums.crc32(data), Report())
         return data
+
+    def require_header(self, number: int) -> None:
+        """Compares an entry's local header with its directory record.
+
+        Raises:
+            ArchiveFormatError: They do not match.
+        """
+        with with_path(self.file.path):
+            if self.file.is_complete:
+                self.headers.require(number)
+            else:  # without those that follow, each of which may be a request
+                self.headers.compare(number, Report())
+
+    def locate_all(self, numbers: Sequence[int]) -> Iterator[tuple[memoryview, int, int]]:
+        """As `locate` for many entries, which are fetched together."""
+        if not self.file.is_mapped:
+            return ((copy, 0, copy.nbytes) for copy in self._copies(numbers))
+        self.fetch(numbers)
+        return map(self.locate, numbers)
+
+    def fetch(self, numbers: Sequence[int]) -> None:
+        """Compares local headers of a mapped file; if it is not complete, fetches the entries.
+
+        The CRC-32 of what was fetched is compared before it is seen.
+        """
+        with with_path(self.file.path):
+            if self.file.is_complete:
+                for number in numbers:
+                    self.headers.require(number)
+                return
+            numbers = [number for number in numbers if not self.headers.verified[number]]
+            self.file.fetch(map(self._range, numbers))
+            entries = self.directory.entries
+            try:
+                for number in numbers:
+                    if not self.file.is_verified(number):
+                        entry = entries[number]
+                        pieces = self.file.pieces(entry.data_offset, entry.nbytes)
+                        found = Crc32.of(pieces)
+                        check_crc32(entry, found.nbytes, found.value, Report())
+                        self.file.set_verified(number)
+                    self.headers.compare(number, Report())
+                    self.headers.verified[number] = 1
+            except ArchiveFormatError:
+                self.file.discard()
+                raise
+
+    def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """The data of entries of a file that is not mapped, after their CRC-32s were compared."""
+        entries = self.directory.entries
+        with with_path(self.file.path):
+            copies = self.file.read_ranges(map(self._range, numbers))
+            for number, copy in zip(numbers, copies, strict=True):
+                entry = entries[number]
+                header_nbytes = entry.data_offset - entry.header_offset
+                data = copy[header_nbytes:].toreadonly()
+                self.headers.compare_given(number, bytes(copy[:header_nbytes]), Report())
+                check_crc32(entry, data.nbytes, checksums.crc32(data), Report())
+                yield data
+
+    def _range(self, number: int) -> tuple[int, int]:
+        """Offset and size of an entry in the file, from its local header to the end of its data."""
+        listed = self.directory.entries
+        begin = listed.header_offsets[number]
+        return begin, listed.data_offsets[number] + listed.sizes[number] - begin
 
     def not_found(self, message: str) -> TensorNotFoundError:
         """The error for a name that is not in the archive."""
@@ -127,16 +211,39 @@ class Snapshot:
         error.path = self.file.path
         return error
 
-    def _require_header(self, number: int) -> None:
-        """Compares an entry's local header with its directory record."""
-        with with_path(self.file.path):
-            self.headers.require(number)
-
     def array(self, number: int) -> NDArray[Any]:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
         view, offset, _ = self.locate(number)
         data_type, shape = self._shapes[number]
         return dtypes.as_array(view, data_type, shape, offset)
+
+    def arrays(self, numbers: Sequence[int]) -> Iterator[NDArray[Any]]:
+        """The tensors of several entries, which are fetched together."""
+        for number, (view, offset, _) in zip(numbers, self.locate_all(numbers), strict=True):
+            data_type, shape = self._shapes[number]
+            yield dtypes.as_array(view, data_type, shape, offset)
+
+    def number(self, name: str) -> int | None:
+        """The entry of an initializer by its number; None if the model itself holds it.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        number = self.initializers.entry_of.get(name)
+        if number is None:
+            self.ref(name)
+        return number
+
+    def ref(self, name: str) -> TensorRef:
+        """The tensor of an initializer.
+
+        Raises:
+            TensorNotFoundError: No initializer has this name, or several have it.
+        """
+        ref = self.initializers.ref(name)
+        if ref is None:
+            raise self.not_found(self.initializers.why_not(name))
+        return ref
 
 
 def require_model(models: Collection[str], model: str) -> None:

@@ -42,13 +42,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        return self._ref(self._state(), name)
-
-    def _ref(self, snapshot: Snapshot, name: str) -> TensorRef:
-        ref = snapshot.initializers.ref(name)
-        if ref is None:
-            raise snapshot.not_found(snapshot.initializers.why_not(name))
-        return ref
+        return self._state().ref(name)
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the model itself holds it.
@@ -57,11 +51,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._state()
-        number = snapshot.initializers.entry_of.get(name)
-        if number is not None:
-            return snapshot.entries.names[number]
-        self._ref(snapshot, name)
-        return None
+        number = snapshot.number(name)
+        return None if number is None else snapshot.entries.names[number]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The initializer of this name.
@@ -78,7 +69,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         number = snapshot.initializers.entry_of.get(name)
         if number is not None:
             return snapshot.array(number)
-        ref = self._ref(snapshot, name)
+        ref = snapshot.ref(name)
         tensor = ref.tensor
         data_type = tensors.stored_type(tensor)
         with with_path(snapshot.file.path):

@@ -19,8 +19,9 @@ from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.storage import locking, threads
 from onnxarchive.storage.file_data import FileData
-from onnxarchive.storage.files import READ_SIZE, MappedFile
+from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.random_access import READ_SIZE
 from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat.writer import ZipWriter
 

@@ -50,6 +50,10 @@ class Stored:
         """Size in bytes."""
         return self.view.nbytes
 
+    def part(self, offset: int, nbytes: int) -> Stored:
+        """A range of these bytes."""
+        return Stored(self.view[offset : offset + nbytes])
+
     @property
     def is_constant(self) -> bool:
         """True if nobody can change them: they belong to a `bytes` object."""

@@ -272,6 +272,7 @@ class _Convert:
                     follow_links=self.follow_links,
                     dry_run=self.dry_run,
                     other_files=self.other_files,
+                    access={},
                 )
             return with_changes(conversion, warnings=(*conversion.warnings, *lost))
         except (ArchiveError, ValueError) as error:

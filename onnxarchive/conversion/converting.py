@@ -9,13 +9,14 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import onnx
 
-from onnxarchive.archive import recovery
-from onnxarchive.archive.opening import open
+from onnxarchive.archive import openable
+from onnxarchive.archive.openable import Access, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     Item,
@@ -24,7 +25,12 @@ from onnxarchive.archive.planning import (
     plan_archive,
     with_further_models,
 )
-from onnxarchive.archive.reading import Archive, complete_model, read_verified
+from onnxarchive.archive.reading import (
+    Archive,
+    complete_model,
+    read_verified,
+    verified_pieces,
+)
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, SupportsWrite, pieces
@@ -33,13 +39,20 @@ from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
+from onnxarchive.remote.urls import shown_url
 from onnxarchive.sources.source import FollowLinks, Source
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
+from onnxarchive.storage.forward_file import streamed
+from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
+from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
@@ -98,6 +111,7 @@ def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
     jobs: int | None = None,
+    **access: Unpack[Access],
 ) -> Conversion:
     """Converts a model to an archive.
 
@@ -120,9 +134,11 @@ def convert(
             data files, such as torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
             exports; or an archive, which is written anew. A compressed model, and tensors that are
             parts of a compressed data file, are inflated to an unnamed temporary file in the
-            target's directory.
-        path: The archive, usually `name.onnxa`; or a binary file, which is written to in order and
-            need not be seekable.
+            target's directory. Or the URL of such a file: an archive is streamed, and so is the
+            external data of a `.onnx`, which is looked for beside it; any other file is copied to
+            a temporary one.
+        path: The archive, usually `name.onnxa`; a URL, where the object appears when it is
+            complete; or a binary file, which is written to in order and need not be seekable.
         models: Further models by id, such as `{"decoder": "decoder.onnx"}`, each a source with its
             own external data; they take the place of models of the same ids that `source` has. An
             id is `[a-z][a-z0-9_]*` of at most 64 bytes. Tensors of different models that are equal
@@ -147,7 +163,8 @@ def convert(
         jobs: Number of threads; None for one for each core. One of them writes. The others read,
             inflate and verify up to `jobs` tensors that come next, of 96 MiB in all. Tensors of
             less than 128 KiB or more than 96 MiB are left to the thread that writes, as is the
-            CRC-32 of entries of more than 32 MiB.
+            CRC-32 of entries of more than 32 MiB. A remote source is read by one.
+        access: How remote sources and a remote target are reached; see `open`.
 
     Returns:
         The outcome.
@@ -179,6 +196,7 @@ def convert(
         verify_checksum=verify_checksum,
         follow_links=follow_links,
         dry_run=dry_run,
+        access=access,
     )
     for warning in conversion.warnings:
         warnings.warn(f"{conversion.source}: {warning}", stacklevel=2)
@@ -195,10 +213,15 @@ def convert_silently(
     dry_run: bool,
     models: Mapping[str, str | os.PathLike[str]] | None = None,
     other_files: bool = False,
+    access: Access,
 ) -> Conversion:
     """Converts a model; warnings are only returned, since `warnings` is not safe in threads."""
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
-    target = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    sources = with_further_models(source, models)
+    is_local = not any(is_remote(given, access) for given in sources.values())
+    if not is_local:
+        options = replace(options, jobs=1)
+    target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
     with contextlib.ExitStack() as resources:
         opened = {
@@ -209,9 +232,10 @@ def convert_silently(
                     temporary=temporary,
                     other_files=other_files and not identifier,
                     follow_links=follow_links,
+                    **access,
                 )
             )
-            for identifier, given in with_further_models(source, models).items()
+            for identifier, given in sources.items()
         }
         default = opened[""]
         opened = {**default.further, **opened}
@@ -233,10 +257,11 @@ def convert_silently(
             nbytes = plan.size(options.alignment)
         else:
             read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
-            nbytes = write_archive(plan, path, options, reserved=_MAX_EXPANSION * read_nbytes)
+            reserved = _MAX_EXPANSION * read_nbytes if is_local else None
+            nbytes = write_archive(plan, path, options, reserved=reserved)
         return Conversion(
-            source=os.fspath(source),
-            target="-" if target is None else target,
+            source=shown_url(os.fspath(source)),
+            target=shown_url(os.fspath(path)) if isinstance(path, str | os.PathLike) else "-",
             nbytes=nbytes,
             tensors=sum(item.ref is not None for item in plan.items),
             assets=sum(item.ref is None for item in plan.items),
@@ -266,13 +291,15 @@ def export(
     model: str = "",
     external_data: str | None = None,
     progress: Progress | None = None,
+    **access: Unpack[Access],
 ) -> None:
     """Writes a model of an archive as a `.onnx`.
 
-    Tensors are written from a map of the archive; only its models are held in memory.
+    Tensors are written from a map of the archive, or as they come from a remote one; only its
+    models are held in memory.
 
     Args:
-        path: The archive.
+        path: The archive, or its URL.
         destination: The `.onnx`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         external_data: Name of a file in the same directory for the large tensors, each at a
@@ -280,6 +307,8 @@ def export(
             both files exist, they are replaced one after the other.
         progress: Called with the bytes done and the bytes in all, after every few MiB; tensors in
             the `.onnx` are counted twice, as they are verified and written. True shows a bar.
+        access: How a remote archive is reached; see `open`. Without a cache, one that becomes a
+            single `.onnx` is copied to a temporary file first.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
@@ -290,36 +319,47 @@ def export(
             replace the archive.
         OSError: A file cannot be written.
     """
-    require_no_input(destination, [os.fspath(path)])
+    require_no_input(destination, files_of(path, access))
     if external_data is None:
-        with _opened(path, model) as (archive, models):
+        with _opened(path, model, access, copy_in=directory_of(destination)) as (archive, models):
             _export_single(archive, models[model_entry(model)], destination, progress)
         return
     beside = _beside(destination, external_data)
-    require_no_input(beside, [os.fspath(path)])
+    require_no_input(beside, files_of(path, access))
     if os.path.realpath(beside) == os.path.realpath(destination):
         raise ValueError(
             f"external_data must be another file than {os.fspath(destination)}, got {beside}, "
             "which leads there"
         )
-    with open(path, model=model) as archive, with_path(path):
+    with _opened(path, model, access) as (archive, _):
         _export_external(archive, destination, external_data, progress)
 
 
 @contextlib.contextmanager
 def _opened(
-    path: str | os.PathLike[str], model: str | None = None
+    path: str | os.PathLike[str], model: str | None, access: Access, copy_in: str | None = None
 ) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
     """Opens an archive, and reads a model or all at once, since an edit may overwrite them.
+
+    Args:
+        path: The archive.
+        model: Id of the model; None for all.
+        access: How a remote archive is reached.
+        copy_in: The directory of a temporary copy of an archive that is not mapped; None: no copy.
 
     Yields:
         The archive, and the bytes of each of these models by the name of its entry.
     """
-    with recovery.opened_archive(path, rule="FILE-1") as file:
-        archive = Archive(file, model=model or "")
+    with openable.opened(path, **access) as file:
+        if copy_in is not None and not file.is_mapped:
+            copy = spool(map(memoryview, file.pieces(0, file.size)), copy_in)
+            file = MemoryFile(copy, file.path)
+        archive = Archive(streamed(file), model=model or "")
         ids = archive.models if model is None else (model,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
-    with archive, with_path(path):
+    with archive, with_path(archive.path):
+        if not archive._file.is_complete:
+            archive._fetch_entries(archive.entries if model is None else archive._refs)
         yield archive, models
 
 
@@ -383,7 +423,7 @@ def _export_external(
         counter = ProgressCounter(progress, sum(archive.entries[key].nbytes for key in offsets))
         for key, offset in offsets.items():
             data_replacement.file.offset = offset
-            for piece in counter(pieces(read_verified(archive, key))):
+            for piece in counter(verified_pieces(archive, key)):
                 data_replacement.file.write(piece)
         with replacing(destination) as replacement:
             replacement.file.write(serialized)
@@ -426,6 +466,7 @@ def extract(
     directory: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
+    **access: Unpack[Access],
 ) -> None:
     """Unzips an archive to a directory; every ONNX tool can open its `__MODEL_PROTO`.
 
@@ -434,17 +475,18 @@ def extract(
     The directory appears when it is complete.
 
     Args:
-        path: The archive.
+        path: The archive, or its URL.
         directory: The directory to create; it may exist if it is empty.
         progress: Called with the bytes done and the bytes in all, after every few MiB; True shows a
             bar.
+        access: How a remote archive is reached; see `open`.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: Bytes of an entry have changed.
         OSError: The directory cannot be made, or is not empty.
     """
-    with _opened(path) as (archive, models), new_directory(directory) as made:
+    with _opened(path, None, access) as (archive, models), new_directory(directory) as made:
         total = sum(entry.nbytes for entry in archive.entries.values())
         counter = ProgressCounter(progress, total)
         process = os.getpid()
@@ -454,6 +496,6 @@ def extract(
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:
                 target_writer = PositionalWriter(file)
-                data = models[name] if name in models else read_verified(archive, name)
-                for piece in counter(pieces(data)):
+                found = pieces(models[name]) if name in models else verified_pieces(archive, name)
+                for piece in counter(found):
                     target_writer.write(piece)

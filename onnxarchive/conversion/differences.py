@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import ne
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import onnx
 
+from onnxarchive.archive.openable import Access, Openable
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
@@ -30,7 +30,9 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
-from onnxarchive.storage.file_data import FileData
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Change", "Difference", "diff"]
 
@@ -79,13 +81,14 @@ class Difference:
 
 
 def diff(
-    path: str | os.PathLike[str],
-    other: str | os.PathLike[str],
+    path: Openable,
+    other: Openable,
     *,
     model: str | None = None,
     full: bool = False,
     stack_traces: bool = False,
     progress: Progress | None = None,
+    **access: Unpack[Access],
 ) -> Difference:
     """Compares the models, weights and assets of two archives.
 
@@ -95,7 +98,7 @@ def diff(
     tensors.
 
     Args:
-        path: An archive.
+        path: An archive, as in `onnxarchive.open`.
         other: Another archive.
         model: Id of the model to compare alone, such as `"decoder"`; `""` for the default one. None
             compares all models, each with that of the same id, and the assets.
@@ -103,6 +106,7 @@ def diff(
             2 MiB and not verified against the CRC-32 (see `Archive.verify`).
         stack_traces: Whether to compare metadata with stack traces of exporters, too.
         progress: Called with the bytes done and the bytes in all, if `full`; True shows a bar.
+        access: How remote archives are reached; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
@@ -111,7 +115,8 @@ def diff(
         OSError: A file cannot be opened or read.
     """
     given = model or ""
-    with open(path, model=given) as archive, open(other, model=given) as other_archive:
+    one = open(path, model=given, **access)
+    with one as archive, open(other, model=given, **access) as other_archive:
         pair = archive.models, other_archive.models
         ids = [id for id in pair[0] if id in pair[1]] if model is None else [model]
         ones, others = (
@@ -212,11 +217,20 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
-    archive.read(name)  # compares the local header
-    entry, file = archive.entries[name], archive._file
-    data = FileData(archive.path, file.identity, entry.data_offset, entry.nbytes, file)
-    for offset in range(0, entry.nbytes, _PIECE_SIZE):
-        yield data.part(offset, min(_PIECE_SIZE, entry.nbytes - offset)).read()
+    archive._require_header(name)
+    entry = archive.entries[name]
+    end = entry.data_offset + entry.nbytes
+    for offset in range(entry.data_offset, end, _PIECE_SIZE):
+        nbytes = min(_PIECE_SIZE, end - offset)
+        piece = archive._file.read(offset, nbytes)
+        if len(piece) != nbytes:
+            error = ArchiveFormatError(
+                f"expected {nbytes} bytes at offset {offset}, found a file truncated to "
+                f"{offset + len(piece)} bytes"
+            )
+            error.path = archive.path
+            raise error
+        yield piece
 
 
 def _inner_content(ref: TensorRef) -> _Content:

@@ -5,22 +5,35 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from onnxarchive.archive import recovery
-from onnxarchive.archive.reading import Archive
+from onnxarchive.archive.openable import Access, is_remote
+from onnxarchive.archive.reading import Archive, verified_pieces
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
     ArchiveError,
     ChecksumError,
     LockedError,
+    ObjectChangedError,
     UnfinishedEditError,
     with_path,
 )
 from onnxarchive.model import tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
+from onnxarchive.remote.opening import open_beside, open_remote
 from onnxarchive.sources.places import sha1
-from onnxarchive.sources.source import FollowLinks, Source, is_zip, open_model
+from onnxarchive.sources.remote_place import RemotePlace
+from onnxarchive.sources.source import FollowLinks, Source, is_zip, open_copy, open_model
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.forward_file import streamed
+from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.storage.spooling import spool
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @contextlib.contextmanager
@@ -31,27 +44,50 @@ def open_source(
     temporary: str | None = None,
     other_files: bool = False,
     follow_links: FollowLinks = False,
+    **access: Unpack[Access],
 ) -> Iterator[Source]:
     """Opens the source of a conversion; its files are mapped until the block ends.
 
     Args:
-        path: An archive, a `.onnx`, or a directory or zip with one model.
+        path: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
+            file.
         verify_checksum: Whether to compare data with the `checksum` that tensors state.
-        temporary: Directory for files that have to be inflated; None for the system's.
         other_files: Whether to give the other files of a directory or zip, too.
         follow_links: See `open_model`.
+        temporary: Directory for files that have to be inflated, and for a remote file that is no
+            archive, without its external data; None for the system's.
+        access: How a remote source is reached; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
         ChecksumError: A tensor of an archive has another SHA-1 than it states.
         LockedError: The archive stayed locked.
         UnfinishedEditError: An edit of the archive was interrupted.
+        ObjectChangedError: A remote file changed while it was read.
         OSError: A file cannot be opened.
     """
-    with contextlib.ExitStack() as resources, with_path(path):
-        archive = None if os.path.isdir(path) else _open_archive(path, resources)
+    with contextlib.ExitStack() as resources:
+        if is_remote(path, access):
+            url = os.fspath(path)
+            file = resources.enter_context(open_remote(url, **access))
+            resources.enter_context(with_path(file.path))
+            archive = _open_remote_archive(file)
+        else:
+            resources.enter_context(with_path(path))
+            archive = None if os.path.isdir(path) else _open_archive(path, resources)
         if archive is not None:
             yield _source(archive, verify_checksum)
+        elif is_remote(path, access):
+            copy = spool(map(memoryview, file.pieces(0, file.size)), temporary)
+            place = RemotePlace(partial(open_beside, url, **access), resources)
+            opened = open_copy(
+                copy,
+                place,
+                verify_checksum=verify_checksum,
+                temporary=temporary,
+                other_files=other_files,
+            )
+            yield resources.enter_context(opened)
         else:
             opened = open_model(
                 path,
@@ -65,25 +101,43 @@ def open_source(
 
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
     """Opens a file as an archive and compares all local headers; None if it is not an archive."""
-    try:
+    with _none_of_an_archive():
         with recovery.opened_archive(path) as file:
             if not is_zip(file.read(0, 4)):
                 file.close()
                 return None
             archive = resources.enter_context(Archive(file))
-            archive._require_headers()
-    except (LockedError, UnfinishedEditError):
+            archive._fetch_entries(archive.entries)
+        return archive
+    return None
+
+
+@contextlib.contextmanager
+def _none_of_an_archive() -> Iterator[None]:
+    """Ends the block if it finds no archive, but for errors that say why an archive is none."""
+    try:
+        yield
+    except (LockedError, UnfinishedEditError, ObjectChangedError):
         raise
     except ArchiveError as error:
         if error.rule == "VERSION-1":  # nothing of a later version is dropped
             raise
-        return None
-    return archive
+
+
+def _open_remote_archive(file: RandomAccessFile) -> Archive | None:
+    """Opens a remote file as an archive, which is streamed or cached; None if it is not one."""
+    with _none_of_an_archive():
+        archive = Archive(streamed(file))
+        archive._fetch_entries(archive.entries)
+        return archive
+    return None
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:
     def stored(name: str) -> Data:
-        return Stored(archive.read(name), archive.entries[name].crc32)
+        if archive._file.is_mapped:
+            return Stored(archive.read(name), archive.entries[name].crc32)
+        return _Streamed(archive, name)
 
     if verify_checksum:
         for key in archive._keys:
@@ -101,4 +155,17 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
     assets = {path: stored(ASSET_PREFIX + path) for path in archive.assets}
     default, *others = archive.models
     further = {other: Source(archive.models[other], data(other)) for other in others}
-    return Source(archive.model, data(default), assets, (archive.path,), further=further)
+    files = (archive.path,) if isinstance(archive._file, MappedFile) else ()
+    return Source(archive.model, data(default), assets, files, further=further)
+
+
+class _Streamed:
+    """Data of an entry, read while it is iterated over; its local header is compared first."""
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        entry = archive.entries[name]
+        self.nbytes, self.crc32 = entry.nbytes, entry.crc32
+        self._archive, self._name = archive, name
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return verified_pieces(self._archive, self._name)

@@ -193,7 +193,7 @@ def _location_findings(
     file = _beside(link_path, location)
     if file is None:
         yield _not_beside(location)
-    elif not archive._file.is_at(file):
+    elif not archive._local_file.is_at(file):
         yield _finding(f"expected external data in {archive.path}, found it in {file}")
     elif os.path.islink(file) or os.stat(file).st_nlink > 1:
         yield _finding(

@@ -116,7 +116,7 @@ def linked_model(
             nbytes += entry.nbytes
             continue
         if encoded_external_data is not None:
-            archive.read(entry.name)  # compares the local header and reads no data
+            archive._require_header(entry.name)
             # The tensor holds no data itself, or the archive would not have opened.
             tensor.ClearField("external_data")
             tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
@@ -139,8 +139,8 @@ def real_path(archive: Archive) -> str:
     Raises:
         ArchiveError: The path leads to another file now, or to none.
     """
-    for candidate in archive._file.paths():
-        if archive._file.is_at(candidate):
+    for candidate in archive._local_file.paths():
+        if archive._local_file.is_at(candidate):
             return candidate
     error = ArchiveError(
         "expected the file that was opened, found another in its place or none; open it anew"

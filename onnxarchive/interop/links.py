@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from typing import TYPE_CHECKING
 
+from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import with_path
@@ -14,9 +16,16 @@ from onnxarchive.model import proto
 from onnxarchive.storage.paths import is_below, require_no_input
 from onnxarchive.storage.replacement import replacing
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 def link(
-    path: str | os.PathLike[str], destination: str | os.PathLike[str], *, model: str = ""
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    model: str = "",
+    **access: Unpack[Access],
 ) -> None:
     """Writes a small `.onnx` whose external data lies in an archive.
 
@@ -32,16 +41,19 @@ def link(
     (`onnxarchive.interop.linked_models.stays_outside`).
 
     Args:
-        path: The archive.
+        path: The archive; or the URL of one with a cache, whose file there the link names: its
+            tensors are fetched, and the link is valid until the cache is cleared.
         destination: The `.onnx`, in the archive's directory or in one above it, since ONNX allows
             external data nowhere else. It is replaced if it exists.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
+        access: How a remote archive is reached; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of a tensor that the link is to hold have changed.
-        UnsupportedFeatureError: The link would take 2 GiB or more.
+        UnsupportedFeatureError: The link would take 2 GiB or more, or a remote archive has no
+            cache.
         ValueError: `destination` is the archive or a symbolic link; or the archive does not lie in
             its directory or below, or has a name that external data cannot have.
         OSError: The archive cannot be read, or the link not written.
@@ -50,13 +62,14 @@ def link(
         UserWarning: The archive's file has several names (hard links). onnx.checker and onnx.load
             refuse external data in such files.
     """
-    require_no_input(destination, [os.fspath(path)])
+    require_no_input(destination, files_of(path, access))
     if os.path.islink(destination):
         raise ValueError(
             f"expected a destination that is no symbolic link, since tools look for external data "
             f"beside the name that they are given, found {os.fspath(destination)}"
         )
-    with open(path, model=model) as archive, with_path(path):
+    with open(path, model=model, **access) as archive, with_path(archive.path):
+        archive._fetch_entries(archive._refs)
         file = real_path(archive)
         linked = linked_model(archive, _location(file, destination), in_place=True)
         proto.take_link_fingerprint(linked)
@@ -67,7 +80,7 @@ def link(
     names = os.stat(file).st_nlink
     if names > 1:
         warnings.warn(
-            f"{os.fspath(path)}: the file has {names} names (hard links), and onnx reads no "
+            f"{archive.path}: the file has {names} names (hard links), and onnx reads no "
             f"external data from such files; link a copy of it",
             stacklevel=2,
         )

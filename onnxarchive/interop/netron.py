@@ -108,7 +108,7 @@ class Server(http.server.ThreadingHTTPServer):
         if found is None or found.nbytes >= TOO_LARGE:
             return None
         with with_path(self._archive.path):
-            self._archive.read(found.name)  # compares the local header; reads no data
+            self._archive._require_header(found.name)
             for _ in summed(self._archive._file, found, Report()):
                 pass  # compares the CRC-32
         pieces = self._archive._file.pieces(found.data_offset, found.nbytes)

@@ -29,8 +29,6 @@ from typing import Any
 import onnx
 from onnx import serialization
 
-from onnxarchive.errors import shown
-
 __all__ = ["EXTENSION", "FORMAT", "ArchiveSerializer", "register"]
 
 FORMAT = "onnxa"
@@ -96,7 +94,7 @@ class ArchiveSerializer:
         from onnxarchive.buffers.data import as_bytes
         from onnxarchive.errors import ArchiveError
         from onnxarchive.model import tensors, walking
-        from onnxarchive.storage.files import MemoryFile
+        from onnxarchive.storage.memory_file import MemoryFile
 
         try:
             archive = Archive(MemoryFile(as_bytes(serialized)))
@@ -142,6 +140,8 @@ def _is_taken() -> bool:
 
 def _remedy(producer_name: str, location: str) -> str:
     """What to do about external data."""
+    from onnxarchive.errors import shown
+
     archive = location.removesuffix(".data")
     if producer_name == "pytorch" and archive.endswith(EXTENSION):
         return (

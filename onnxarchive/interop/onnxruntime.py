@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from onnxarchive.archive.openable import Access, Openable
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
 from onnxarchive.interop.linked_models import linked_model, real_path, require_utf8, stays_outside
 from onnxarchive.interop.ort_options import (
@@ -31,13 +31,14 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import proto
 from onnxarchive.model.tensors import TensorRef
-from onnxarchive.storage.files import MappedFile, MemoryFile
+from onnxarchive.storage.files import MappedFile
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+    from typing_extensions import Unpack
 
-# The path of an archive, an open archive, or the bytes of one.
-Source: TypeAlias = str | os.PathLike[str] | Archive | Buffer
+# An open archive, or what `onnxarchive.open` opens.
+Source: TypeAlias = Archive | Openable
 
 
 def session(
@@ -47,6 +48,9 @@ def session(
     *,
     model: str = "",
     prepack: bool | None = None,
+    store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: str | os.PathLike[str] | bool | None = None,
     **kwargs: Any,
 ) -> ort.InferenceSession:
     """Makes an ONNX Runtime session of an archive.
@@ -61,11 +65,12 @@ def session(
     external data, are passed in the model (`onnxarchive.interop.linked_models.stays_outside`).
 
     Args:
-        path: The archive: its path, an open `Archive`, or its bytes. The session keeps the bytes
-            and uses weights in place, if each begins at a multiple of its element's size, as in any
-            `bytes` object. Before version 1.31 ONNX Runtime copies them; before 1.24, and with
-            options that it cannot copy, it takes them only in the model, which must then be below
-            2 GiB. Weights of subgraphs are always passed in the model.
+        path: The archive: an open `Archive`, or what `onnxarchive.open` opens. Of one that is no
+            file, such as bytes or a remote one without a cache, all weights are in memory. The
+            session keeps them and uses them in place, if each begins at a multiple of its element's
+            size, as in any `bytes` object. Before version 1.31 ONNX Runtime copies them; before
+            1.24, and with options that it cannot copy, it takes them only in the model, which must
+            then be below 2 GiB. Weights of subgraphs are always passed in the model.
         sess_options: Options for the session. The session gets a copy of them. Options that ONNX
             Runtime cannot copy are changed while the session is made, and must not be used for
             another one meanwhile; an empty entry for the directory of external data stays in them,
@@ -77,6 +82,9 @@ def session(
             an open `Archive` was opened with.
         prepack: False to make no packed copies of weights, True to make them. None leaves it to
             `sess_options`, by default to make them.
+        store: As for `onnxarchive.open`, like `storage_options` and `cache`.
+        storage_options: As for `onnxarchive.open`.
+        cache: As for `onnxarchive.open`.
         kwargs: As for `onnxruntime.InferenceSession`: `provider_options`, ...
 
     Returns:
@@ -95,8 +103,9 @@ def session(
         OSError: The file cannot be opened or read.
     """
     make = require_onnxruntime().InferenceSession
+    access = Access(store=store, storage_options=storage_options, cache=cache)
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, model, sess_options, prepack, files)
+        inputs = _inputs(path, model, sess_options, prepack, access, files)
         if inputs.options is None:
             make = partial(lent_session_class(), inputs.entries)
         options = sess_options if inputs.options is None else inputs.options
@@ -112,6 +121,7 @@ def session_options(
     *,
     model: str = "",
     prepack: bool | None = None,
+    **access: Unpack[Access],
 ) -> tuple[bytes, ort.SessionOptions]:
     """Gives the arguments with which `session` makes a session of an archive.
 
@@ -125,6 +135,7 @@ def session_options(
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
         prepack: As in `session`.
+        access: How a remote archive is reached; see `onnxarchive.open`.
 
     Returns:
         The serialized model, with its large tensors as external data in the archive, and session
@@ -138,7 +149,7 @@ def session_options(
         OSError: The file cannot be opened or read.
     """
     with contextlib.ExitStack() as files:
-        inputs = _inputs(path, model, sess_options, prepack, files)
+        inputs = _inputs(path, model, sess_options, prepack, access, files)
     if inputs.options is None:
         raise UnsupportedFeatureError(
             "ONNX Runtime cannot copy these session options: they name execution providers, write "
@@ -157,14 +168,14 @@ class _Inputs:
         model: The serialized model.
         options: Options for this session alone; None if the caller's cannot be copied.
         entries: The session entries that the options need.
-        file: The archive's file.
+        file: The archive's file; None for an archive that has none.
         path: Its path without symbolic links; None for an archive in memory.
     """
 
     model: bytes
     options: ort.SessionOptions | None
     entries: Mapping[str, str]
-    file: MappedFile
+    file: MappedFile | None
     path: str | None
 
     def require_same_file(self) -> None:
@@ -173,7 +184,7 @@ class _Inputs:
         Raises:
             ArchiveError: There is one.
         """
-        if self.path is None or self.file.is_at(self.path):
+        if self.file is None or self.path is None or self.file.is_at(self.path):
             return
         error = ArchiveError(
             "expected the same file while the session was made, found another; retry"
@@ -187,31 +198,34 @@ def _inputs(
     model: str,
     given: ort.SessionOptions | None,
     prepack: bool | None,
+    access: Access,
     files: contextlib.ExitStack,
 ) -> _Inputs:
     """Prepares a session; `files` closes the file if it was opened here."""
     ort = require_onnxruntime()
-    archive = _opened(source, model, files)
+    archive = _opened(source, model, access, files)
     is_own = archive is not source
     options = ort.SessionOptions() if given is None else copy_options(given, archive.model)
     entries = prepacking_entries(prepack)
-    path = None
-    if isinstance(archive._file, MemoryFile):
+    path = file = None
+    if archive._file.mapped_file is None:
         serialized, buffers = _model_and_buffers(archive, options, in_place=is_own)
         if buffers:
             _lend_buffers(options, buffers)
     else:
-        path = real_path(archive)
+        if not archive._file.is_complete:
+            archive._fetch_entries(archive._refs)
+        file, path = archive._local_file, real_path(archive)
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)
         with with_path(archive.path):
             serialized = proto.encode(linked_model(archive, name, in_place=is_own))
     if options is not None:
         set_entries(options, entries)
-    return _Inputs(serialized, options, entries, archive._file, path)
+    return _Inputs(serialized, options, entries, file, path)
 
 
-def _opened(source: Source, model: str, files: contextlib.ExitStack) -> Archive:
+def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
         if model not in ("", source.model_id):
             raise ValueError(
@@ -219,12 +233,7 @@ def _opened(source: Source, model: str, files: contextlib.ExitStack) -> Archive:
                 f"was opened, found {model!r}; open it with model={model!r}"
             )
         return source
-    if isinstance(source, str | os.PathLike):
-        archive = open(source, model=model)
-    elif isinstance(source, bytes | bytearray | memoryview):
-        archive = Archive(MemoryFile(as_bytes(source)), model=model)
-    else:
-        raise TypeError(f"expected a path, an Archive or bytes, found {type(source)}")
+    archive = open(source, model=model, **access)
     files.enter_context(archive._file)
     return archive
 
@@ -243,11 +252,9 @@ def _model_and_buffers(
         is_of_main_graph = [field for field, _ in ref.path] == ["graph", "initializer"]
         return takes_buffers and is_of_main_graph and stays_outside(ref, nbytes)
 
-    buffers = {
-        key: archive.read(key)
-        for key, ref in archive._refs.items()
-        if is_outside(ref, archive.entries[key].nbytes)
-    }
+    refs, entries = archive._refs, archive.entries
+    keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
+    buffers = dict(zip(keys, archive._read_all(keys), strict=True))
     with with_path(archive.path):
         model = linked_model(archive, None, is_outside, in_place=in_place)
         return proto.encode(model), buffers

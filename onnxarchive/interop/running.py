@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
@@ -28,11 +29,13 @@ from onnxarchive.interop.ort_options import (
     set_entries,
 )
 from onnxarchive.model import dtypes
+from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import LocalHeader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
 STRING: Final = "STRING"
 STATUS: Final = "/proc/self/status"
@@ -127,11 +130,13 @@ def run(
     providers: Sequence[str] | None = None,
     repeat: int = 1,
     prepack: bool | None = None,
+    **access: Unpack[Access],
 ) -> Outcome:
     """Runs a model with ONNX Runtime and measures time and memory.
 
     Args:
-        path: An archive, whose weights are mapped as in `onnxarchive.session`, or a `.onnx`.
+        path: An archive, whose weights are mapped as in `onnxarchive.session`, or a `.onnx`; or the
+            URL of an archive.
         inputs: Arrays by the names of the inputs; a list of arrays for a sequence. The others are
             random (`onnxarchive.interop.inputs.random_input`).
         model: Id of the model, such as `"decoder"`; `""` for the default one. A `.onnx` has no
@@ -142,6 +147,7 @@ def run(
             suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
         repeat: Number of runs.
         prepack: False to make no packed copies of weights, as in `onnxarchive.session`.
+        access: How a remote archive is reached; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
@@ -156,17 +162,18 @@ def run(
     if repeat < 1:
         raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
     path, given = os.fsdecode(path), inputs or {}
+    name = path if files_of(path, access) else shown_url(path)
     require_onnxruntime()  # its import is not measured
     before = _memory()
-    with with_path(path):
+    with with_path(name):
         begin = time.perf_counter()
-        ort_session = _make_session(path, model, providers, prepack)
+        ort_session = _make_session(path, model, providers, prepack, access)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
             feed, assumed = make_inputs(ports, given, dims or {})
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
         run_seconds: list[float] = []
         results: list[Any] = []
         with _as_run_error("run"):
@@ -180,7 +187,7 @@ def run(
             names = [argument.name for argument in ort_session.get_outputs()]
             outputs = dict(zip(names, map(_as_array, results), strict=True))
     return Outcome(
-        path=path,
+        path=name,
         providers=tuple(ort_session.get_providers()),
         feed=feed,
         random=frozenset(feed) - frozenset(given),
@@ -194,7 +201,11 @@ def run(
 
 
 def _make_session(
-    path: str, model: str, providers: Sequence[str] | None, prepack: bool | None
+    path: str,
+    model: str,
+    providers: Sequence[str] | None,
+    prepack: bool | None,
+    access: Access,
 ) -> Any:
     """Makes a session of an archive or a `.onnx`, recognised by content."""
     ort, chosen = require_onnxruntime(), None
@@ -205,12 +216,14 @@ def _make_session(
             raise ValueError(
                 f"expected providers among {', '.join(known)}, found {', '.join(providers)}"
             )
-    with MappedFile(path) as file:
-        if not file.size:
-            raise ArchiveFormatError(
-                "expected an archive or a serialized ModelProto, found an empty file"
-            )
-        is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
+    is_zip = True
+    for local in files_of(path, access):
+        with MappedFile(local) as file:
+            if not file.size:
+                raise ArchiveFormatError(
+                    "expected an archive or a serialized ModelProto, found an empty file"
+                )
+            is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
     if model and not is_zip:
         raise ModelNotFoundError(
             f"expected an archive, of which {model!r} is a model, found a file that is none"
@@ -219,7 +232,7 @@ def _make_session(
     options.log_severity_level = 4  # fatal; errors are raised
     set_entries(options, prepacking_entries(prepack))
     with _as_run_error("load"):
-        make = partial(session, model=model) if is_zip else ort.InferenceSession
+        make = partial(session, model=model, **access) if is_zip else ort.InferenceSession
         ort_session = make(path, options, chosen, enable_fallback=0)
     missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:

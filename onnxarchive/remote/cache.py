@@ -41,7 +41,6 @@ from onnxarchive.storage.random_access import RandomAccessFile
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from onnxarchive.buffers.data import Buffer
     from onnxarchive.remote.objects import RemoteFile
 
 # The directory of a cache; True for the user's own.
@@ -237,7 +236,7 @@ class CachedFile(RandomAccessFile):
         self.fetch(ranges)
         return super().read_ranges(ranges)
 
-    def pieces(self, offset: int, size: int) -> Iterator[Buffer]:
+    def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Fetches `size` bytes from `offset`, then yields copies of a few MiB at most."""
         self.fetch([(offset, size)])
         yield from super().pieces(offset, size)
@@ -250,10 +249,15 @@ class CachedFile(RandomAccessFile):
         """
         return self.local.reaching(end)
 
+    @property
+    def mapped_file(self) -> MappedFile:
+        """The file in the cache."""
+        return self.local
+
     def hold(self, offset: int) -> None:
         """Fetches the bytes from `offset` to the end of the file."""
         self.fetch([(offset, self.size - offset)])
-        self._remote.hold(self.size)  # the end that opening has read is in the last block
+        self._remote.release()  # the end that opening has read is in the last block
 
     def is_verified(self, number: int) -> bool:
         """Whether the CRC-32 of an entry was compared since its bytes were fetched."""

@@ -95,7 +95,7 @@ class RemoteFile(RandomAccessFile):
 
     def close(self) -> None:
         """Releases the bytes in memory. Connections belong to the store and stay open."""
-        self._end, self._end_offset = b"", self.size
+        self.release()
 
     def cache_key(self) -> str | None:
         """A name of this version in hexadecimal digits, without secrets; None if it has none."""
@@ -105,10 +105,14 @@ class RemoteFile(RandomAccessFile):
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def hold(self, offset: int) -> None:
-        """Holds the bytes from `offset` to the end in memory, and no others."""
-        missing = max(0, self._end_offset - offset)
-        self._end = b"".join(self.stream(offset, missing)) + self._held(offset, self.size)
-        self._end_offset = self.size - len(self._end)
+        """Holds the bytes from `offset` to the end in memory, after one request at most."""
+        if offset < self._end_offset:
+            missing = run(partial(self._part, offset, self._end_offset - offset))[1]
+            self._end, self._end_offset = missing + self._end, offset
+
+    def release(self) -> None:
+        """Holds no bytes any longer."""
+        self._end, self._end_offset = b"", self.size
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`: by one request up to 8 MiB, otherwise by several.

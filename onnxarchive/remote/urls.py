@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TypeGuard
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 # RFC 3986, section 3.1. A single letter is a drive of Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://")
@@ -49,3 +49,11 @@ def unsigned_url(url: str) -> str:
             if not _OF_SIGNATURE.fullmatch(name)
         ]
     return "?".join((shown_url(url), *parameters))
+
+
+def beside(url: str, location: str) -> str:
+    """The URL of another object, by its relative path in the folder of a URL or of a key."""
+    if not is_url(url):
+        return url[: url.rfind("/") + 1] + location
+    path = re.split(r"[?#]", url, maxsplit=1)[0]
+    return path[: path.rfind("/") + 1] + quote(location) + url[len(path) :]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import onnx
 
-from onnxarchive.buffers.data import Data
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, with_path
 from onnxarchive.model import keys, wire
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
@@ -115,6 +115,29 @@ def open_model(
             raise OutsideError(f"{error.message}, or {opening.remedy()}") from None
 
 
+@contextlib.contextmanager
+def open_copy(
+    copy: memoryview,
+    place: Place,
+    *,
+    verify_checksum: bool = False,
+    temporary: str | None = None,
+    other_files: bool = False,
+) -> Iterator[Source]:
+    """As `open_model`, of a `.onnx` or a zip that was copied from elsewhere.
+
+    Args:
+        copy: The bytes of the file.
+        place: Where its external data is, if it is a `.onnx`.
+        verify_checksum: As for `open_model`.
+        temporary: As for `open_model`.
+        other_files: As for `open_model`.
+    """
+    with contextlib.ExitStack() as resources:
+        opening = _Opening("", resources, verify_checksum, temporary, False, None, other_files)
+        yield replace(opening.copy(copy, place), files=())
+
+
 def is_zip(data: bytes | memoryview) -> bool:
     """Whether a file begins like a zip.
 
@@ -174,6 +197,13 @@ class _Opening:
             others=others,
             left_out=left_out,
         )
+
+    def copy(self, view: memoryview, place: Place) -> Source:
+        """A `.onnx` whose data is elsewhere, or a zip that another tool made."""
+        if is_zip(view):
+            return self._zip(view)
+        found = self._found(Stored(view), place)
+        return Source(found.model, found.data)
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""

@@ -12,12 +12,11 @@ from typing import Literal, TypeAlias
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, with_path
 from onnxarchive.storage import locking
-from onnxarchive.storage.closing import Closing
+from onnxarchive.storage.random_access import RandomAccessFile
 
 # How the system reads a mapped file ahead.
 Prefetch: TypeAlias = Literal["willneed", "populate"]
 
-READ_SIZE = 1 << 19  # bytes of a piece in `MappedFile.pieces`: it stays in a core's cache
 # Errors of a file that is not writable.
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 # Flags of a map with all pages read in advance; None if the system has no such maps.
@@ -45,7 +44,7 @@ class _Descriptor:
         os.close(self.number)
 
 
-class MappedFile(Closing):
+class MappedFile(RandomAccessFile):
     """A regular file, read, mapped, locked and written through one descriptor.
 
     Attributes:
@@ -54,6 +53,10 @@ class MappedFile(Closing):
         size: The size in bytes at the time of opening or locking.
         identity: Device and inode, which are unique.
     """
+
+    identity: tuple[int, int]
+    is_mapped = True
+    is_complete = True
 
     def __init__(
         self,
@@ -89,6 +92,11 @@ class MappedFile(Closing):
         self.identity = (status.st_dev, status.st_ino)
         self._view: memoryview | None = None
         self._locking_process = os.getpid()
+
+    @property
+    def mapped_file(self) -> MappedFile:
+        """This file."""
+        return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
         """Sets the path, for a file that will be renamed."""
@@ -175,23 +183,10 @@ class MappedFile(Closing):
             raise
         return b"".join(parts)
 
-    def pieces(self, offset: int, size: int) -> Iterator[bytes]:
-        """Reads `size` bytes from `offset`; yields copies of at most `READ_SIZE` bytes.
-
-        If the file is truncated meanwhile, there are fewer bytes; a map would end the process.
-        """
-        while size > 0:
-            piece = self.read(offset, min(size, READ_SIZE))
-            if not piece:
-                return
-            yield piece
-            offset += len(piece)
-            size -= len(piece)
-
     def has_zeros_alone(self, offset: int, size: int) -> bool:
         """True if `size` bytes from `offset` are all zeros; holes in the file are not read."""
         return not any(
-            piece.strip(b"\0")
+            bytes(piece).strip(b"\0")
             for begin, end in self._written_parts(offset, offset + size)
             for piece in self.pieces(begin, end - begin)
         )
@@ -472,38 +467,6 @@ def require_process(process: int) -> None:
             f"expected process {process}, which began to write the file, found its fork "
             f"{os.getpid()}; open the file or begin to write it in the fork"
         )
-
-
-class MemoryFile(MappedFile):
-    """Bytes in memory, read like a file; they are not copied."""
-
-    def __init__(self, data: memoryview) -> None:
-        """Takes the bytes, as a flat view."""
-        self.path = "archive in memory"
-        self.absolute_path = ""
-        self.size = data.nbytes
-        self.identity = (-1, id(self))
-        self._data: memoryview | None = data.toreadonly()
-
-    def prefetch(self, how: Prefetch) -> None:
-        """Does nothing."""
-
-    def reaching(self, end: int) -> memoryview:
-        """All bytes."""
-        if self._data is None:
-            raise ValueError(f"{self.path}: the file is closed")
-        return self._data
-
-    def paths(self) -> Iterator[str]:
-        """No paths."""
-        return iter(())
-
-    def close(self) -> None:
-        """Ends reading; views remain valid."""
-        self._data = None
-
-    def _read_once(self, offset: int, size: int) -> bytes:
-        return bytes(self.reaching(offset + size)[offset : offset + size])
 
 
 def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:

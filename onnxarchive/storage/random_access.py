@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import ClassVar
 
-from onnxarchive.buffers.data import Buffer
 from onnxarchive.storage.closing import Closing
 
 READ_SIZE = 1 << 19  # bytes of a piece in `RandomAccessFile.pieces`: it stays in a core's cache
@@ -28,6 +27,11 @@ class RandomAccessFile(Closing):
     is_mapped: ClassVar[bool] = False
     is_complete: ClassVar[bool] = False
 
+    @property
+    def mapped_file(self) -> RandomAccessFile | None:
+        """The file of this machine with the same bytes at the same offsets, or None."""
+        return None
+
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
 
@@ -44,7 +48,7 @@ class RandomAccessFile(Closing):
         """
         return (memoryview(self.read(offset, size)) for offset, size in ranges)
 
-    def pieces(self, offset: int, size: int) -> Iterator[Buffer]:
+    def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Reads `size` bytes from `offset`; yields copies of a few MiB at most.
 
         If the file is truncated meanwhile, there are fewer bytes; a map would end the process.
@@ -66,10 +70,13 @@ class RandomAccessFile(Closing):
         raise NotImplementedError
 
     def hold(self, offset: int) -> None:
-        """Makes reads from `offset` to the end of the file cheap, by one request at most.
+        """Holds the bytes from `offset` to the end in memory, after one request at most.
 
-        Nothing that lies before `offset` is held any longer.
+        It is for files whose reads are requests; others do nothing.
         """
+
+    def release(self) -> None:
+        """Holds nothing any longer."""
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Brings ranges that are not there yet, if the file is mapped but not complete."""

@@ -128,7 +128,7 @@ def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
     """Yields the log of an edit before it begins, in pieces."""
     checksum = hashlib.sha256()
     for piece in file.pieces(edit.offset, edit.end_nbytes):
-        inverted = piece.translate(_INVERTED)
+        inverted = bytes(piece).translate(_INVERTED)
         checksum.update(inverted)
         yield inverted
     signed = _SIGNED.pack(_MAGIC, edit.offset, edit.old_size, checksum.digest())

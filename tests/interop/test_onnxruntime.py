@@ -29,7 +29,7 @@ from onnxarchive.archive.reading import Archive
 from onnxarchive.interop.linked_models import linked_model
 from onnxarchive.interop.ort_options import copy_options
 from onnxarchive.model import proto
-from onnxarchive.storage.files import MemoryFile
+from onnxarchive.storage.memory_file import MemoryFile
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -634,7 +634,7 @@ def test_a_session_keeps_the_memory_of_its_archive(archive: Path, expected: byte
 import gc, pathlib, sys
 import numpy as np, onnxarchive, onnxruntime
 from onnxarchive.archive.reading import Archive
-from onnxarchive.storage.files import MemoryFile
+from onnxarchive.storage.memory_file import MemoryFile
 cpu = ["CPUExecutionProvider"]
 x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 
@@ -786,7 +786,9 @@ def test_a_model_without_external_tensors_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [None, 123, ["m.onnxa"]])
 def test_what_is_no_source_is_refused(source: Any) -> None:
-    with pytest.raises(TypeError, match="expected a path, an Archive or bytes, found"):
+    with pytest.raises(
+        TypeError, match="expected a path, a URL, bytes or a binary file object, found"
+    ):
         onnxarchive.session(source)
 
 

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from models import open_below
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError
-from onnxarchive.storage import files, filesystem, locking
+from onnxarchive.storage import filesystem, locking, random_access
 from onnxarchive.storage.files import (
     MappedFile,
-    MemoryFile,
     PositionalWriter,
     opened,
     write_at,
 )
 from onnxarchive.storage.filesystem import sync, sync_directory
+from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.paths import require_no_input
 from onnxarchive.storage.replacement import replacing
 from onnxarchive.storage.spooling import spool
@@ -100,7 +100,7 @@ def test_a_read_that_gives_less_is_continued(
 def test_pieces_are_no_larger_than_they_should_be(
     source: Path, reading: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "READ_SIZE", 100)
+    monkeypatch.setattr(random_access, "READ_SIZE", 100)
     with MappedFile(source) as file:
         pieces = list(file.pieces(10, 250))
         assert [len(piece) for piece in pieces] == [100, 100, 50]
@@ -257,14 +257,14 @@ def test_bytes_in_memory_are_read_as_a_file_and_not_copied() -> None:
         b"",
     )
     assert list(file.pieces(0, 10)) == [b"0123456789"]
-    view = file.view()
+    view = file.reaching(10)
     data[0] = ord("x")
     assert bytes(view[:1]) == b"x"
     with pytest.raises(TypeError):
         view[0] = 1
     file.close()
     assert bytes(view[1:3]) == b"12"
-    for read in (file.view, lambda: file.read(0, 1)):
+    for read in (lambda: file.reaching(1), lambda: file.read(0, 1)):
         with pytest.raises(ValueError, match="closed"):
             read()
 
@@ -289,7 +289,6 @@ def test_a_file_says_where_it_was_opened_and_where_it_is_by_now(
             assert file.identity == (status.st_dev, status.st_ino)
         moved.unlink()
         assert next(file.paths()) == opened
-    assert list(MemoryFile(memoryview(b"")).paths()) == []
 
 
 @posix

@@ -1,0 +1,107 @@
+"""Opens what an archive is read from: a file, bytes, a file object, or a remote object."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+from onnxarchive.archive import recovery
+from onnxarchive.buffers.data import Buffer, as_bytes
+from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.remote.urls import is_url, shown_url
+from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
+from onnxarchive.storage.memory_file import MemoryFile
+from onnxarchive.storage.random_access import RandomAccessFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# A path, a URL, the bytes of an archive, or a seekable binary file object.
+Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
+
+
+class Access(TypedDict, total=False):
+    """How remote archives are reached; `onnxarchive.open` describes it. Others ignore it."""
+
+    store: Any
+    storage_options: Mapping[str, Any] | None
+    cache: str | os.PathLike[str] | bool | None
+
+
+def is_remote(source: object, access: Access) -> bool:
+    """Whether an archive is in a store and not on this machine."""
+    return access.get("store") is not None or is_url(source)
+
+
+def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
+    """The path of an archive that is to be edited.
+
+    Raises:
+        UnsupportedFeatureError: It is not a file of this machine.
+    """
+    if isinstance(source, str | os.PathLike) and not is_remote(source, access):
+        return source
+    error = UnsupportedFeatureError(
+        "expected a file of this machine to edit, found a remote archive, bytes or a file object; "
+        "'onnxarchive download' makes a file of a remote one"
+    )
+    error.path = shown_url(source) if isinstance(source, str) else None
+    raise error
+
+
+def files_of(source: object, access: Access) -> list[str]:
+    """The path of a file of this machine; nothing of others."""
+    if isinstance(source, str | os.PathLike) and not is_remote(source, access):
+        return [os.fspath(source)]
+    return []
+
+
+@contextlib.contextmanager
+def opened(
+    source: Openable, *, timeout: float | None = None, **access: Unpack[Access]
+) -> Iterator[RandomAccessFile]:
+    """Opens an source; a file of this machine is locked against edits while the block runs.
+
+    It is closed if the block raises, and else remains open.
+
+    Args:
+        source: The source.
+        timeout: Seconds to wait for the lock of a file; None waits without limit.
+        access: How a remote archive is reached.
+
+    Raises:
+        UnfinishedEditError: The block found no archive, since an edit was interrupted.
+        LockedError: The archive stayed locked.
+        ArchiveFormatError: The path leads to something else than a file.
+        TypeError: It is none of these origins.
+        ValueError: A file object is not seekable or not binary.
+        OSError: It cannot be opened.
+    """
+    if isinstance(source, str | os.PathLike) and not is_remote(source, access):
+        with recovery.opened_archive(source, rule="FILE-1", timeout=timeout) as file:
+            yield file
+        return
+    other = _opened(source, access)
+    try:
+        with with_path(other.path):
+            yield other
+    except BaseException:
+        other.close()
+        raise
+
+
+def _opened(source: Openable, access: Access) -> RandomAccessFile:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return MemoryFile(as_bytes(source))
+    if isinstance(source, str | os.PathLike):
+        from onnxarchive.remote.opening import open_remote  # most archives are files
+
+        return open_remote(os.fspath(source), **access)
+    if hasattr(source, "read"):
+        return BinaryFile(source)
+    raise TypeError(
+        "expected a path, a URL, bytes or a binary file object, found "
+        f"{type(source).__module__}.{type(source).__qualname__}"
+    )

@@ -1,0 +1,62 @@
+"""A binary file object of the caller, read by position."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+
+from onnxarchive.storage.random_access import RandomAccessFile
+
+
+class SupportsSeek(Protocol):
+    """A seekable binary file, such as `io.BytesIO` or a file of fsspec."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Sets the position, and gives it."""
+
+    def read(self, size: int, /) -> bytes:
+        """Gives `size` bytes, or fewer."""
+
+
+class BinaryFile(RandomAccessFile):
+    """A seekable binary file object. One thread reads at a time; the caller closes the object."""
+
+    def __init__(self, file: SupportsSeek) -> None:
+        """Takes the file object.
+
+        Raises:
+            ValueError: It is not seekable, is closed, or is open for text.
+            OSError: It cannot be read.
+        """
+        name = getattr(file, "name", None)
+        self.path = name if isinstance(name, str) else f"file object {type(file).__name__}"
+        self._file: SupportsSeek | None = file
+        self._lock = threading.Lock()
+        try:
+            self.size = file.seek(0, os.SEEK_END)
+            is_binary = isinstance(file.read(0), bytes | bytearray | memoryview)
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(f"{self.path}: expected a seekable binary file") from error
+        if not is_binary:
+            raise ValueError(f"{self.path}: expected a binary file, found one open for text")
+        self.identity = id(file)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`, fewer at the end of the file."""
+        parts = []
+        with self._lock:
+            file = self._file
+            if file is None:
+                raise ValueError(f"{self.path}: the file is closed")
+            file.seek(offset)
+            while size > 0 and (part := file.read(size)):
+                parts.append(part)
+                size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Ends reading; the file object remains open."""
+        self._file = None

@@ -1,0 +1,76 @@
+"""A file that is read from beginning to end, in one stream of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from onnxarchive.storage.random_access import RandomAccessFile
+
+_MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
+
+
+class ForwardFile(RandomAccessFile):
+    """Another file, for one thread that reads it in rising order.
+
+    `pieces` continues one stream of the other file's `pieces`, and begins another if the caller
+    goes back or leaves a gap. Reads elsewhere are those of the other file.
+    """
+
+    def __init__(self, file: RandomAccessFile) -> None:
+        """Takes the file, which is closed together with this object."""
+        self.path, self.size, self.identity = file.path, file.size, file.identity
+        self._file = file
+        self._stream: Iterator[bytes | memoryview] = iter(())
+        self._rest = memoryview(b"")
+        self._position = file.size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Reads `size` bytes from `offset`, fewer at the end of the file."""
+        if 0 <= offset - self._position <= _MAX_SKIPPED:
+            return b"".join(self.pieces(offset, size))
+        return self._file.read(offset, size)
+
+    def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Reads `size` bytes from `offset`; yields pieces of a few MiB at most."""
+        if not 0 <= offset - self._position <= _MAX_SKIPPED:
+            self.stop()
+            self._stream = iter(self._file.pieces(offset, self.size - offset))
+            self._position = offset
+        skipped = offset - self._position
+        while skipped and (piece := self._next(skipped)):
+            skipped -= len(piece)
+        while size and (piece := self._next(size)):
+            size -= len(piece)
+            yield piece
+
+    def _next(self, size: int) -> memoryview:
+        """The next piece of the stream, of `size` bytes or fewer; empty at its end."""
+        if not self._rest:
+            self._rest = memoryview(next(self._stream, b""))
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        self._position += len(piece)
+        return piece
+
+    def hold(self, offset: int) -> None:
+        """Holds the end of the other file."""
+        self._file.hold(offset)
+
+    def release(self) -> None:
+        """Releases the end of the other file."""
+        self._file.release()
+
+    def close(self) -> None:
+        """Closes the other file."""
+        self.stop()
+        self._file.close()
+
+    def stop(self) -> None:
+        """Ends the stream, so that no request of it remains."""
+        if isinstance(self._stream, Generator):
+            self._stream.close()
+        self._stream, self._rest = iter(()), memoryview(b"")
+
+
+def streamed(file: RandomAccessFile) -> RandomAccessFile:
+    """A file for one thread that reads most of it in order: itself if it is mapped."""
+    return file if file.is_mapped else ForwardFile(file)

@@ -1,0 +1,33 @@
+"""Bytes in memory as a file."""
+
+from __future__ import annotations
+
+from onnxarchive.storage.random_access import RandomAccessFile
+
+
+class MemoryFile(RandomAccessFile):
+    """Bytes in memory, read like a file; they are not copied."""
+
+    is_mapped = True
+    is_complete = True
+
+    def __init__(self, data: memoryview, path: str = "archive in memory") -> None:
+        """Takes the bytes, as a flat view, and their name for messages."""
+        self.path = path
+        self.size = data.nbytes
+        self.identity = id(self)
+        self._data: memoryview | None = data.toreadonly()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of `size` bytes from `offset`, fewer at the end."""
+        return bytes(self.reaching(offset + size)[offset : offset + size])
+
+    def reaching(self, end: int) -> memoryview:
+        """All bytes."""
+        if self._data is None:
+            raise ValueError(f"{self.path}: the file is closed")
+        return self._data
+
+    def close(self) -> None:
+        """Ends reading; views remain valid."""
+        self._data = None
