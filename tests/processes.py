@@ -62,3 +62,17 @@ def is_running(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def mapped(process: int, path: Path) -> dict[str, int]:
+    """Bytes of a process's maps of a file, in sum, by the names of /proc/PID/smaps."""
+    sums: dict[str, int] = {}
+    is_of_file = False
+    with open(f"/proc/{process}/smaps") as file:
+        for line in file:
+            first, *rest = line.split()
+            if not first.endswith(":"):
+                is_of_file = line.rstrip().endswith(os.path.realpath(path))
+            elif is_of_file and rest[-1] == "kB":
+                sums[first[:-1]] = sums.get(first[:-1], 0) + (int(rest[0]) << 10)
+    return sums

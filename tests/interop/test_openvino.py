@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.tool
 
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
+RECIPE = Path(__file__).resolve().parents[2] / "tools" / "recipes" / "run_openvino.py"
 # Small integers: every type has them, and sums of their products are exact in any order.
 X = (np.arange(2 * 64) % 5 - 2).astype(np.float32).reshape(2, 64)
 WEIGHT = (np.arange(64 * 64) % 7).reshape(64, 64)
@@ -81,3 +84,15 @@ def test_openvino_reads_another_archive_of_the_same_layout(tmp_path: Path) -> No
     onnxarchive.save(model, archive)
     expected = 2 * (X @ WEIGHT.astype(np.float32)).reshape(4, 32)
     assert np.array_equal(_run_with_openvino(link), expected)
+
+
+def test_the_recipe_prints_the_outputs(tmp_path: Path) -> None:
+    archive = tmp_path / "m.onnxa"
+    onnxarchive.save(_linear_model(TensorProto.FLOAT), archive)
+    done = subprocess.run(
+        [sys.executable, RECIPE, archive], capture_output=True, text=True, check=True
+    )
+    name, *numbers = done.stdout.replace("[", " ").replace("]", " ").split()
+    assert name == "y"
+    expected = np.tile(WEIGHT.sum(axis=0), 2)
+    assert np.array_equal(np.array(numbers, np.float32), expected)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from models import runnable_model
+from processes import mapped
 
 import onnxarchive
 
@@ -87,31 +88,17 @@ def told(process: subprocess.Popen[str]) -> dict[str, float]:
     return result
 
 
-def mapped(process: subprocess.Popen[str], path: Path) -> dict[str, int]:
-    """Bytes of a process's maps of a file, as /proc/PID/smaps has them, in sum."""
-    sums: dict[str, int] = {}
-    is_of_file = False
-    with open(f"/proc/{process.pid}/smaps") as file:
-        for line in file:
-            first, *rest = line.split()
-            if not first.endswith(":"):
-                is_of_file = line.rstrip().endswith(os.path.realpath(path))
-            elif is_of_file and rest[-1] == "kB":
-                sums[first[:-1]] = sums.get(first[:-1], 0) + (int(rest[0]) << 10)
-    return sums
-
-
 def test_processes_share_the_pages_of_the_weights(archives: list[Path]) -> None:
     with running(archives) as one:
         alone = told(one)
-        sums = mapped(one, archives[1])
+        sums = mapped(one.pid, archives[1])
         assert sums["Rss"] > 0.9 * SIZE, "the weights are mapped from the archive, and were read"
         assert sums["Anonymous"] == 0
         assert sums["Pss"] > 0.9 * sums["Rss"]
         with running(archives) as other:
             assert told(other)["y"] == alone["y"]
             for process in (one, other):
-                sums = mapped(process, archives[1])
+                sums = mapped(process.pid, archives[1])
                 print(f"Rss {sums['Rss'] / MIB:.1f} MiB, Pss {sums['Pss'] / MIB:.1f} MiB")  # noqa: T201
                 assert sums["Rss"] > 0.9 * SIZE
                 assert 0.45 < sums["Pss"] / sums["Rss"] < 0.55
@@ -142,5 +129,5 @@ def test_the_pages_are_shared_with_views_of_the_archive(archives: list[Path]) ->
     with running(archives) as process, onnxarchive.open(archives[1]) as archive:
         told(process)
         assert archive.tensors["layer.0/weight"].sum() != 0
-        sums = mapped(process, archives[1])
+        sums = mapped(process.pid, archives[1])
         assert 0.45 < sums["Pss"] / sums["Rss"] < 0.55

@@ -1,0 +1,61 @@
+"""Serves the model of an archive by HTTP. All workers share the pages of its weights.
+
+pip install 'onnxarchive[ort]' uvicorn starlette
+MODEL=model.onnxa uvicorn serve:app --workers 4
+curl localhost:8000 --json '{"x": [[1, 2, 3]]}'
+
+A request holds the inputs by name, and the answer the outputs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import onnxarchive
+
+# ONNX Runtime's names of the types of inputs. Add those that your model has.
+TYPES: Final = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+
+
+def make_session() -> Any:
+    """A session of one thread, since each worker is to use one core, and without packed copies."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxarchive.session(
+        os.environ["MODEL"], options, ["CPUExecutionProvider"], prepack=False
+    )
+
+
+session = make_session()
+
+
+def run(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Runs the model; takes and gives nested lists of numbers by name."""
+    feed: dict[str, Any] = {
+        it.name: np.array(inputs[it.name], TYPES[it.type])
+        for it in session.get_inputs()
+        if it.name in inputs
+    }
+    outputs = session.run(None, feed)
+    names = [it.name for it in session.get_outputs()]
+    return {name: output.tolist() for name, output in zip(names, outputs, strict=True)}
+
+
+async def answer(request: Request) -> JSONResponse:
+    """Answers a request; a worker meanwhile takes others."""
+    try:
+        return JSONResponse(await run_in_threadpool(run, await request.json()))
+    except Exception as error:  # ONNX Runtime's have no common base
+        return JSONResponse({"error": str(error)}, status_code=400)
+
+
+app = Starlette(routes=[Route("/", answer, methods=["POST"])])
