@@ -9,8 +9,9 @@ A cache is a directory that only its user can enter, with one file for each vers
 
 All but the first are its state. The state is last, so a truncated file has lost it. Blocks are
 written and synced before their bytes are set, so after a crash some are fetched again at worst.
-Processes and threads share a file without locks: if two lack the same block, both write the same
-bytes. A file with a wrong state is removed, never truncated: others may have it mapped.
+Processes and threads share a file without locks: if two lack the same block, both may write it,
+with the same bytes, until its byte is set. A file with a wrong state is removed, never truncated:
+others may have it mapped.
 
 Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
 Machines must not share a cache: a map of a file in a network may show old bytes.
@@ -24,7 +25,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -170,7 +171,7 @@ class CachedFile(RandomAccessFile):
         blocks = self._missing(ranges)
         if not blocks.size:
             return
-        arriving = _Arriving(self._blocks, blocks)
+        arriving = _Arriving(self._blocks, blocks, self._marks)
         unsynced = 0
         try:
             for offset, part in self._remote.parts(self._blocks.ranges(blocks)):
@@ -193,14 +194,7 @@ class CachedFile(RandomAccessFile):
             return np.empty(0, np.int64)
         first = self._blocks.holding(min(begin for begin, _ in spans))
         count = self._blocks.holding(max(end for _, end in spans) - 1) + 1 - first
-        marks = self.local.read(self._marks_offset + first, count)
-        if len(marks) < count:
-            error = ArchiveFormatError(
-                "expected the cache's file as when it was opened, found it truncated; open the "
-                "archive again"
-            )
-            error.path = self.local.path
-            raise error
+        marks = self._marks(first, count)
         if marks.count(_SET) == count:  # numpy would take longer than all else
             return np.empty(0, np.int64)
         begins, ends = np.array(spans, np.int64).T
@@ -209,6 +203,18 @@ class CachedFile(RandomAccessFile):
         np.add.at(changes, self._blocks.holding(ends - 1) + 1 - first, -1)
         is_missing = np.frombuffer(marks, np.uint8) != _SET
         return first + np.flatnonzero((changes.cumsum()[:-1] > 0) & is_missing)
+
+    def _marks(self, first: int, count: int) -> bytes:
+        """The bytes of successive blocks, at the present time."""
+        marks = self.local.read(self._marks_offset + first, count)
+        if len(marks) < count:
+            error = ArchiveFormatError(
+                "expected the cache's file as when it was opened, found it truncated; open the "
+                "archive again"
+            )
+            error.path = self.local.path
+            raise error
+        return marks
 
     def _set(self, blocks: NDArray[np.int64]) -> None:
         """Syncs the file, then sets the bytes of blocks that were written."""
@@ -323,9 +329,18 @@ class _Arriving:
         nbytes: How many bytes are still missing.
     """
 
-    def __init__(self, layout: _Blocks, blocks: NDArray[np.int64]) -> None:
-        """Takes the numbers of the blocks, ascending."""
+    def __init__(
+        self, layout: _Blocks, blocks: NDArray[np.int64], read_marks: Callable[[int, int], bytes]
+    ) -> None:
+        """Takes the blocks.
+
+        Args:
+            layout: All blocks of the file.
+            blocks: The numbers of those that arrive, ascending.
+            read_marks: Reads the bytes of successive blocks: of the first, and how many.
+        """
         self._layout = layout
+        self._read_marks = read_marks
         self._blocks = blocks
         self._begins = layout.begins(blocks)
         self._ends = layout.begins(blocks + 1)
@@ -335,26 +350,34 @@ class _Arriving:
     def write(self, file: MappedFile, offset: int, part: memoryview) -> int:
         """Writes and counts those bytes of a part that belong to these blocks.
 
+        Blocks that others have completed meanwhile are counted, but not written: readers may have
+        verified them.
+
         Args:
             file: The file in the cache.
             offset: Offset of the part.
             part: Its bytes; some may belong to other blocks.
 
         Returns:
-            How many were written.
+            How many were counted.
         """
         end = offset + part.nbytes
         first = np.searchsorted(self._ends, offset, "right")
         last = np.searchsorted(self._begins, end)
-        for begin, size in self._layout.ranges(self._blocks[first:last]):
+        blocks = self._blocks[first:last]
+        if not blocks.size:
+            return 0
+        marks = self._read_marks(int(blocks[0]), int(blocks[-1] - blocks[0]) + 1)
+        is_missing = np.frombuffer(marks, np.uint8)[blocks - blocks[0]] != _SET
+        for begin, size in self._layout.ranges(blocks[is_missing]):
             start, stop = max(begin, offset), min(begin + size, end)
             file.write(start, part[start - offset : stop - offset])
         begins = np.maximum(self._begins[first:last], offset)
         nbytes = np.minimum(self._ends[first:last], end) - begins
         self._missing[first:last] -= nbytes
-        written = int(nbytes.sum())
-        self.nbytes -= written
-        return written
+        counted = int(nbytes.sum())
+        self.nbytes -= counted
+        return counted
 
     def take(self) -> NDArray[np.int64]:
         """The blocks that have become whole since the last call."""

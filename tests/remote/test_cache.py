@@ -245,6 +245,23 @@ def test_a_block_that_is_not_whole_is_not_shown(directory: Path) -> None:
     assert len(seen) > 2
 
 
+def test_a_block_that_another_has_completed_is_not_written(directory: Path) -> None:
+    remote = Remote(bytes(SIZE), part_size=BLOCK_SIZE // 3)  # of a server that sends wrong bytes
+    first = opened(directory, remote)
+    seen = []
+
+    def read_all(offset: int) -> None:
+        seen.append(offset)
+        if len(seen) == 5:
+            require_right(directory)
+
+    remote.before = read_all
+    with first:
+        first.fetch([(0, SIZE)])
+        assert first.read(0, SIZE) == DATA
+    assert not require_right(directory)
+
+
 def test_parts_that_lack_bytes_leave_their_blocks_missing(directory: Path) -> None:
     remote = Remote()
     whole = remote.parts
