@@ -218,10 +218,7 @@ class SplitModel:
         """Reads a large tensor: a view if it is mapped from an archive, else a copy."""
         if ref.path not in self.large:
             return refuse_external(ref)
-        tensor = self.large[ref.path]
-        if isinstance(tensor, ArchiveTensor):
-            return verified_data(tensor.archive, tensor.key)
-        return Stored(read(tensor))
+        return data_of(self.large[ref.path])
 
     @property
     def origin(self) -> Archive | None:
@@ -285,14 +282,16 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
     return SplitModel(model, proto, by_path, tuple(archives.values()))
 
 
-def read(tensor: onnx_ir.TensorProtocol) -> memoryview:
-    """A copy of the bytes of `raw_data`."""
+def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
+    """The bytes of `raw_data`: verified and mapped if they are in an archive, else a copy."""
+    if isinstance(tensor, ArchiveTensor):
+        return verified_data(tensor.archive, tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):
         # `tobytes` would keep an unpacked copy of types of less than 8 bits in the tensor.
         copy = io.BytesIO()
         tensor.tofile(copy)
-        return copy.getbuffer()
-    return memoryview(tensor.tobytes())
+        return Stored(copy.getbuffer())
+    return Stored(memoryview(tensor.tobytes()))
 
 
 # Tensors of a model

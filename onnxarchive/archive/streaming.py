@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 
+from onnxarchive.archive.given_tensors import GivenTensor, given_tensor
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     AnyItem,
+    Item,
     Plan,
     PlannedModel,
     model_items,
@@ -26,19 +28,20 @@ from onnxarchive.archive.planning import (
 from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.archive.writing import fetched_entry, stream, write_entry
 from onnxarchive.buffers.counting import ProgressCounter
-from onnxarchive.errors import ArchiveFormatError, Report
+from onnxarchive.errors import ArchiveFormatError, Report, TensorNotFoundError, with_path
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.model.walking import Path
+from onnxarchive.sources.safetensors import SafetensorsTensor, read_safetensors
 from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.replacement import Replacement
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from onnxarchive.archive.given_tensors import Tensor
 
 
 class Writer(Closing):
@@ -85,36 +88,80 @@ class Writer(Closing):
         self._nbytes: dict[str, int] = {}  # by key
         self._assets: list[str] = []
 
-    def add(self, name: str, array: ArrayLike) -> str:
+    def add(self, name: str, tensor: Tensor) -> str:
         """Writes a tensor.
 
         Args:
             name: Name of its initializer.
-            array: Its elements. Types that ml_dtypes adds to numpy (bfloat16, float8, int4, ...)
-                keep their type; those of less than 8 bits are packed.
+            tensor: Its elements: an array, or whatever numpy makes one of; a tensor of PyTorch on
+                any device; a TensorProto; a tensor of onnx_ir. All keep their data type, also
+                bfloat16, float8, int4 and the like; types of less than 8 bits are packed. Of a
+                TensorProto, name and doc_string are not used.
 
         Returns:
             The key under which the tensor is stored.
 
         Raises:
             ValueError: A tensor of this name was added before, or the writer is closed.
-            UnsupportedFeatureError: ONNX has no data type for the array.
+            UnsupportedFeatureError: ONNX has no data type for the tensor, or it holds no data that
+                can be read: it is sparse, or on the device `meta`.
+            ArchiveFormatError: The data of a TensorProto is external, or not what its shape needs.
             OSError: The disk is full, or another error of writing.
         """
+        self._require_new([name])
+        return self._write(name, given_tensor(name, tensor))
+
+    def add_from(
+        self,
+        path: str | os.PathLike[str],
+        names: Iterable[str] | Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """Writes tensors of a safetensors file, which is mapped and not loaded.
+
+        Args:
+            path: The file.
+            names: The names of the tensors to write; or a mapping from these to the names of their
+                initializers; None for all tensors, by their names in the file.
+
+        Returns:
+            The keys under which the tensors are stored, by the names of their initializers.
+
+        Raises:
+            ArchiveFormatError: The file is no safetensors file, or it changes meanwhile.
+            TensorNotFoundError: The file lacks a tensor.
+            UnsupportedFeatureError: ONNX has no data type with the bytes of a tensor.
+            ValueError: A name is given twice or was added before, or the writer is closed.
+            OSError: The file cannot be read, or the archive not written.
+        """
+        with with_path(path):
+            stored = read_safetensors(path)
+            if names is None:
+                names = stored.keys()
+            pairs = [*names.items()] if isinstance(names, Mapping) else [(it, it) for it in names]
+            self._require_new(name for _, name in pairs)
+            given = [(name, _given(stored, stored_name)) for stored_name, name in pairs]
+            return {name: self._write(name, tensor) for name, tensor in given}
+
+    def _require_new(self, names: Iterable[str]) -> None:
+        """Refuses names that have been added, and repetitions among these."""
         self._require_open()
-        if name in self._key_of:
-            raise ValueError(f"expected each tensor once, found {name!r} again")
-        elements = np.asarray(array)
-        data = dtypes.as_raw_data(elements)
+        new: set[str] = set()
+        for name in names:
+            if name in self._key_of or name in new:
+                raise ValueError(f"expected each tensor once, found {name!r} again")
+            new.add(name)
+
+    def _write(self, name: str, given: GivenTensor) -> str:
+        tensor = onnx.TensorProto(name=name, data_type=given.data_type.number, dims=given.dims)
+        ref = TensorRef((("given", None),), tensor)
+        entry = fetched_entry(Item(name, given.data.nbytes, lambda: given.data, ref))
         key = self._keys.assign(name)
-        data_type = dtypes.of_array(elements)
-        tensor = onnx.TensorProto(name=name, data_type=data_type.number, dims=elements.shape)
         tensors.set_location(tensor, key)
         with self._closing_on_failure():
-            self._zip.add(key, data)
+            write_entry(replace(entry, name=key), self._zip)
             self._key_of[name] = key
             self._added[key] = tensor
-            self._nbytes[key] = data.nbytes
+            self._nbytes[key] = entry.nbytes
         return key
 
     def add_asset(self, name: str, data: Asset) -> None:
@@ -266,6 +313,12 @@ class Writer(Closing):
                     f"{ref}: expected {_describe(tensor)} as in the model, found "
                     f"{_describe(added)} added"
                 )
+
+
+def _given(stored: Mapping[str, SafetensorsTensor], name: str) -> GivenTensor:
+    if name not in stored:
+        raise TensorNotFoundError(f"expected the name of a tensor of the file, found {name!r}")
+    return GivenTensor(stored[name].data_type, stored[name].dims, stored[name].data)
 
 
 def _describe(tensor: onnx.TensorProto) -> str:

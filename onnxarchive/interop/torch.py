@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxarchive.archive.given_tensors import TORCH_TYPES
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import dtypes
@@ -45,21 +46,10 @@ __all__ = ["TorchTensors", "from_numpy", "tensor", "tensors"]
 
 _FLOAT4 = "FLOAT4E2M1"
 # PyTorch's names of types by ONNX's.
-_SAME = (
-    "UINT8 INT8 UINT16 INT16 INT32 INT64 BOOL FLOAT16 UINT32 UINT64 COMPLEX64 COMPLEX128 BFLOAT16"
-)
 _TYPES = {
-    **{name: name.lower() for name in _SAME.split()},
-    "FLOAT": "float32",
-    "DOUBLE": "float64",
-    "FLOAT8E4M3FN": "float8_e4m3fn",
-    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
-    "FLOAT8E5M2": "float8_e5m2",
-    "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
-    "FLOAT8E8M0": "float8_e8m0fnu",
+    **TORCH_TYPES,
     **dict.fromkeys(("INT4", "INT2"), "int8"),
     **dict.fromkeys(("UINT4", "UINT2"), "uint8"),
-    _FLOAT4: "float4_e2m1fn_x2",
 }
 # Types of numpy and PyTorch, by size, in which the bytes of other types are passed.
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}

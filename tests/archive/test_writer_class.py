@@ -16,6 +16,7 @@ import onnx
 import pytest
 from models import (
     MEASURE_MEMORY,
+    NUMBERS,
     attribute,
     every_tensor,
     external,
@@ -582,3 +583,65 @@ def test_an_interrupt_between_any_two_lines_leaves_nothing_or_what_a_reader_take
         count += 1
     assert count > 10
     assert finished > 1
+
+
+# Tensors of other libraries
+
+
+def test_a_tensor_proto_of_every_type_can_be_added(path: Path) -> None:
+    given = [raw_tensor(name, number, (3, 7), number) for name, number in NUMBERS.items()]
+    given += [numpy_helper.from_array(np.float32(2), "scalar"), typed(raw_tensor("typed"))]
+    with Writer(path) as writer:
+        for tensor in given:
+            writer.add(f"my {tensor.name}", tensor)
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []
+    for found, tensor in zip(onnxarchive.load(path).graph.initializer, given, strict=True):
+        assert found.name == f"my {tensor.name}"
+        assert numpy_helper.to_array(found).tobytes() == numpy_helper.to_array(tensor).tobytes()
+        assert (found.data_type, found.dims) == (tensor.data_type, tensor.dims)
+
+
+def test_a_tensor_of_onnx_ir_can_be_added(tmp_path: Path, path: Path) -> None:
+    ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
+    import onnxarchive.ir
+
+    onnxarchive.save(model_of(raw_tensor("w", TensorProto.INT4, (2001,))), tmp_path / "other")
+    tensor: Any = onnxarchive.ir.load(tmp_path / "other").graph.initializers["w"].const_value
+    bfloat16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
+    with Writer(path) as writer:
+        writer.add("archived", tensor)
+        writer.add(
+            "lazy",
+            ir.LazyTensor(lambda: ir.Tensor(bfloat16), ir.DataType.BFLOAT16, ir.Shape([2, 3])),
+        )
+        with pytest.raises(UnsupportedFeatureError, match=r"'s': .*STRING"):
+            writer.add("s", ir.tensor(["a", "b"]))
+        writer.finish(model_of())
+    with onnxarchive.open(path) as archive:
+        assert archive.tensors["archived"].tobytes() == tensor.numpy().tobytes()
+        assert archive.tensors["archived"].dtype == ml_dtypes.int4
+        assert np.array_equal(archive.tensors["lazy"], bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (string_tensor("s"), "STRING"),
+        (external(raw_tensor("e"), "e.bin"), "'e' .*external.*convert"),
+        (TensorProto(name="n", data_type=1, dims=[3], raw_data=b"1234"), "'n' .*12 bytes.*found 4"),
+        (TensorProto(name="b", data_type=9, dims=[1], raw_data=b"\2"), "0 and 1, found 2"),
+        (TensorProto(name="t", data_type=22, dims=[1], raw_data=b"\x10"), "4 high bits"),
+        (TensorProto(data_type=1, dims=[-1]), "FLOAT of shape"),
+    ],
+    ids=["strings", "external", "short", "bool", "unused bits", "shape"],
+)
+def test_a_tensor_proto_that_an_archive_cannot_hold_is_refused_and_writing_goes_on(
+    path: Path, tensor: TensorProto, message: str
+) -> None:
+    with Writer(path) as writer:
+        with pytest.raises(onnxarchive.ArchiveError, match=rf"tensor 'w'.*{message}"):
+            writer.add("w", tensor)
+        assert writer.add("w", WEIGHT) == "w"
+        writer.finish(model_of())
+    assert onnxarchive.check(path, full=True) == []

@@ -1,0 +1,181 @@
+"""Tensors of a safetensors file: its header, checked strictly, and the place of their bytes.
+
+The library safetensors copies tensors into memory, and gives no bfloat16 and no float8 to numpy
+(0.8). So the header is read here. The format: 8 bytes with the size of the header, little-endian;
+the header, a JSON object with the data type, shape and place of each tensor by its name; the bytes
+of the tensors, little-endian and row-major, one after another without a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, shown, with_path
+from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.dtypes import DataType
+from onnxarchive.storage.file_data import FileData
+
+MAX_HEADER_NBYTES: Final = 100_000_000  # as the library has it
+_SIZE_NBYTES: Final = 8
+_METADATA: Final = "__metadata__"
+_FIELDS: Final = {"dtype", "shape", "data_offsets"}
+
+# ONNX's data types by the format's. It does not say how types of 6 bits are packed; those of 4 bits
+# are written by PyTorch, which packs them as ONNX does.
+_NAMES = {
+    **{
+        f"{letter}{bits}": f"{name}{bits}"
+        for letter, name in (("I", "INT"), ("U", "UINT"))
+        for bits in (8, 16, 32, 64)
+    },
+    "BOOL": "BOOL",
+    "F16": "FLOAT16",
+    "F32": "FLOAT",
+    "F64": "DOUBLE",
+    "BF16": "BFLOAT16",
+    "C64": "COMPLEX64",
+    "F8_E4M3": "FLOAT8E4M3FN",
+    "F8_E4M3FNUZ": "FLOAT8E4M3FNUZ",
+    "F8_E5M2": "FLOAT8E5M2",
+    "F8_E5M2FNUZ": "FLOAT8E5M2FNUZ",
+    "F8_E8M0": "FLOAT8E8M0",
+    "F4": "FLOAT4E2M1",
+}
+_BY_NAME = {data_type.name: data_type for data_type in dtypes.BY_NUMBER.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """A tensor of a safetensors file.
+
+    Attributes:
+        name: Its name.
+        dtype: Its data type, as the file has it.
+        dims: Its shape.
+        data: Its bytes, which are mapped when they are read.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    data: FileData
+
+    @property
+    def data_type(self) -> DataType:
+        """Its data type.
+
+        Raises:
+            UnsupportedFeatureError: ONNX has none with the same bytes.
+        """
+        if self.dtype not in _NAMES:
+            raise UnsupportedFeatureError(
+                f"tensor {shown(self.name)}: expected a data type that ONNX stores alike, found "
+                f"{shown(self.dtype)}"
+            )
+        return _BY_NAME[_NAMES[self.dtype]]
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTensor]:
+    """Reads the header of a safetensors file.
+
+    Returns:
+        Its tensors by name, in the order of their bytes.
+
+    Raises:
+        ArchiveFormatError: It is none, or its header does not match its size.
+        OSError: It cannot be read.
+    """
+    with with_path(path):
+        whole = FileData.of(path)
+        start = _SIZE_NBYTES + _header_nbytes(whole)
+        header = _parsed(whole.part(_SIZE_NBYTES, start - _SIZE_NBYTES).read())
+        metadata = header.pop(_METADATA, {})
+        if not (
+            isinstance(metadata, dict) and all(isinstance(it, str) for it in metadata.values())
+        ):
+            raise ArchiveFormatError(f"{_METADATA}: expected strings by name")
+        places = sorted((_place(name, given), name) for name, given in header.items())
+        end = 0
+        for (begin, next_end), name in places:
+            if begin != end:
+                raise ArchiveFormatError(
+                    f"tensor {shown(name)}: expected data_offsets from {end}, where the tensor "
+                    f"before it ends, found {begin}"
+                )
+            end = next_end
+        if start + end != whole.nbytes:
+            raise ArchiveFormatError(
+                f"expected a file of {start + end} bytes, as its header says, found {whole.nbytes}"
+            )
+        return {
+            name: SafetensorsTensor(
+                name,
+                header[name]["dtype"],
+                tuple(header[name]["shape"]),
+                whole.part(start + begin, end - begin),
+            )
+            for (begin, end), name in places
+        }
+
+
+def _header_nbytes(whole: FileData) -> int:
+    rest = whole.nbytes - _SIZE_NBYTES
+    given = int.from_bytes(whole.part(0, _SIZE_NBYTES).read(), "little") if rest >= 0 else 0
+    if not 2 <= given <= min(rest, MAX_HEADER_NBYTES):
+        raise ArchiveFormatError(
+            f"expected a safetensors file, whose first 8 bytes are the size of its header, found "
+            f"{given} in a file of {whole.nbytes} bytes"
+        )
+    return given
+
+
+def _parsed(header: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(header.decode(), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:  # also of UTF-8
+        raise ArchiveFormatError(f"expected a header in JSON, found {error}") from error
+    if not (header.startswith(b"{") and isinstance(parsed, dict)):
+        raise ArchiveFormatError(f"expected a JSON object as header, found {shown(header)}")
+    return parsed
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name twice")
+    return found
+
+
+def _place(name: str, given: Any) -> tuple[int, int]:
+    """The offsets of a tensor's bytes, which are as many as its type and shape need."""
+    if not (
+        isinstance(given, dict) and given.keys() == _FIELDS and isinstance(given["dtype"], str)
+    ):
+        raise ArchiveFormatError(f"tensor {shown(name)}: expected {sorted(_FIELDS)} in the header")
+    dims, offsets = given["shape"], given["data_offsets"]
+    data_type = _BY_NAME.get(_NAMES.get(given["dtype"], ""))
+    if not (
+        _are_numbers(dims)
+        and tensors.are_dims(dims, data_type)
+        and _are_numbers(offsets)
+        and len(offsets) == 2
+        and offsets[0] <= offsets[1]
+    ):
+        raise ArchiveFormatError(
+            f"tensor {shown(name)}: expected sizes as shape and two offsets, found "
+            f"{shown(str(dims))} and {shown(str(offsets))}"
+        )
+    nbytes = offsets[1] - offsets[0]
+    if data_type is not None and nbytes != data_type.nbytes(dims):
+        raise ArchiveFormatError(
+            f"tensor {shown(name)}: expected {data_type.nbytes(dims)} bytes for {given['dtype']} "
+            f"of shape {shown(dims)}, found {nbytes}"
+        )
+    return offsets[0], offsets[1]
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(it) is int and it >= 0 for it in values)
