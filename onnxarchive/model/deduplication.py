@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.buffers.checksums import Crc32, crc32
 from onnxarchive.model import dtypes, tensors, walking
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.tensors import TensorRef
@@ -30,6 +30,7 @@ from onnxarchive.model.walking import MAIN_GRAPH, Path, graphs
 _Data = TypeVar("_Data", bound=Iterable[memoryview])
 _Resolve: TypeAlias = Callable[[TensorRef], Iterable[memoryview]]
 
+_BEGINNING = 1 << 12  # bytes that are compared first
 _MAX_COMPARED = 1 << 20  # bytes at a time; numpy makes a boolean of each
 # The one operator of ONNX that names values in its attributes (ai.onnx.preview.training).
 _GRADIENT = "Gradient"
@@ -40,7 +41,7 @@ class Deduplicated(Generic[_Data]):
     """A model without duplicates of initializers.
 
     Attributes:
-        model: A copy of the original without them.
+        model: A copy of the original without them; the original itself if it has none.
         resolve: Gives the bytes of an external tensor of `model`.
         removed: How many initializers were removed.
         saved_nbytes: Bytes of their data.
@@ -71,9 +72,9 @@ def deduplicate(
     - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
     - that a subgraph captures, if the name of the one that stays is shadowed in a subgraph.
 
-    Of those that may be identical, judged by type and shape, each is read once for its CRC-32 and
-    again to be compared. External data is read in the pieces that `resolve` gives; of data in the
-    model two tensors are held at a time.
+    Of those that may be identical, judged by type, shape and first bytes, each is read once for its
+    CRC-32 and again to be compared. External data is read in the pieces that `resolve` gives; of
+    data in the model two tensors are held at a time.
 
     Args:
         model: The model. It is not changed.
@@ -92,11 +93,12 @@ def deduplicate(
         if refs:
             moved.update(_moves(scope, removed))
         scope.shadow_names()
+    if not removed:
+        return Deduplicated(model, resolve, 0, 0)
     # The removed ones are copied without their bytes, and deleted then.
     copy = with_locations(model, dict.fromkeys(removed, "removed"))
-    if removed:
-        for scope in scopes:
-            _apply(scope, removed, copy)
+    for scope in scopes:
+        _apply(scope, removed, copy)
 
     def resolve_moved(ref: TensorRef) -> _Data:
         return resolve(ref._replace(path=moved.get(ref.path, ref.path)))
@@ -251,12 +253,13 @@ def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[Tenso
     Different bytes with the same CRC-32 are rare, or made by an attacker so that each has to be
     compared with each: then SHA-256 separates them.
     """
-    for group in _groups(alike, lambda ref: Crc32.of(_data(ref, resolve)).value):
-        first, *others = group
-        if all(are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
-            yield group
-        else:
-            yield from _groups(group, lambda ref: _sha256(_data(ref, resolve)))
+    for begun in _alike_at_first(alike, resolve):
+        for group in _groups(begun, lambda ref: Crc32.of(_data(ref, resolve)).value):
+            first, *others = group
+            if all(are_equal(_data(first, resolve), _data(other, resolve)) for other in others):
+                yield group
+            else:
+                yield from _groups(group, lambda ref: _sha256(_data(ref, resolve)))
 
 
 def _candidates(scope: _Scope) -> Iterator[TensorRef]:
@@ -302,6 +305,24 @@ def _data(ref: TensorRef, resolve: _Resolve) -> Iterable[memoryview]:
     if ref.tensor.data_location == tensors.EXTERNAL:
         return resolve(ref)
     return [tensors.raw_data(ref)]
+
+
+def _alike_at_first(alike: list[TensorRef], resolve: _Resolve) -> Iterable[list[TensorRef]]:
+    """Groups large tensors by their first bytes, which differ almost always if others do."""
+    if _nbytes(alike[0].tensor) <= _BEGINNING:
+        return [alike]
+    return _groups(alike, lambda ref: _beginning(_data(ref, resolve)))
+
+
+def _beginning(data: Iterable[memoryview]) -> int:
+    """The CRC-32 of the first bytes; the pieces may differ."""
+    found, rest = 0, _BEGINNING
+    for piece in data:
+        found = crc32(piece[:rest], found)
+        rest -= min(len(piece), rest)
+        if not rest:
+            break
+    return found
 
 
 def _sha256(data: Iterable[memoryview]) -> bytes:
