@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,6 +37,8 @@ from onnxarchive.remote.cache import (
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.stores import StoreOrigin
 from onnxarchive.storage import locking
+
+Captured = pytest.CaptureFixture[str]
 
 posix = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
 
@@ -140,6 +143,44 @@ def test_an_object_without_a_validator_is_not_cached(directory: Path) -> None:
     remote = Remote(key=None)
     assert open_cached(remote, directory) is remote  # type: ignore[arg-type]
     assert not directory.exists()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests for ranges of `DATA`."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+        begin = int(first) if first else SIZE - int(last)
+        end = int(last) + 1 if first else SIZE
+        self.send_response(206)
+        self.send_header("ETag", '"one"')
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{SIZE}")
+        self.send_header("Content-Length", str(end - begin))
+        self.end_headers()
+        self.wfile.write(DATA[begin:end])
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_no_secret_is_in_the_cache(directory: Path, capsys: Captured) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    host = f"127.0.0.1:{server.server_port}"
+    try:
+        for secret in ("secret1", "secret2"):  # with another signature it is the same object
+            url = f"http://user:{secret}@{host}/model.onnxa?X-Amz-Signature={secret}"
+            with open_cached(open_object(url), directory) as file:
+                assert file.read(0, SIZE) == DATA
+    finally:
+        server.shutdown()
+        server.server_close()
+    path = only_file(directory)
+    assert b"secret" not in path.name.encode() + path.read_bytes()
+    assert run("cache", "ls", "--directory", directory) == 0
+    assert f"\nhttp://{host}/model.onnxa " in capsys.readouterr().out
 
 
 def test_an_object_in_memory_is_not_cached(directory: Path) -> None:
@@ -639,8 +680,6 @@ opened(Path(sys.argv[1]), remote).fetch([(0, SIZE)])
 
 
 # ls and clear
-
-Captured = pytest.CaptureFixture[str]
 
 
 def test_ls_shows_what_is_cached(directory: Path, capsys: Captured) -> None:
