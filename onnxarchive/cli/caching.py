@@ -49,4 +49,4 @@ def _damaged(archive: CachedArchive) -> str:
 
 
 def _time(archive: CachedArchive) -> str:
-    return datetime.fromtimestamp(archive.used).isoformat(" ", "seconds")
+    return datetime.fromtimestamp(archive.used).astimezone().isoformat(" ", "seconds")
