@@ -27,6 +27,7 @@ from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat.entries import Entries, Entry
+from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -193,16 +194,21 @@ class Snapshot:
             copies = self.file.read_ranges(map(self._range, numbers))
             for number, copy in zip(numbers, copies, strict=True):
                 entry = entries[number]
-                header_nbytes = entry.data_offset - entry.header_offset
-                data = copy[header_nbytes:].toreadonly()
-                self.headers.compare_given(number, bytes(copy[:header_nbytes]), Report())
+                header = entry.header_offset % MIN_ALIGNMENT
+                begin = header + entry.data_offset - entry.header_offset
+                data = copy[begin:].toreadonly()
+                self.headers.compare_given(number, bytes(copy[header:begin]), Report())
                 check_crc32(entry, data.nbytes, checksums.crc32(data), Report())
                 yield data
 
     def _range(self, number: int) -> tuple[int, int]:
-        """Offset and size of an entry in the file, from its local header to the end of its data."""
+        """Offset and size of a range with an entry's local header and data, which ends with these.
+
+        It begins up to 63 bytes before the local header, so that the data is aligned in a copy.
+        """
         listed = self.directory.entries
         begin = listed.header_offsets[number]
+        begin -= begin % MIN_ALIGNMENT
         return begin, listed.data_offsets[number] + listed.sizes[number] - begin
 
     def not_found(self, message: str) -> TensorNotFoundError:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import os
 import threading
 import warnings
@@ -225,7 +226,7 @@ def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
     assert str(caught.value).startswith(f"{archive}: ")
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, io.BytesIO])
 def test_an_archive_in_memory_does(
     archive: Path, expected: bytes, kind: Callable[..., Any]
 ) -> None:
