@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from onnxarchive.errors import ObjectChangedError
 
+_Made = TypeVar("_Made")
 _STATUS = re.compile(r"status code: (\d{3})")
 
 
@@ -57,14 +61,34 @@ def failure(error: Exception, name: str) -> Exception:
     if isinstance(error, TimeoutError) or re.search(r"\bTimedOut|\bTimeout\b", str(error)):
         return TimeoutError(errno.ETIMEDOUT, "the server took too long to answer", name)
     if kind == "NotSupportedError":
-        return OSError(errno.EIO, NO_RANGES, name)
+        return OSError(
+            errno.EIO,
+            "the server does not answer requests for ranges of bytes; download the file and open "
+            "the copy",
+            name,
+        )
     if status is not None:
         return OSError(errno.EIO, f"the server answered with HTTP status {status}", name)
     if re.search(r"CONTENT_RANGE|UnexpectedRange", str(error)):
         return OSError(errno.EIO, "the server sent other bytes than those asked for", name)
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, os.strerror(error.errno), name)
     return OSError(errno.EIO, f"the request failed ({kind})", name)
 
 
-NO_RANGES = (
-    "the server does not answer requests for ranges of bytes; download the file and open the copy"
-)
+def attempt(name: str, call: Callable[[], _Made]) -> _Made:
+    """Calls a library; its errors become those of `failure`."""
+    try:
+        return call()
+    except Exception as error:
+        problem = failure(error, name)
+    raise problem
+
+
+async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
+    """Awaits a call of a library; its errors become those of `failure`."""
+    try:
+        return await call()
+    except Exception as error:
+        problem = failure(error, name)
+    raise problem

@@ -122,7 +122,7 @@ class RemoteFile(RandomAccessFile):
             OSError: A request failed.
         """
         size = self._within(offset, size)
-        if offset >= self._end_offset:
+        if not size or offset >= self._end_offset:
             return self._held(offset, size)
         if size <= PART_SIZE:
             return run(partial(self._part, offset, size))[1]

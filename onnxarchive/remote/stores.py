@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import errno
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from onnxarchive.errors import shown
-from onnxarchive.remote.failures import failure, status_of
+from onnxarchive.remote.failures import asked, failure, status_of
 from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url
 from onnxarchive.storage.optional import needing
 
@@ -93,15 +93,6 @@ class Origin(Protocol):
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
         """The last `size` bytes, by one request; None if there is no such request."""
-
-
-async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
-    """Awaits a call of a library; its errors become those of `failure`."""
-    try:
-        return await call()
-    except Exception as error:
-        problem = failure(error, name)
-    raise problem
 
 
 @dataclass(repr=False)
@@ -235,7 +226,7 @@ class FileSystemOrigin:
             self.system.invalidate_cache()
             info = self.system.info(self.path)
         if info.get("type") == "directory":
-            raise IsADirectoryError
+            raise IsADirectoryError(errno.EISDIR, None)
         etag, time = (
             next((str(info[it]) for it in keys if info.get(it)), None)
             for keys in (_ETAG_KEYS, _TIME_KEYS)
@@ -255,30 +246,37 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     Args:
         url: The URL, or the key in `store`.
         store: A store of obstore, or None.
-        options: Options of obstore or fsspec; see `open_store` and `fsspec.filesystem`.
+        options: Options of obstore or fsspec; see `open_store` and `open_file_system`.
 
     Raises:
         ImportError: The library for the URL is missing.
         ValueError: There are options and a store, or an option has a wrong name or value.
     """
     name = shown_url(url) if store is None else url
-    if store is not None:
-        if options:
-            raise ValueError("expected store or storage_options, found both")
-        return StoreOrigin(store, url, name)
-    if scheme_of(url) in (*_STORES, *_WEB):
-        return StoreOrigin(*open_store(url, options), name)
+    if is_of_store(url, store):
+        return StoreOrigin(*open_store(url, store, options), name)
     return FileSystemOrigin(*open_file_system(url, options), name)
 
 
-def open_store(url: str, options: Options | None) -> tuple[Store, str]:
-    """A store of obstore for a URL, and the key of the object in it.
+def is_of_store(url: str, store: Store | None) -> bool:
+    """Whether obstore reads and writes the object; otherwise fsspec does."""
+    return store is not None or scheme_of(url) in (*_STORES, *_WEB)
+
+
+def open_store(url: str, store: Store | None, options: Options | None) -> tuple[Store, str]:
+    """The store of obstore for a URL, and the key of the object in it.
 
     Args:
-        url: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`).
+        url: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the key
+            in `store`.
+        store: A store, or None.
         options: The configuration of the store, and the options of its HTTP client and of its
             retries (`timeout`, `max_retries`), all by their keys in obstore, in any case.
     """
+    if store is not None:
+        if options:
+            raise ValueError("expected store or storage_options, found both")
+        return store, url
     with needing("obstore", "read and write objects in stores"):
         import obstore.store
 

@@ -1,0 +1,70 @@
+"""Lists the objects below a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.remote.failures import attempt
+from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
+from onnxarchive.remote.urls import shown_url
+
+
+class ListedObject(NamedTuple):
+    """An object below a URL.
+
+    Attributes:
+        path: Its path relative to the URL; names are the store's and are not checked.
+        url: Its own URL, or its key in the store that was given.
+        size: Its size in bytes.
+    """
+
+    path: str
+    url: str
+    size: int
+
+
+def list_objects(
+    url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
+) -> Iterator[ListedObject]:
+    """Lists all objects below a URL, in the order of the store.
+
+    Args:
+        url_or_path: The URL of a bucket or of a folder in it, or a prefix in `store`.
+        store: A store of obstore.
+        storage_options: Options of obstore or fsspec.
+
+    Raises:
+        ImportError: The library for the URL is missing.
+        OSError: A request failed.
+        UnsupportedFeatureError: The URL is a web address.
+        ValueError: An option is wrong.
+    """
+    name = shown_url(url_or_path) if store is None else url_or_path
+    base = url_or_path.rstrip("/")
+    if is_of_store(url_or_path, store):
+        found, prefix = open_store(base, store, storage_options)
+        if type(found).__name__ == "HTTPStore":
+            raise UnsupportedFeatureError(
+                f"{name}: expected the URL of a store, such as s3://, gs:// or az://, found a web "
+                "address, which has no listing"
+            )
+        listed = _listed(found, prefix, name)
+    else:
+        system, prefix = open_file_system(base, storage_options)
+        files = attempt(name, lambda: system.find(prefix, detail=True))
+        listed = ((path, info["size"]) for path, info in files.items())
+    prefix = prefix.strip("/")
+    for key, size in listed:
+        path = key.lstrip("/").removeprefix(prefix).lstrip("/")
+        yield ListedObject(path, f"{base}/{path}".lstrip("/"), size)
+
+
+def _listed(store: Store, prefix: str, name: str) -> Iterator[tuple[str, int]]:
+    import obstore
+
+    pages = iter(obstore.list(store, prefix or None))
+    while page := attempt(name, lambda: next(pages, None)):
+        for meta in page:
+            yield meta["path"], meta["size"]

@@ -1,0 +1,207 @@
+"""Writes objects to URLs and stores. An object appears when it is complete, or not at all."""
+
+from __future__ import annotations
+
+from queue import Queue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from onnxarchive.buffers.data import Buffer, as_bytes, pieces
+from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.remote.failures import attempt, failure
+from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.storage.closing import Closing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MIB = 1 << 20
+_LEAST_PART = 8 * _MIB
+_PART_OF_UNKNOWN = 32 * _MIB  # enough for 320 GB
+_MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
+_IN_FLIGHT_SIZE = 96 * _MIB  # bytes of parts that are sent at once
+
+
+class ObjectWriter(Closing):
+    """An object that is being written. Closing it before `commit` leaves nothing.
+
+    A process that is killed may leave parts of an upload in the store, which no listing shows; a
+    rule of the bucket removes them ("abort incomplete multipart uploads").
+
+    Attributes:
+        path: The object's name for messages: the URL without credentials, or the key.
+    """
+
+    path: str
+
+    def write(self, data: Buffer) -> int:
+        """Writes all of `data`, which may be reused at once; gives the number of bytes.
+
+        Raises:
+            OSError: A request failed; nothing will appear.
+        """
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Makes the object appear. An older one is replaced.
+
+        Raises:
+            OSError: A request failed. Nothing has changed, unless the server's answer was lost.
+        """
+        raise NotImplementedError
+
+
+def create_object(
+    url_or_path: str,
+    size: int | None = None,
+    *,
+    store: Store | None = None,
+    storage_options: Options | None = None,
+) -> ObjectWriter:
+    """Begins to write an object; see `open_object` for the arguments.
+
+    Args:
+        url_or_path: A URL, or the object's key in `store`.
+        size: The size in bytes, if it is known; larger objects need larger parts.
+        store: A store of obstore.
+        storage_options: Options of obstore or fsspec.
+
+    Raises:
+        ImportError: The library for the URL is missing.
+        OSError: A request failed.
+        UnsupportedFeatureError: The server or file system can't write a file in one step.
+        ValueError: An option is wrong.
+    """
+    if is_of_store(url_or_path, store):
+        name = shown_url(url_or_path) if store is None else url_or_path
+        found, key = open_store(url_or_path, store, storage_options)
+        if type(found).__name__ == "HTTPStore":
+            raise UnsupportedFeatureError(
+                f"{name}: expected the URL of a store to write to, such as s3://, gs:// or az://, "
+                "found a web address"
+            )
+        return _StoreWriter(found, key, name, size)
+    system, path = open_file_system(url_or_path, storage_options)
+    return _FileSystemWriter(system, path, shown_url(url_or_path))
+
+
+class _StoreWriter(ObjectWriter):
+    """Sends parts of the same size, several at once, from a thread of its own."""
+
+    def __init__(self, store: Store, key: str, name: str, size: int | None) -> None:
+        self.path = name
+        least = _PART_OF_UNKNOWN if size is None else -(-size // _MOST_PARTS)
+        self._part_size = max(_LEAST_PART, -(-least // _MIB) * _MIB)
+        self._part = bytearray()
+        self._parts: Queue[bytes | None] = Queue(1)
+        self._is_complete = self._is_ended = False
+        self._problem: Exception | None = None
+        self._thread = Thread(target=self._send, args=(store, key), daemon=True)
+        self._thread.start()
+
+    def write(self, data: Buffer) -> int:
+        """Collects data for the next part, and sends full parts."""
+        view = as_bytes(data)
+        start = 0
+        while start < len(view):
+            room = self._part_size - len(self._part)
+            self._part += view[start : start + room]
+            start += room
+            if len(self._part) == self._part_size:
+                self._pass_on()
+        return len(view)
+
+    def commit(self) -> None:
+        """Sends the last part and waits for the store to make the object."""
+        if self._part:
+            self._pass_on()
+        self._is_complete = True
+        self.close()
+        if self._problem is not None:
+            raise self._problem
+
+    def close(self) -> None:
+        """Gives the object up, unless it is complete."""
+        if self._thread.is_alive():
+            self._parts.put(None)
+            self._thread.join()
+
+    def _pass_on(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+        self._parts.put(bytes(self._part))
+        self._part.clear()
+
+    def _send(self, store: Store, key: str) -> None:
+        import obstore
+
+        at_once = max(2, _IN_FLIGHT_SIZE // self._part_size)
+        try:
+            # An iterator that raises makes obstore abort the upload.
+            obstore.put(
+                store, key, self._taken(), chunk_size=self._part_size, max_concurrency=at_once
+            )
+        except _AbandonedError:
+            pass
+        except Exception as error:
+            self._problem = failure(error, self.path)
+            while not self._is_ended:  # the writer must not wait for ever
+                self._take()
+
+    def _taken(self) -> Iterator[bytes]:
+        while (part := self._take()) is not None:
+            yield part
+        if not self._is_complete:
+            raise _AbandonedError
+
+    def _take(self) -> bytes | None:
+        part = self._parts.get()
+        self._is_ended = part is None
+        return part
+
+
+class _AbandonedError(Exception):
+    """The object was closed before it was complete."""
+
+
+class _FileSystemWriter(ObjectWriter):
+    """Writes a file of fsspec, which appears when it is committed."""
+
+    def __init__(self, system: Any, path: str, name: str) -> None:
+        from fsspec.spec import AbstractBufferedFile
+
+        self.path = name
+        system.start_transaction()  # within it, closing a file does not make it appear
+        self._file = attempt(name, lambda: system.open(path, "wb"))
+        kind = type(self._file)
+        if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
+            # Such a file may appear when it is closed, as it is when it is collected.
+            self._file.closed = True
+            raise UnsupportedFeatureError(
+                f"{name}: expected a file system that writes files in one step, found "
+                f"{type(system).__name__}"
+            )
+
+    def write(self, data: Buffer) -> int:
+        """Writes data in pieces."""
+        for piece in pieces(data):
+            attempt(self.path, lambda piece=piece: self._file.write(piece))  # type: ignore[misc]
+        return len(as_bytes(data))
+
+    def commit(self) -> None:
+        """Closes the file and moves it to its place."""
+        file = self._file
+        attempt(self.path, file.close)
+        attempt(self.path, file.commit)
+        self._file = None
+
+    def close(self) -> None:
+        """Discards the file, unless it is committed."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            attempt(self.path, file.close)
+        finally:
+            attempt(self.path, file.discard)

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from web_server import Answer, Request, WebServer, serving
+
+from onnxarchive import ArchiveError
+from onnxarchive.remote import objects
+from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
+
+CONTENT = bytes(range(251)) * 4000  # no two blocks are the same
+SIZE = len(CONTENT)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[WebServer]:
+    with serving({"/m.onnxa": CONTENT, "/small": CONTENT[:1000], "/empty": b""}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: WebServer) -> WebServer:
+    shared.requests.clear()
+    shared.most = shared.nbytes = 0
+    shared.change = lambda _, answer: answer
+    return shared
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PART_SIZE", 10_000)
+    monkeypatch.setattr(objects, "GAP_SIZE", 100)
+
+
+def test_opening_is_one_request_and_reads_in_the_end_are_none(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        assert file.size == SIZE
+        assert file.read(SIZE - END_SIZE, END_SIZE) == CONTENT[-END_SIZE:]
+        assert file.read(SIZE - 10, 100) == CONTENT[-10:]
+        assert file.read(SIZE + 5, 3) == b""
+    assert server.ranges() == [f"bytes=-{END_SIZE}"]
+
+
+def test_a_small_object_is_read_by_opening_it(server: WebServer) -> None:
+    with open_object(server.url("/small")) as file:
+        assert file.read(0, 5000) == CONTENT[:1000]
+    assert len(server.requests) == 1
+
+
+def test_an_empty_object_has_a_size_of_0(server: WebServer) -> None:
+    with open_object(server.url("/empty")) as file:
+        assert (file.size, file.read(0, 10)) == (0, b"")
+
+
+def test_a_range_is_one_request_for_the_version_that_was_opened(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        assert file.read(100, 5000) == CONTENT[100:5100]
+        assert file.read(100, 0) == b""
+    assert server.ranges()[1:] == ["bytes=100-5099"]
+    assert server.requests[1].headers["if-match"] == file.validator
+
+
+def test_a_larger_end_is_held_by_one_request(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        file.hold(SIZE - 300_000)
+        assert file.read(SIZE - 300_000, 300_000) == CONTENT[-300_000:]
+        assert server.ranges()[1:] == [f"bytes={SIZE - 300_000}-{SIZE - END_SIZE - 1}"]
+        file.hold(SIZE - 10)
+        assert file.read(SIZE - 10, 10) == CONTENT[-10:]
+        assert len(server.requests) == 2
+        assert file.read(SIZE - 11, 1) == CONTENT[-11:-10]
+        assert len(server.requests) == 3
+
+
+def test_a_server_without_suffix_ranges_is_asked_for_the_size_first(server: WebServer) -> None:
+    def change(request: Request, answer: Answer) -> Answer:
+        if not request.range.startswith("bytes=-"):
+            return answer
+        return Answer(200, dict(answer.headers, **{"Content-Range": None}), [CONTENT])
+
+    server.change = change
+    with open_object(server.url("/m.onnxa")) as file:
+        assert file.read(SIZE - 10, 10) == CONTENT[-10:]
+    assert [it.method for it in server.requests] == ["GET", "HEAD", "GET"]
+
+
+@given(
+    ranges=st.lists(
+        st.tuples(st.integers(0, SIZE + 10), st.integers(0, 30_000)), min_size=0, max_size=8
+    )
+)
+@settings(max_examples=30)
+def test_ranges_are_read_in_any_order(shared: WebServer, ranges: list[tuple[int, int]]) -> None:
+    file = open_object(shared.url("/m.onnxa"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "PART_SIZE", 10_000)
+        patch.setattr(objects, "GAP_SIZE", 100)
+        found = list(file.read_ranges(ranges))
+        assert found == [CONTENT[offset : offset + size] for offset, size in ranges]
+        seen = bytearray(SIZE)
+        for offset, body in file.parts(ranges):
+            assert body == CONTENT[offset : offset + len(body)]
+            assert len(body) <= 10_000
+            assert not any(seen[offset : offset + len(body)])
+            seen[offset : offset + len(body)] = b"\1" * len(body)
+        assert all(all(seen[offset : offset + size]) for offset, size in ranges)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_close_ranges_are_read_by_one_request(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        list(file.read_ranges([(0, 10), (50, 20), (500, 10)]))
+        assert sorted(server.ranges()[1:]) == ["bytes=0-69", "bytes=500-509"]
+        list(file.parts([(1050, 20), (1000, 10), (2000, 12_000)]))
+        assert sorted(server.ranges()[3:]) == [
+            "bytes=1000-1069",
+            "bytes=2000-7999",
+            "bytes=8000-13999",
+        ]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_up_to_12_requests_run_at_once_and_no_more_than_are_taken(server: WebServer) -> None:
+    reached = threading.Barrier(12)
+
+    def change(request: Request, answer: Answer) -> Answer:
+        if not reached.broken and len(server.requests) <= 13:
+            reached.wait(20)
+        return answer
+
+    with open_object(server.url("/m.onnxa")) as file:
+        server.change = change
+        parts = iter(file.parts([(0, SIZE)]))
+        next(parts)
+        assert 12 <= len(server.requests) - 1 <= 13
+        assert b"".join(file.stream(5, SIZE)) == CONTENT[5:]
+    assert server.most == 12
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_closing_a_stream_cancels_its_requests(server: WebServer) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def body() -> Iterator[bytes]:
+        asked.set()
+        released.wait(10)
+        yield from (bytes(1000) for _ in range(100_000))
+
+    def change(request: Request, answer: Answer) -> Answer:
+        if request.range.startswith("bytes=0-"):
+            return answer
+        return Answer(206, dict(answer.headers, **{"Content-Length": "10000000"}), body())
+
+    with open_object(server.url("/m.onnxa")) as file:
+        server.change = change
+        parts = file.stream(0, SIZE)
+        first = next(parts)
+        assert first == CONTENT[: len(first)]
+        assert asked.wait(20)
+        parts.close()  # type: ignore[attr-defined]
+        released.set()
+        assert server.nbytes < 50_000_000
+        server.change = lambda _, answer: answer
+        assert file.read(0, 10) == CONTENT[:10]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal to a thread")
+def test_ctrl_c_ends_a_request_that_hangs(server: WebServer) -> None:
+    released = threading.Event()
+    main = threading.get_ident()
+
+    def change(request: Request, answer: Answer) -> Answer:
+        signal.pthread_kill(main, signal.SIGINT)
+        released.wait(20)
+        return answer
+
+    with open_object(server.url("/m.onnxa")) as file:
+        server.change = change
+        with pytest.raises(KeyboardInterrupt):
+            file.read(0, 10)
+        server.change = lambda _, answer: answer
+        released.set()
+        assert file.read(0, 10) == CONTENT[:10]
+
+
+def test_a_user_and_a_password_are_sent_as_a_header(server: WebServer) -> None:
+    url = server.url("/m.onnxa").replace("//", "//me:a%40b@")
+    with open_object(url) as file:
+        assert file.path == server.url("/m.onnxa")
+    assert server.requests[0].headers["authorization"] == "Basic bWU6YUBi"
+
+
+def test_a_query_is_sent_with_each_request_and_names_no_file(server: WebServer) -> None:
+    signed = open_object(server.url("/m.onnxa?id=1&X-Amz-Signature=a%2Fb"))
+    signed.read(0, 10)
+    assert {it.path for it in server.requests} == {"/m.onnxa?id=1&X-Amz-Signature=a%2Fb"}
+    again = open_object(server.url("/m.onnxa?X-Amz-Signature=c&id=1#x"))
+    assert signed.cache_key() == again.cache_key()
+    assert signed.identity == again.identity
+    assert len(str(signed.cache_key())) == 64
+    assert open_object(server.url("/m.onnxa?id=2")).cache_key() != signed.cache_key()
+
+
+def test_other_bytes_have_another_cache_key_and_identity(server: WebServer) -> None:
+    before = open_object(server.url("/m.onnxa"))
+    server.files["/m.onnxa"] = CONTENT[::-1]
+    try:
+        after = open_object(server.url("/m.onnxa"))
+    finally:
+        server.files["/m.onnxa"] = CONTENT
+    assert (before.cache_key(), before.identity) != (after.cache_key(), after.identity)
+    assert before.cache_key() != after.cache_key()
+    assert before.identity != after.identity
+
+
+def test_without_a_strong_etag_there_is_no_cache_key(server: WebServer) -> None:
+    for etag in ('W/"1"', None):
+        server.change = lambda _, it, etag=etag: Answer(  # type: ignore[misc]
+            it.status, dict(it.headers, ETag=etag), it.body
+        )
+        with open_object(server.url("/m.onnxa")) as file:
+            assert file.cache_key() is None
+            assert file.read(0, 10) == CONTENT[:10]
+        assert "if-match" not in server.requests[-1].headers
+
+
+def test_a_store_of_the_callers_own_is_read_by_key() -> None:
+    from obstore.store import MemoryStore
+
+    store = MemoryStore()
+    store.put("models/m.onnxa", CONTENT)
+    with open_object("models/m.onnxa", store=store) as file:
+        assert (file.path, file.size) == ("models/m.onnxa", SIZE)
+        assert file.read(5, 10) == CONTENT[5:15]
+    with pytest.raises(ValueError, match="expected store or storage_options, found both"):
+        open_object("models/m.onnxa", store=store, storage_options={"timeout": "1s"})
+
+
+def test_other_schemes_are_read_by_fsspec() -> None:
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    system.pipe("/folder/m.onnxa", CONTENT)
+    with open_object("memory://folder/m.onnxa") as file:
+        assert file.size == SIZE
+        assert file.read(5, 10) == CONTENT[5:15]
+        assert b"".join(file.stream(0, SIZE)) == CONTENT
+        assert file.cache_key() is None
+        system.pipe("/folder/m.onnxa", CONTENT)  # the same bytes at a later time
+        with pytest.raises(ArchiveError, match="it has changed since"):
+            file.read(5, 10)
+    with pytest.raises(FileNotFoundError):
+        open_object("memory://folder/other.onnxa")
+    with pytest.raises(IsADirectoryError):
+        open_object("memory://folder")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_fork_is_refused_instead_of_waiting_for_ever(server: WebServer) -> None:
+    file = open_object(server.url("/m.onnxa"))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            for read in (lambda: file.read(0, 1), lambda: open_object(server.url("/m.onnxa"))):
+                try:
+                    read()
+                except OSError as error:
+                    os.write(writer, str(error).encode() + b"\n")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        lines = told.read().splitlines()
+    assert len(lines) == 2
+    assert all("start processes by 'spawn'" in it for it in lines)
+
+
+def test_a_file_shows_nothing_of_its_store(server: WebServer) -> None:
+    file = open_object(server.url("/m.onnxa?sig=SECRET"))
+    assert isinstance(file, RemoteFile)
+    assert "SECRET" not in f"{file!r} {file.path} {file.identity!r} {file._origin!r}"

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxarchive.remote.urls import is_url, shown_url, unsigned_url
+
+
+@pytest.mark.parametrize(
+    ("source", "is_one"),
+    [
+        ("https://host/m.onnxa", True),
+        ("HF://user/model/m.onnxa", True),
+        ("zip://m.onnxa::s3://bucket/all.zip", True),
+        ("C://models/m.onnxa", False),
+        (r"C:\models\m.onnxa", False),
+        ("models//m.onnxa", False),
+        ("a b://m.onnxa", False),
+        ("https:/host/m.onnxa", False),
+        (Path("https://host"), False),
+        (b"https://host", False),
+    ],
+)
+def test_a_url_begins_with_a_scheme(source: object, is_one: bool) -> None:
+    assert is_url(source) is is_one
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host/m.onnxa?sig=SECRET#SECRET", "https://host/m.onnxa"),
+        ("https://me:SECRET@host:8/a@b.onnxa", "https://host:8/a@b.onnxa"),
+        ("https://me:SE@CRET@host/m.onnxa", "https://host/m.onnxa"),
+        ("zip://m::ftp://me:SECRET@host/a.zip", "zip://m::ftp://host/a.zip"),
+        ("s3://bucket/m.onnxa#SECRET", "s3://bucket/m.onnxa"),
+    ],
+)
+def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("?X-Amz-Signature=1&X-Amz-Date=2&versionId=v", "?versionId=v&X-Amz-Signature=3"),
+        ("?sv=1&se=2&sr=b&sp=r&sig=abc", "?sv=1&se=3&sr=b&sp=r&sig=def"),
+        ("?X-Goog-Signature=1&X-Goog-Expires=2", ""),
+        ("?AWSAccessKeyId=1&Expires=2&Signature=3", ""),
+    ],
+)
+def test_urls_that_differ_in_their_signature_have_the_same_name(one: str, other: str) -> None:
+    base = "https://me:SECRET@host/m.onnxa"
+    assert unsigned_url(base + one) == unsigned_url("https://host/m.onnxa" + other)
+
+
+def test_other_parameters_stay_in_the_name() -> None:
+    assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=2&sp=2")
+    assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=1")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from obstore.store import HTTPStore, LocalStore, MemoryStore
+
+from onnxarchive import UnsupportedFeatureError
+from onnxarchive.remote.listing import ListedObject, list_objects
+from onnxarchive.remote.objects import open_object
+from onnxarchive.remote.writing import create_object
+
+CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
+
+
+def write_in_pieces(writer: Any, content: bytes) -> None:
+    buffer = bytearray(100_001)
+    for start in range(0, len(content), len(buffer)):
+        piece = content[start : start + len(buffer)]
+        buffer[: len(piece)] = piece
+        assert writer.write(memoryview(buffer)[: len(piece)]) == len(piece)
+        buffer[:] = bytes(len(buffer))  # the caller's buffer is free again
+
+
+@pytest.fixture(params=["memory store", "folder as store", "memory", "folder"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    targets: dict[str, tuple[str, dict[str, Any]]] = {
+        "memory store": ("folder/m.onnxa", {"store": MemoryStore()}),
+        "folder as store": ("folder/m.onnxa", {"store": LocalStore(tmp_path, mkdir=True)}),
+        "memory": (f"memory:/{tmp_path}/m.onnxa", {}),
+        "folder": (f"file://{tmp_path}/m.onnxa", {}),
+    }
+    return targets[request.param]
+
+
+def test_an_object_appears_when_it_is_complete(target: tuple[str, dict[str, Any]]) -> None:
+    path, place = target
+    with create_object(path, size=len(CONTENT), **place) as writer:
+        write_in_pieces(writer, CONTENT)
+        with pytest.raises(FileNotFoundError):
+            open_object(path, **place)
+        writer.commit()
+    with open_object(path, **place) as file:
+        assert file.read(0, file.size) == CONTENT
+    with create_object(path, **place) as writer:  # replaces it
+        writer.write(b"new")
+        with open_object(path, **place) as file:
+            assert file.size == len(CONTENT)
+        writer.commit()
+    with open_object(path, **place) as file:
+        assert file.read(0, 10) == b"new"
+
+
+@pytest.mark.parametrize("interrupt", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_of_an_object_that_is_given_up(
+    target: tuple[str, dict[str, Any]], interrupt: type[BaseException], tmp_path: Path
+) -> None:
+    path, place = target
+
+    def fail() -> None:
+        with create_object(path, **place) as writer:
+            write_in_pieces(writer, CONTENT)
+            raise interrupt
+
+    with pytest.raises(interrupt):
+        fail()
+    with pytest.raises(FileNotFoundError):
+        open_object(path, **place)
+    assert not [it for it in tmp_path.rglob("*") if it.is_file()]
+
+
+def test_objects_are_copied_from_store_to_store() -> None:
+    one, other = MemoryStore(), MemoryStore()
+    one.put("m", CONTENT)
+    with (
+        open_object("m", store=one) as file,
+        create_object("copy", file.size, store=other) as writer,
+    ):
+        for piece in file.stream(0, file.size):
+            writer.write(piece)
+        writer.commit()
+    assert bytes(other.get("copy").bytes()) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("https://me:SECRET@host/m.onnxa?sig=SECRET", {}),
+        ("m.onnxa", {"store": HTTPStore("https://host/?sig=SECRET")}),
+    ],
+)
+def test_web_servers_are_not_written_to_or_listed(path: str, place: dict[str, Any]) -> None:
+    for refused in (create_object, lambda *it, **more: list(list_objects(*it, **more))):
+        with pytest.raises(UnsupportedFeatureError, match="expected the URL of a store") as caught:
+            refused(path, **place)
+        assert "SECRET" not in str(caught.value)
+
+
+def test_a_file_system_that_cannot_write_in_one_step_is_refused() -> None:
+    class Plain(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = "plain"
+        opened: list[Any] = []  # noqa: RUF012
+
+        def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+            file = fsspec.spec.AbstractBufferedFile(self, path, mode)
+            self.opened.append(file)
+            return file
+
+    fsspec.register_implementation("plain", Plain, clobber=True)
+    with pytest.raises(UnsupportedFeatureError, match="that writes files in one step, found Plain"):
+        create_object("plain://m.onnxa")
+    assert Plain.opened[0].closed
+
+
+def test_a_folder_is_listed_with_urls_that_open() -> None:
+    store = MemoryStore()
+    names = ["a/m.onnxa", "a/sub/n.onnxa", "ab.onnxa"]
+    system = fsspec.filesystem("memory")
+    for name in names:
+        store.put(name, b"12345")
+        system.pipe(f"/listed/{name}", b"12345")
+    assert list(list_objects("a/", store=store)) == [
+        ListedObject("m.onnxa", "a/m.onnxa", 5),
+        ListedObject("sub/n.onnxa", "a/sub/n.onnxa", 5),
+    ]
+    assert [it.url for it in list_objects("", store=store)] == names
+    found = list(list_objects("memory://listed"))
+    assert [it.path for it in found] == names
+    with open_object(found[1].url) as file:
+        assert (file.read(0, 5), file.size) == (b"12345", found[1].size)
