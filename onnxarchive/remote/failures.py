@@ -59,7 +59,8 @@ def failure(error: Exception, name: str) -> Exception:
             name,
         )
     if isinstance(error, TimeoutError) or re.search(r"\bTimedOut|\bTimeout\b", str(error)):
-        return TimeoutError(errno.ETIMEDOUT, "the server took too long to answer", name)
+        # No TimeoutError: asyncio would make another one of it, without the name.
+        return OSError(errno.EIO, "the server took too long to answer", name)
     if kind == "NotSupportedError":
         return OSError(
             errno.EIO,

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.failures import asked, failure, status_of
-from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url
+from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url, without_user
 from onnxarchive.storage.optional import needing
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _CLIENT_OPTIONS = (
     "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
 )
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
-_GROUPS = ("client_options", "retry_config", "credential_provider")
 
 # Keys of fsspec's `info` that name the content of a file: of S3, Google, Azure, Hugging Face, git.
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
@@ -280,41 +279,40 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
     with needing("obstore", "read and write objects in stores"):
         import obstore.store
 
-    scheme, name = scheme_of(url), shown_url(url)
-    groups: dict[str, Any] = {"config": {}, "client_options": {}, "retry_config": {}}
-    for key, value in (options or {}).items():
-        key = key.lower()
-        if key in _GROUPS and key in groups:
-            groups[key].update(value)
-        elif key in _GROUPS:
-            groups[key] = value
-        elif key in _CLIENT_OPTIONS.split():
-            groups["client_options"][key] = value
-        elif key in _RETRY_OPTIONS:
-            groups["retry_config"][key] = value
-        else:
-            groups["config"][key] = value
-    if not groups["retry_config"]:
-        del groups["retry_config"]
+    scheme = scheme_of(url)
     try:
+        groups = _grouped(options or {})
         if scheme not in _WEB:
             bucket, _, key = url.partition("://")[2].partition("/")
             return getattr(obstore.store, _STORES[scheme])(bucket, **groups), key
+        _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
         # The whole URL is the store, since a key could not have a query.
-        if not groups["config"]:
-            del groups["config"]
-        _prepare_client(urlsplit(url), groups["client_options"])
-        host = url.partition("://")[2].partition("#")[0]
-        if "@" in host.partition("/")[0]:
-            host = host.partition("@")[2]
-        return obstore.store.HTTPStore(f"{scheme}://{host}", **groups), ""
+        return obstore.store.HTTPStore(without_user(url), **groups), ""
     except Exception as error:
         kind = type(error).__name__
-    keys = ", ".join(sorted(map(str, options or {})))
+    keys = ", ".join(sorted(map(str, options or {}))) or "none"
     raise ValueError(
-        f"{name}: expected storage_options that obstore takes for {scheme}://, found {keys} "
-        f"({kind})"
+        f"{shown_url(url)}: expected a URL and storage_options that obstore takes, found the "
+        f"options {keys} ({kind})"
     )
+
+
+def _grouped(options: Options) -> dict[str, Any]:
+    """Options as the arguments that obstore's stores take."""
+    groups: dict[str, Any] = {}
+    for key, value in options.items():
+        key = key.lower()
+        if key == "credential_provider":
+            groups[key] = value
+        elif key in ("client_options", "retry_config"):
+            groups.setdefault(key, {}).update(value)
+        elif key in _CLIENT_OPTIONS.split():
+            groups.setdefault("client_options", {})[key] = value
+        elif key in _RETRY_OPTIONS:
+            groups.setdefault("retry_config", {})[key] = value
+        else:
+            groups.setdefault("config", {})[key] = value
+    return groups
 
 
 def _prepare_client(url: Any, client: dict[str, Any]) -> None:

@@ -31,7 +31,12 @@ def scheme_of(url: str) -> str:
 
 def shown_url(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, which may be secret."""
-    return _USER_INFO.sub("", re.split(r"[?#]", url, maxsplit=1)[0])
+    return without_user(re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def without_user(url: str) -> str:
+    """A URL without user and password."""
+    return _USER_INFO.sub("", url)
 
 
 def unsigned_url(url: str) -> str:
@@ -39,7 +44,6 @@ def unsigned_url(url: str) -> str:
 
     Other parameters stay, because they may choose the object. It is a name for hashing only.
     """
-    url = _USER_INFO.sub("", url)
     parameters = [it for it in urlsplit(url).query.split("&") if it]
     names = [it.partition("=")[0] for it in parameters]
     if any(map(_SIGNED.fullmatch, names)):

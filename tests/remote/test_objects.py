@@ -71,9 +71,10 @@ def test_a_larger_end_is_held_by_one_request(server: WebServer) -> None:
         assert file.read(SIZE - 300_000, 300_000) == CONTENT[-300_000:]
         assert server.ranges()[1:] == [f"bytes={SIZE - 300_000}-{SIZE - END_SIZE - 1}"]
         file.hold(SIZE - 10)
-        assert file.read(SIZE - 10, 10) == CONTENT[-10:]
+        assert file.read(SIZE - 300_000, 10) == CONTENT[-300_000:-299_990]
         assert len(server.requests) == 2
-        assert file.read(SIZE - 11, 1) == CONTENT[-11:-10]
+        file.release()
+        assert file.read(SIZE - 10, 20) == CONTENT[-10:]
         assert len(server.requests) == 3
 
 

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import itertools
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from web_server import MODIFIED, Answer, Request, WebServer, serving
+
+from onnxarchive import ObjectChangedError
+from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
+
+CONTENT = bytes(range(251)) * 4000
+SIZE = len(CONTENT)
+OPTIONS = {"timeout": "1s", "max_retries": 1, "default_headers": {"X-Token": "SECRET"}}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[WebServer]:
+    with serving({"/m.onnxa": CONTENT}) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: WebServer) -> WebServer:
+    shared.requests.clear()
+    shared.nbytes = 0
+    shared.change = lambda _, answer: answer
+    shared.files["/m.onnxa"] = CONTENT
+    return shared
+
+
+def opened(server: WebServer) -> RemoteFile:
+    url = server.url("/m.onnxa?X-Amz-Signature=SECRET").replace("//", "//me:SECRET@")
+    return open_object(url, storage_options=OPTIONS)
+
+
+def refused(call: Callable[[], object], kind: type[Exception], text: str) -> None:
+    """Asserts the error, and that nothing of it shows a secret: neither its text nor its causes."""
+    with pytest.raises(kind, match=text) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "/m.onnxa" in str(caught.value)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert error.__cause__ is None
+        shown = [str(error), repr(error), repr(vars(error)), *traceback.format_exception(error)]
+        # Lines of this file, which has the word, are no part of a message.
+        lines = [it for it in "".join(shown).splitlines() if __name__ not in it]
+        assert not [it for it in lines if "SECRET" in it and "SECRET@" not in it]
+        error = error.__context__
+
+
+def with_headers(**headers: str | None) -> Callable[[Request, Answer], Answer]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda _, answer: Answer(answer.status, answer.headers | named, answer.body)
+
+
+def with_body(change: Callable[[bytes], bytes]) -> Callable[[Request, Answer], Answer]:
+    def changed(_: Request, answer: Answer) -> Answer:
+        return Answer(answer.status, answer.headers, [change(b"".join(answer.body))])
+
+    return changed
+
+
+def with_status(status: int) -> Callable[[Request, Answer], Answer]:
+    return lambda *_: Answer(status, {}, [b"SECRET of the server"])
+
+
+def endless(_: Request, answer: Answer) -> Answer:
+    """All bytes of 100 GB, where a range was asked for."""
+    headers = answer.headers | {"Content-Length": "100000000000", "Content-Range": None}
+    return Answer(200, headers, itertools.repeat(bytes(1 << 16)))
+
+
+def endless_range(_: Request, answer: Answer) -> Answer:
+    """100 GB in answer to a range of some bytes."""
+    headers = answer.headers | {"Content-Length": "100000000000"}
+    return Answer(206, headers, itertools.repeat(bytes(1 << 16)))
+
+
+def slow(_: Request, answer: Answer) -> Answer:
+    """One byte at a time."""
+
+    def body() -> Iterator[bytes]:
+        for byte in b"".join(answer.body):
+            yield bytes([byte])
+            time.sleep(0.3)
+
+    return Answer(206, answer.headers | {"Content-Length": str(END_SIZE)}, body())
+
+
+WRONG_ANSWERS: dict[str, tuple[Any, type[Exception], str]] = {
+    "400": (with_status(400), OSError, "HTTP status 400"),
+    "401": (with_status(401), PermissionError, r"refuses access \(HTTP status 401\)"),
+    "403": (with_status(403), PermissionError, r"refuses access \(HTTP status 403\)"),
+    "404": (with_status(404), FileNotFoundError, "No such object"),
+    "410": (with_status(410), FileNotFoundError, "No such object"),
+    "500": (with_status(500), OSError, "HTTP status 500"),
+    "no ranges": (endless, OSError, "does not answer requests for ranges"),
+    "a longer body": (endless_range, OSError, "found more"),
+    "one byte more": (with_body(lambda it: it + b"x"), OSError, "found more"),
+    "one byte less": (with_body(lambda it: it[:-1]), OSError, f"expected {END_SIZE} bytes"),
+    "no bytes": (with_body(lambda _: b""), OSError, f"expected {END_SIZE} bytes .*, found 0"),
+    "gzip": (with_headers(Content_Encoding="gzip"), OSError, "found Content-Encoding 'gzip'"),
+    "nonsense": (with_headers(Content_Range="SECRET"), OSError, "other bytes"),
+    "another unit": (with_headers(Content_Range="rows 1-2/3"), OSError, "other bytes"),
+    "no size": (with_headers(Content_Range="bytes 0-9/*"), OSError, "other bytes"),
+    "negative": (with_headers(Content_Range=f"bytes -9-5/{SIZE}"), OSError, "other bytes"),
+    "a huge size": (
+        with_headers(Content_Range=f"bytes 0-{END_SIZE - 1}/{1 << 63}"),
+        OSError,
+        "expected 131072 bytes|other bytes",
+    ),
+    "the beginning": (
+        with_headers(Content_Range=f"bytes 0-{END_SIZE - 1}/{SIZE}"),
+        OSError,
+        "other bytes|expected 131072 bytes",
+    ),
+    "slow": (slow, OSError, "took too long"),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG_ANSWERS)
+def test_a_wrong_answer_to_opening_is_an_error(server: WebServer, answer: str) -> None:
+    server.change, kind, text = WRONG_ANSWERS[answer]
+    refused(lambda: opened(server), kind, text)
+    assert server.nbytes < 64 << 20
+    assert len(server.requests) <= 4
+
+
+@pytest.mark.parametrize("answer", WRONG_ANSWERS)
+def test_a_wrong_answer_to_reading_is_an_error(server: WebServer, answer: str) -> None:
+    file = opened(server)
+    server.change, kind, text = WRONG_ANSWERS[answer]
+    if "bytes" in text:
+        text = "found more|other bytes|expected 10 bytes|HTTP status 416"
+    refused(lambda: file.read(0, 10), kind, text)
+    refused(lambda: list(file.stream(0, 10)), kind, text)
+    refused(lambda: list(file.parts([(0, 10)])), kind, text)
+    assert server.nbytes < 64 << 20
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: WebServer) -> None:
+    file = opened(server)
+
+    def broken(_: Request, answer: Answer) -> Answer:
+        server.change = lambda _, answer: answer
+        body = b"".join(answer.body)
+        return Answer(206, answer.headers | {"Content-Length": str(len(body))}, iter([body[:50]]))
+
+    server.change = broken
+    assert file.read(0, 100) == CONTENT[:100]
+    assert server.ranges()[1:] == ["bytes=0-99", "bytes=50-99"]
+
+
+def test_a_server_that_is_gone_is_an_error() -> None:
+    with serving({"/m.onnxa": CONTENT}) as server:
+        pass
+    refused(lambda: opened(server), OSError, "the request failed")
+
+
+def test_another_object_is_never_mixed_with_the_first(server: WebServer) -> None:
+    file = opened(server)
+    server.files["/m.onnxa"] = CONTENT[::-1]  # the same size and time; only the ETag differs
+    for read in (
+        lambda: file.read(0, 10),
+        lambda: next(iter(file.stream(0, 10))),
+        lambda: next(iter(file.parts([(0, 10)]))),
+        lambda: next(iter(file.read_ranges([(0, 10)]))),
+    ):
+        refused(read, ObjectChangedError, "has changed since")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"ETag": '"other"'}),  # of a server that ignores If-Match
+        ({}, {"ETag": None}),
+        ({"ETag": 'W/"1"'}, {"ETag": 'W/"2"'}),
+        ({"ETag": None}, {"ETag": '"new"'}),
+        ({"ETag": None}, {"ETag": None, "Last-Modified": "Tue, 14 Nov 2023 22:13:21 GMT"}),
+        ({"ETag": None}, {"ETag": None, "Content-Range": f"bytes 0-9/{SIZE + 1}"}),
+        ({}, {"Content-Range": f"bytes 0-9/{SIZE - 1}"}),
+    ],
+)
+def test_each_answer_is_compared_with_the_first(
+    server: WebServer, first: dict[str, str | None], then: dict[str, str | None]
+) -> None:
+    assert MODIFIED == 1_700_000_000  # one second before that time
+    server.change = lambda _, it: Answer(it.status, it.headers | first, it.body)
+    file = opened(server)
+    assert file.read(0, 10) == CONTENT[:10]
+    server.change = lambda _, it: Answer(it.status, it.headers | then, it.body)
+    refused(lambda: file.read(0, 10), ObjectChangedError, "has changed since")
+
+
+def test_redirects_are_followed_but_credentials_stay(server: WebServer) -> None:
+    with serving({"/elsewhere": CONTENT}) as other:
+        to = other.url("/elsewhere").replace("127.0.0.1", "localhost")
+        server.change = lambda *_: Answer(302, {"Location": to})
+        url = server.url("/m.onnxa").replace("//", "//me:SECRET@")
+        file = open_object(url, storage_options={"default_headers": {"Cookie": "SECRET"}})
+        assert file.read(0, 10) == CONTENT[:10]
+        assert server.requests[0].headers["authorization"]
+        assert server.requests[0].headers["cookie"]
+        assert len(other.requests) == 2
+        for request in other.requests:
+            assert "authorization" not in request.headers
+            assert "SECRET" not in str(request)
+
+
+def test_redirects_in_a_circle_end(server: WebServer) -> None:
+    server.change = lambda *_: Answer(302, {"Location": server.url("/m.onnxa")})
+    refused(lambda: opened(server), OSError, "failed|status")
+    assert len(server.requests) < 30
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("https://host/m.onnxa?sig=SECRET", {"secret_key": "SECRET"}),
+        ("https://host/m.onnxa?sig=SECRET", {"timeout": "SECRET"}),
+        ("https://host/m.onnxa?sig=SECRET", {"timeout": 5}),
+        ("https://me:SECRET@:x/m.onnxa", {}),
+        ("s3://bucket/m.onnxa", {"key": "SECRET"}),
+        ("s3://bucket/m.onnxa", {"access_key_id": "SECRET", "client_options": "SECRET"}),
+    ],
+)
+def test_a_wrong_option_is_named_without_its_value(url: str, options: dict[str, Any]) -> None:
+    refused(
+        lambda: open_object(url, storage_options=options),
+        ValueError,
+        f"expected a URL and storage_options that obstore takes, .*{next(iter(options), 'none')}",
+    )
