@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from onnxarchive.archive.contents import (
 )
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
-from onnxarchive.archive.views import Assets, Tensors
+from onnxarchive.archive.views import Assets, Models, Tensors
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import (
@@ -138,14 +139,14 @@ class Archive(Closing):
         return self._snapshot.entries
 
     @property
-    def models(self) -> Mapping[str, onnx.ModelProto]:
+    def models(self) -> Models:
         """Every model by id; the default one, whose id is `""`, is the first.
 
         They are the archive's own, as `model` is.
         """
         snapshot = self._snapshot
         snapshot.refs.keep()
-        return MappingProxyType(snapshot.models)
+        return Models(snapshot)
 
     @property
     def model_id(self) -> str:
@@ -420,6 +421,10 @@ class Archive(Closing):
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
+        return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
 
     def _state(self) -> Snapshot:
         return self._snapshot

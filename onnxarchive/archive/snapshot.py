@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from onnxarchive.archive import html
 from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers import checksums
@@ -306,7 +307,16 @@ class NamedEntries(Mapping[str, Entry]):
         return _Values(self)
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return f"<{len(self)} entries>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ([shown(entry.name), f"{entry.data_offset:,}"], entry.nbytes) for entry in self._entries
+        )
+        return html.table(repr(self), ["name", "data offset"], rows, len(self))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.names)
 
 
 class _Values(ValuesView[Entry]):

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from onnxarchive.archive.snapshot import Initializers, Snapshot
+import onnx
+
+from onnxarchive.archive import html
+from onnxarchive.archive.snapshot import Initializers, Snapshot, shown_ids
 from onnxarchive.errors import ArchiveFormatError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -98,6 +101,25 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._state().file.path!r}>"
 
+    def _repr_html_(self) -> str:
+        snapshot = self._state()
+        index = snapshot.initializers
+        rows = (self._row(snapshot, name) for name in chain(index.names, index.others))
+        return html.table(repr(self), ["name", "type", "shape"], rows, len(self))
+
+    def _row(self, snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
+        """Name, data type, shape and size of an initializer, whose data is not read."""
+        tensor = self._ref(snapshot, name).tensor
+        texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
+        number = snapshot.initializers.entry_of.get(name)
+        if number is not None:
+            return texts, snapshot.directory.entries.sizes[number]
+        data_type = tensors.stored_type(tensor)
+        return texts, None if data_type is None else data_type.nbytes(tensor.dims)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
 
 class Assets(Mapping[str, bytes]):
     """The assets of an archive by path; each is read when it is looked up.
@@ -134,3 +156,43 @@ class Assets(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} assets of {self._state().file.path!r}>"
+
+    def _repr_html_(self) -> str:
+        entries = self._state().entries
+        names = [name for name in entries if name.startswith(ASSET_PREFIX)]
+        rows = (
+            ([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names
+        )
+        return html.table(repr(self), ["name"], rows, len(names))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+
+class Models(Mapping[str, onnx.ModelProto]):
+    """The models of an archive by id, as they were when it was opened or edited last.
+
+    Args:
+        snapshot: The state of the archive.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __getitem__(self, id: str) -> onnx.ModelProto:
+        return self._snapshot.models[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._snapshot.models)
+
+    def __len__(self) -> int:
+        return len(self._snapshot.models)
+
+    def __repr__(self) -> str:
+        return f"<models {shown_ids(self)} of {self._snapshot.file.path!r}>"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
