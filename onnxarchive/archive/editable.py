@@ -104,6 +104,10 @@ class EditableArchive(Archive):
             roll_back(file)
             super().__init__(file, max_model_nbytes, model)
 
+    @classmethod
+    def _reopened(cls, path: str, max_model_nbytes: int, model: str) -> EditableArchive:
+        return cls(path, max_model_nbytes, model=model)
+
     @property
     def model(self) -> onnx.ModelProto:
         """The model, its large tensors external with their keys as location.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,9 @@ class Archive(Closing):
     after this library has edited or replaced the archive. But another program that rewrites the
     file changes them; if it truncates the file, reading them ends the process with SIGBUS. Several
     threads may use an archive at once.
+
+    An archive in a file can be pickled by its path, for workers: unpickling opens the file that has
+    the path then, with the same model and limit, and raises the errors of `open`.
     """
 
     def __init__(
@@ -421,6 +424,28 @@ class Archive(Closing):
     def __repr__(self) -> str:
         name = type(self).__name__
         return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
+
+    def __reduce__(self) -> tuple[Callable[..., Archive], tuple[str, int, str]]:
+        """Pickles the path, the limit and the model's id, with which the archive is opened again.
+
+        Raises:
+            TypeError: The archive is not one in a file.
+            ValueError: It is closed.
+        """
+        file = self._file
+        if not isinstance(file, MappedFile):
+            raise TypeError(
+                f"{self.path}: expected an archive in a file to pickle, found one in memory or "
+                "elsewhere; open it where it is used"
+            )
+        file.fileno()  # raises if it is closed
+        return type(self)._reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)
+
+    @classmethod
+    def _reopened(cls, path: str, max_model_nbytes: int, model: str) -> Archive:
+        """Opens an archive that was pickled."""
+        with recovery.opened_archive(path, rule="FILE-1") as file:
+            return cls(file, max_model_nbytes, model)
 
     def _repr_html_(self) -> str:
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]

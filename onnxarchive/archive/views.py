@@ -104,21 +104,22 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     def _repr_html_(self) -> str:
         snapshot = self._state()
         index = snapshot.initializers
-        rows = (self._row(snapshot, name) for name in chain(index.names, index.others))
+        rows = (_row(snapshot, name) for name in chain(index.names, index.others))
         return html.table(repr(self), ["name", "type", "shape"], rows, len(self))
-
-    def _row(self, snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
-        """Name, data type, shape and size of an initializer, whose data is not read."""
-        tensor = self._ref(snapshot, name).tensor
-        texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
-        number = snapshot.initializers.entry_of.get(name)
-        if number is not None:
-            return texts, snapshot.directory.entries.sizes[number]
-        data_type = tensors.stored_type(tensor)
-        return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
+
+
+def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
+    """Name, data type, shape and size of an initializer, whose data is not read."""
+    tensor = snapshot.ref(name).tensor
+    texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
+    number = snapshot.initializers.entry_of.get(name)
+    if number is not None:
+        return texts, snapshot.directory.entries.sizes[number]
+    data_type = tensors.stored_type(tensor)
+    return texts, None if data_type is None else data_type.nbytes(tensor.dims)
 
 
 class Assets(Mapping[str, bytes]):
@@ -163,9 +164,7 @@ class Assets(Mapping[str, bytes]):
     def _repr_html_(self) -> str:
         entries = self._state().entries
         names = [name for name in entries if name.startswith(ASSET_PREFIX)]
-        rows = (
-            ([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names
-        )
+        rows = (([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names)
         return html.table(repr(self), ["name"], rows, len(names))
 
     def _ipython_key_completions_(self) -> list[str]:

@@ -569,7 +569,7 @@ def test_entries_are_the_same_by_name_and_one_after_the_other(path: Path) -> Non
             True,
             False,
         )
-        assert repr(entries) == repr(dict(entries))
+        assert repr(entries) == f"<{len(found)} entries>"
         with pytest.raises(KeyError):
             entries["none"]
 

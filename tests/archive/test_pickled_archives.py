@@ -1,0 +1,100 @@
+"""An archive is pickled by its path, and opened again where it is unpickled."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import model_of, raw_tensor, run_python
+from written import saved
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, EditableArchive, ModelNotFoundError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnxa"
+    decoder = model_of(raw_tensor("d", dims=(300,), seed=2))
+    onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path, models={"decoder": decoder})
+    return path
+
+
+def test_a_worker_opens_the_same_model_with_the_same_limit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)
+    archive = onnxarchive.open(path.name, model="decoder", max_model_nbytes=10_000)
+    code = """
+import pickle, sys
+archive = pickle.loads(bytes.fromhex(sys.argv[1]))
+print(archive.model_id, archive.max_model_nbytes, archive.path, type(archive).__name__)
+print(archive.tensors["d"].tobytes().hex())
+"""
+    monkeypatch.chdir("/")
+    first, data = run_python(code, pickle.dumps(archive).hex()).splitlines()
+    assert first == f"decoder 10000 {path} Archive"
+    assert data == archive.tensors["d"].tobytes().hex()
+
+
+def test_it_has_a_file_of_its_own(path: Path) -> None:
+    archive = onnxarchive.open(path)
+    for again in (pickle.loads(pickle.dumps(archive)), copy.copy(archive), copy.deepcopy(archive)):
+        assert again._file is not archive._file
+        again.close()
+    assert len(archive.tensors["w"]) == 300
+    archive.close()
+    with pytest.raises(ValueError, match="closed"):
+        pickle.dumps(archive)
+
+
+def test_it_is_the_archive_that_has_the_path_then(path: Path) -> None:
+    with onnxarchive.open(path) as archive:
+        pickled = pickle.dumps(archive)
+    onnxarchive.replace_tensor(path, "w", np.ones(300, np.float32))
+    with pickle.loads(pickled) as again:
+        assert again.tensors["w"].tolist() == [1] * 300
+
+
+def test_an_editable_archive_is_one_again(path: Path) -> None:
+    with onnxarchive.open(path, "r+", model="decoder") as archive:
+        pickled = pickle.dumps(archive)
+    with pickle.loads(pickled) as again:
+        assert isinstance(again, EditableArchive)
+        again.doc_string = "edited"
+    with onnxarchive.open(path, model="decoder") as archive:
+        assert archive.model.doc_string == "edited"
+
+
+def test_what_fails_says_so(path: Path) -> None:
+    with onnxarchive.open(path, model="decoder", max_model_nbytes=1000) as archive:
+        pickled = pickle.dumps(archive)
+    onnxarchive.remove_model(path, "decoder", compact=True)
+    with pytest.raises(ModelNotFoundError, match=r"m\.onnxa.*'decoder'"):
+        pickle.loads(pickled)
+    onnxarchive.save(model_of(raw_tensor("w", dims=(2000,))), path, size_threshold=10**6)
+    with pytest.raises(ArchiveFormatError, match="MODEL-2"):
+        pickle.loads(pickled)
+    path.write_bytes(b"not an archive")
+    with pytest.raises(ArchiveFormatError, match=r"m\.onnxa"):
+        pickle.loads(pickled)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"m\.onnxa"):
+        pickle.loads(pickled)
+    path.mkdir()
+    with pytest.raises(ArchiveFormatError, match="directory"):
+        pickle.loads(pickled)
+    shutil.rmtree(path)
+
+
+def test_an_archive_without_a_file_is_not_pickled() -> None:
+    data = saved(model_of())
+    for source in (data, io.BytesIO(data)):
+        archive = onnxarchive.open(source)
+        with pytest.raises(TypeError, match="expected an archive in a file to pickle"):
+            pickle.dumps(archive)
