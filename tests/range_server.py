@@ -42,12 +42,14 @@ class _Handler(SimpleHTTPRequestHandler):
         if asked is None:
             super().do_GET()
             return
-        data = Path(self.translate_path(self.path)).read_bytes()
+        file = Path(self.translate_path(self.path))
+        data = file.read_bytes()
         first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
         ranges.append((self.path, first, last + 1))
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
         self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("Last-Modified", self.date_time_string(int(file.stat().st_mtime)))
         self.end_headers()
         self.wfile.write(data[first : last + 1])
 
