@@ -28,7 +28,7 @@ from onnxarchive.archive.contents import (
 )
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
-from onnxarchive.archive.views import Assets, Models, Tensors
+from onnxarchive.archive.views import Assets, EvaluatedProperty, Models, Tensors
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import (
@@ -136,12 +136,12 @@ class Archive(Closing):
         """The names of all entries that hold tensors."""
         return [name for name in self.entries.names if is_key(name)]
 
-    @property
+    @EvaluatedProperty
     def entries(self) -> NamedEntries:
         """Every entry by name, in the order of the archive."""
         return self._snapshot.entries
 
-    @property
+    @EvaluatedProperty
     def models(self) -> Models:
         """Every model by id; the default one, whose id is `""`, is the first.
 
@@ -184,7 +184,7 @@ class Archive(Closing):
         """Alignment in bytes of the data of the model's entry, as its local header states it."""
         return self._snapshot.alignment
 
-    @property
+    @EvaluatedProperty
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
@@ -192,7 +192,7 @@ class Archive(Closing):
         """
         return Tensors(self._state)
 
-    @property
+    @EvaluatedProperty
     def assets(self) -> Assets:
         """The assets by path (without the prefix `assets/`), as bytes: verified copies."""
         return Assets(self._state)

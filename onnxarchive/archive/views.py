@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import onnx
 
@@ -17,6 +17,22 @@ from onnxarchive.model.tensors import TensorRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_Value = TypeVar("_Value")
+
+
+class EvaluatedProperty(Generic[_Value]):
+    """A read-only property that IPython evaluates, as to complete `archive.tensors["`.
+
+    It evaluates no `property`, which might have an effect.
+    """
+
+    def __init__(self, get: Callable[[Any], _Value]) -> None:
+        self._get = get
+        self.__doc__ = get.__doc__
+
+    def __get__(self, owner: object, kind: type) -> _Value:
+        return self if owner is None else self._get(owner)  # type: ignore[return-value]
 
 
 class Tensors(Mapping[str, "NDArray[Any]"]):

@@ -183,6 +183,25 @@ def test_names_are_completed(path: Path, view: Callable[[onnxarchive.Archive], A
         assert isinstance(names, list)
 
 
+@pytest.mark.tool
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('archive.tensors["', {"layer.0/weight", "four bits", "small", "words"}),
+        ('archive.assets["deep', {"deep/er.json"}),
+        ("archive.entries['__MODEL", {"__MODEL_PROTO", "__MODEL_PROTO_decoder"}),
+        ('archive.models["d', {"decoder"}),
+    ],
+)
+def test_ipython_completes_names(path: Path, text: str, names: set[str]) -> None:
+    completer = pytest.importorskip("IPython.core.completer", reason="IPython is not installed")
+    with onnxarchive.open(path) as archive:
+        found = completer.IPCompleter(namespace={"archive": archive})
+        found.use_jedi = False
+        with completer.provisionalcompleter():
+            assert {it.text for it in found.completions(text, len(text))} == names
+
+
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_texts_are_short(path: Path, view: Callable[[onnxarchive.Archive], Any]) -> None:
     with onnxarchive.open(path) as archive:
