@@ -7,7 +7,6 @@ as Python raises it.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -82,6 +81,8 @@ class ArchiveError(Exception):
     def _remedy(self) -> str:
         if self.path is None or self.rule not in MENDED_RULES:
             return ""
+        import shlex  # only this remedy needs it
+
         command = f"onnxarchive convert {shlex.quote(self.path)} NEW.onnxa"
         return f"; if another tool made this zip, '{command}' makes an archive of it"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import model_of, raw_tensor, run_python
+from models import model_of, raw_tensor, run_python, weight_model
 
 import onnxarchive
 
@@ -76,6 +76,19 @@ import onnxarchive
 print([name for name in {LAZY!r} if name in sys.modules])
 """
     assert run_python(code) == "[]\n"
+
+
+def test_opening_imports_nothing_that_only_edits_and_faults_need(tmp_path: Path) -> None:
+    onnxarchive.save(weight_model(seed=1), tmp_path / "model.onnxa")
+    code = """
+import sys, onnxarchive
+with onnxarchive.open(sys.argv[1]) as archive:
+    views = list(archive.tensors.values())
+rare = ("archive.recovery", "model.weights", "model.initializers_at_once", "storage.replacement")
+print(len(views), [name for name in rare if f"onnxarchive.{name}" in sys.modules])
+print([name for name in ("hashlib", "html", "shlex", "concurrent.futures") if name in sys.modules])
+"""
+    assert run_python(code, tmp_path / "model.onnxa") == "1 []\n[]\n"
 
 
 def test_importing_imports_beside_onnx_only_what_registers_with_it() -> None:

@@ -6,7 +6,6 @@ shorter meanwhile gives an error and not a fault.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,6 +226,8 @@ def check_data(
     stated = [
         (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None
     ]
+    import hashlib  # opening an archive does not need it
+
     sha1 = hashlib.sha1(usedforsecurity=False)
     for piece in counter(pieces):
         if stated:

@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
-from onnxarchive.archive import recovery
 from onnxarchive.buffers.data import Buffer, as_bytes
-from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
 from onnxarchive.remote.urls import is_url, shown_url
+from onnxarchive.storage import files
 from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
+from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 
@@ -80,7 +81,7 @@ def opened(
         OSError: It cannot be opened.
     """
     if isinstance(source, str | os.PathLike) and not is_remote(source, access):
-        with recovery.opened_archive(source, rule="FILE-1", timeout=timeout) as file:
+        with opened_archive(source, rule="FILE-1", timeout=timeout) as file:
             yield file
         return
     other = _opened(source, access)
@@ -90,6 +91,33 @@ def opened(
     except BaseException:
         other.close()
         raise
+
+
+@contextlib.contextmanager
+def opened_archive(
+    path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
+) -> Iterator[MappedFile]:
+    """Opens an archive's file, and locks it against edits while the block runs.
+
+    Args:
+        path: The archive.
+        rule: The rule that anything but a regular file breaks, if one does.
+        timeout: Seconds to wait for the lock; None waits without limit.
+
+    Raises:
+        UnfinishedEditError: The block found no archive, since an edit was interrupted.
+        LockedError: The archive stayed locked.
+        ArchiveFormatError: It is not a regular file.
+        OSError: It cannot be opened.
+    """
+    with with_path(path), files.opened(path, rule=rule, timeout=timeout) as file:
+        try:
+            yield file
+        except ArchiveFormatError:
+            from onnxarchive.archive import recovery  # not needed to open what is whole
+
+            recovery.require_finished(file)
+            raise
 
 
 def _opened(source: Openable, access: Access) -> RandomAccessFile:

@@ -12,13 +12,11 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive import recovery
 from onnxarchive.archive.contents import (
     MAX_MODEL_NBYTES,
     check_crc32,
@@ -27,6 +25,7 @@ from onnxarchive.archive.contents import (
     summed,
 )
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.openable import opened_archive
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import Assets, EvaluatedProperty, Models, Tensors
 from onnxarchive.buffers import checksums
@@ -250,6 +249,8 @@ class Archive(Closing):
             yield
             return
         with contextlib.ExitStack() as resources:
+            from onnxarchive.archive import recovery  # not needed to open what is whole
+
             is_edited = False
             try:
                 file = resources.enter_context(files.opened(snapshot.file.absolute_path))
@@ -444,10 +445,12 @@ class Archive(Closing):
     @classmethod
     def _reopened(cls, path: str, max_model_nbytes: int, model: str) -> Archive:
         """Opens an archive that was pickled."""
-        with recovery.opened_archive(path, rule="FILE-1") as file:
+        with opened_archive(path, rule="FILE-1") as file:
             return cls(file, max_model_nbytes, model)
 
     def _repr_html_(self) -> str:
+        from html import escape  # only notebooks need it
+
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
 

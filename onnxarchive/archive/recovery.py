@@ -6,9 +6,7 @@ decides. It is rolled back only if the result is an archive.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxarchive.archive.contents import read_contents
@@ -31,7 +29,7 @@ from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
 
 _USUAL_HEADER_SIZE = 512  # bytes; with name and extra fields it may be 128 KiB
 
-__all__ = ["Recovery", "opened_archive", "recover", "require_finished", "roll_back"]
+__all__ = ["Recovery", "recover", "require_finished", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +77,6 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         if not is_rolled_back:
             _require_whole(file)
         return Recovery(is_rolled_back, removed)
-
-
-@contextlib.contextmanager
-def opened_archive(
-    path: str | os.PathLike[str], *, rule: str | None = None, timeout: float | None = None
-) -> Iterator[MappedFile]:
-    """Opens an archive's file, and locks it against edits while the block runs.
-
-    Args:
-        path: The archive.
-        rule: The rule that anything but a regular file breaks, if one does.
-        timeout: Seconds to wait for the lock; None waits without limit.
-
-    Raises:
-        UnfinishedEditError: The block found no archive, since an edit was interrupted.
-        LockedError: The archive stayed locked.
-        ArchiveFormatError: It is not a regular file.
-        OSError: It cannot be opened.
-    """
-    with with_path(path), files.opened(path, rule=rule, timeout=timeout) as file:
-        try:
-            yield file
-        except ArchiveFormatError:
-            require_finished(file)
-            raise
 
 
 def require_finished(file: MappedFile) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxarchive.archive import html
 from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers import checksums
@@ -313,6 +312,8 @@ class NamedEntries(Mapping[str, Entry]):
         rows = (
             ([shown(entry.name), f"{entry.data_offset:,}"], entry.nbytes) for entry in self._entries
         )
+        from onnxarchive.archive import html  # only notebooks need it
+
         return html.table(repr(self), ["name", "data offset"], rows, len(self))
 
     def _ipython_key_completions_(self) -> list[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import onnx
 
-from onnxarchive.archive import html
 from onnxarchive.archive.snapshot import Initializers, Snapshot, shown_ids
 from onnxarchive.errors import ArchiveFormatError, shown, with_path
 from onnxarchive.model import dtypes, tensors
@@ -121,6 +120,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         snapshot = self._state()
         index = snapshot.initializers
         rows = (_row(snapshot, name) for name in chain(index.names, index.others))
+        from onnxarchive.archive import html  # only notebooks need it
+
         return html.table(repr(self), ["name", "type", "shape"], rows, len(self))
 
     def _ipython_key_completions_(self) -> list[str]:
@@ -181,6 +182,8 @@ class Assets(Mapping[str, bytes]):
         entries = self._state().entries
         names = [name for name in entries if name.startswith(ASSET_PREFIX)]
         rows = (([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names)
+        from onnxarchive.archive import html  # only notebooks need it
+
         return html.table(repr(self), ["name"], rows, len(names))
 
     def _ipython_key_completions_(self) -> list[str]:

@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         BrokenPipeError: The reader of the output has closed it.
     """
     try:
-        arguments = parser().parse_args(argv)
+        given = sys.argv[1:] if argv is None else argv
+        arguments = parser(given[0] if given else None).parse_args(given)
     except SystemExit as end:  # argparse has printed the reason
         return end.code if isinstance(end.code, int) else WRONG_USE
     try:

@@ -22,8 +22,12 @@ _ASSET_HELP = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line.
+
+    Args:
+        command: The only command to know, which takes less time; another text or None for all.
+    """
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
@@ -33,36 +37,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    _add_convert(commands)
-    _add_export(commands)
-    _add_link(commands)
-    _add_extract(commands)
-    _add_model(
-        _add(commands, "ls", "listing", "List the tensors and assets of an archive."),
-        "list the tensors of this model only",
-        default=None,
-    )
-    _add_model(
-        _add(commands, "info", "listing", "Describe a model in an archive."), "describe this model"
-    )
-    _add(
-        commands,
-        "models",
-        "listing",
-        "List the models in an archive: inputs, outputs, parameters, and bytes of weights.",
-    )
-    _add_check(commands)
-    _add_diff(commands)
-    _add_replace_model(commands)
-    _add_remove_model(commands)
-    _add_rename_model(commands)
-    _add_assets(commands)
-    _add_set_metadata(commands)
-    _add_rename(commands)
-    _add_recover(commands)
-    _add_run(commands)
-    _add_view(commands)
-    _add_cache(commands)
+    for add in [_COMMANDS[command]] if command in _COMMANDS else _COMMANDS.values():
+        add(commands)
     return top
 
 
@@ -114,6 +90,29 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of 1 or more, found {number}")
     return number
+
+
+def _add_ls(commands: Any) -> None:
+    _add_model(
+        _add(commands, "ls", "listing", "List the tensors and assets of an archive."),
+        "list the tensors of this model only",
+        default=None,
+    )
+
+
+def _add_info(commands: Any) -> None:
+    _add_model(
+        _add(commands, "info", "listing", "Describe a model in an archive."), "describe this model"
+    )
+
+
+def _add_models(commands: Any) -> None:
+    _add(
+        commands,
+        "models",
+        "listing",
+        "List the models in an archive: inputs, outputs, parameters, and bytes of weights.",
+    )
 
 
 def _add_convert(commands: Any) -> None:
@@ -503,3 +502,26 @@ def _add_cache(commands: Any) -> None:
             metavar="DIR",
             help="the directory of the cache (default: the user's)",
         )
+
+
+_COMMANDS: Final = {
+    "convert": _add_convert,
+    "export": _add_export,
+    "link": _add_link,
+    "extract": _add_extract,
+    "ls": _add_ls,
+    "info": _add_info,
+    "models": _add_models,
+    "check": _add_check,
+    "diff": _add_diff,
+    "replace-model": _add_replace_model,
+    "remove-model": _add_remove_model,
+    "rename-model": _add_rename_model,
+    "assets": _add_assets,
+    "set-metadata": _add_set_metadata,
+    "rename": _add_rename,
+    "recover": _add_recover,
+    "run": _add_run,
+    "view": _add_view,
+    "cache": _add_cache,
+}

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from onnxarchive.archive import recovery
-from onnxarchive.archive.openable import Access, is_remote
+from onnxarchive.archive.openable import Access, is_remote, opened_archive
 from onnxarchive.archive.reading import Archive, verified_pieces
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
@@ -102,7 +101,7 @@ def open_source(
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
     """Opens a file as an archive and compares all local headers; None if it is not an archive."""
     with _none_of_an_archive():
-        with recovery.opened_archive(path) as file:
+        with opened_archive(path) as file:
             if not is_zip(file.read(0, 4)):
                 file.close()
                 return None

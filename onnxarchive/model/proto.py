@@ -21,10 +21,8 @@ from onnxarchive.errors import (
 )
 from onnxarchive.model import (
     dtypes,
-    initializers_at_once,
     references_at_once,
     tensors,
-    weights,
     wire,
 )
 from onnxarchive.model.keys import MODEL_PROTO
@@ -53,6 +51,8 @@ def serialize(model: onnx.ModelProto, initializers: Mapping[int, bytes] | None =
     # protobuf writes messages nested more than 100 deep, and refuses to read them.
     parse(data, Report())
     if initializers:
+        from onnxarchive.model import initializers_at_once  # not needed to open an archive
+
         count = len(model.graph.initializer) + len(initializers)
         data = initializers_at_once.insert(data, initializers, count)
         require_size(len(data))
@@ -108,6 +108,8 @@ def filled(data: Buffer, held: Mapping[str, memoryview]) -> tuple[memoryview, ..
     """
     if not held:
         return (memoryview(data),)
+    from onnxarchive.model import weights  # not needed to open an archive
+
     try:
         pieces = weights.fill(data, held.get)
     except UnsupportedFeatureError as error:
