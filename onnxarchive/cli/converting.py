@@ -141,6 +141,9 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     total = f"{done} {verb}, {len(failed)} failed{_saved(*conversions)}"
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
+    for item in conversions:
+        others = _other_files(item)
+        lines += ["", printable(item.source), *others] if others else []
     say(arguments, [_as_json(item) for item in conversions], "\n".join(lines))
     return max(
         (status_of(getattr(errors, item.error_type or "", None)) for item in failed), default=DONE

@@ -17,6 +17,7 @@ from onnxarchive.errors import (
     ArchiveError,
     LockedError,
     ModelNotFoundError,
+    TensorNotFoundError,
     UnsupportedFeatureError,
     describe_error,
     shown,
@@ -41,7 +42,8 @@ def call(arguments: argparse.Namespace) -> int:
 def status_of(error: type[BaseException] | None) -> int:
     """The exit status for an error."""
     if error is None or issubclass(
-        error, LockedError | ModelNotFoundError | UnsupportedFeatureError
+        error,
+        LockedError | ModelNotFoundError | TensorNotFoundError | UnsupportedFeatureError,
     ):
         return WRONG_USE
     return FAULTY_FILE if issubclass(error, ArchiveError) else WRONG_USE

@@ -60,7 +60,7 @@ def test_an_asset_is_written_to_standard_output(
 ) -> None:
     assert run("assets", "cat", archive, "labels.txt") == 0
     assert capfdbinary.readouterr().out == b"cat\ndog\n"
-    assert run("assets", "cat", archive, "labels") == 3
+    assert run("assets", "cat", archive, "labels") == 2
     assert b"expected the path of an asset, found 'labels'" in capfdbinary.readouterr().err
     assert run("assets", "cat", archive, "labels.txt", "--json") == 2
     assert capfdbinary.readouterr().out == b""
@@ -79,7 +79,7 @@ def test_assets_are_added_replaced_and_removed(
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"{archive}: {nbytes:,} bytes ({nbytes / 1024:.1f} KiB)"
     before = archive.read_bytes()
-    assert run("assets", "rm", archive, "config.json", "missing") == 3
+    assert run("assets", "rm", archive, "config.json", "missing") == 2
     assert archive.read_bytes() == before
     assert "found 'missing'" in capsys.readouterr().err
 
@@ -183,3 +183,16 @@ def test_convert_takes_the_other_files_along_and_lists_them(
     result = json.loads(capsys.readouterr().out)
     assert result["taken"] == ["config.json", "vocab/a.txt", "vocab/b.json"]
     assert result["left_out"] == [".git/", ".hidden"]
+
+
+def test_many_models_list_theirs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    source = write_model(folder / "model.onnx", runnable_model())
+    assert run("convert", source, "--output-dir", tmp_path / "out", "--assets") == 0
+    assert capsys.readouterr().out.splitlines()[-6:] == [
+        str(source),
+        "took      config.json",
+        "took      vocab/a.txt",
+        "took      vocab/b.json",
+        "left out  .git/",
+        "left out  .hidden",
+    ]
