@@ -65,6 +65,7 @@ if _TYPE_CHECKING:
         Difference as Difference,
         diff as diff,
     )
+    from onnxarchive.conversion.downloading import download as download
     from onnxarchive.errors import (
         ArchiveError as ArchiveError,
         ArchiveFormatError as ArchiveFormatError,
@@ -104,6 +105,7 @@ _NAMES = {
     "conversion.batch": "convert_many",
     "conversion.converting": "Conversion convert export extract",
     "conversion.differences": "Change Difference diff",
+    "conversion.downloading": "download",
     "errors": "ArchiveError ArchiveFormatError AttributesWarning ChecksumError "
     "LockedError ModelNotFoundError ObjectChangedError TensorNotFoundError UnfinishedEditError "
     "UnsupportedFeatureError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
@@ -31,9 +31,10 @@ class Access(TypedDict, total=False):
     cache: str | os.PathLike[str] | bool | None
 
 
-def is_remote(source: object, access: Access) -> bool:
+def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
     """Whether an archive is in a store and not on this machine."""
-    return access.get("store") is not None or is_url(source)
+    is_path = isinstance(source, str | os.PathLike)
+    return is_url(source) or (is_path and access.get("store") is not None)
 
 
 def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
@@ -50,6 +51,19 @@ def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
     )
     error.path = shown_url(source) if isinstance(source, str) else None
     raise error
+
+
+def exists(path: str, access: Access) -> bool:
+    """Whether there is a file or a remote object."""
+    if not is_remote(path, access):
+        return os.path.lexists(path)
+    from onnxarchive.remote.opening import open_remote
+
+    try:
+        open_remote(path, **access).close()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def files_of(source: object, access: Access) -> list[str]:

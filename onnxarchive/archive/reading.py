@@ -99,7 +99,11 @@ class Archive(Closing):
 
     def _read(self, file: RandomAccessFile) -> None:
         with with_path(self._path):
-            self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
+            try:
+                self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
+            except ArchiveFormatError:
+                file.discard()
+                raise
 
     @property
     def _file(self) -> RandomAccessFile:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 import onnx
 
 from onnxarchive.archive.libraries import is_instance
+from onnxarchive.archive.openable import Access, files_of
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
     ModelToStore,
@@ -32,6 +33,7 @@ from onnxarchive.zipformat import layout
 
 if TYPE_CHECKING:
     import onnx_ir
+    from typing_extensions import Unpack
 
     from onnxarchive.archive.onnx_ir import SplitModel
 
@@ -56,6 +58,7 @@ def save(
     keep: bool = True,
     progress: Progress | None = None,
     jobs: int | None = None,
+    **access: Unpack[Access],
 ) -> None:
     """Saves a model as an archive.
 
@@ -81,7 +84,8 @@ def save(
         model: The model, with its tensors in memory; or an `onnx_ir.Model`, or PyTorch's
             `ONNXProgram`, which has one. Their lazy and external tensors, and tensors of PyTorch,
             are fetched one at a time. It is not changed.
-        path: The archive, usually `name.onnxa`; or a binary file, which is written to in order and
+        path: The archive, usually `name.onnxa`; its URL in a store, where it appears when it is
+            complete; or a binary file, which is written to in order and
             need not be seekable.
         models: Further models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
             most 64 bytes. Tensors of different models that are equal in data type, dims and bytes
@@ -101,6 +105,7 @@ def save(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one for each core. An `onnx_ir.Model` is saved by the
             caller's thread alone, since the caller's code may make its tensors.
+        access: How a store is reached; see `onnxarchive.open`.
 
     Raises:
         ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, and others have
@@ -122,8 +127,9 @@ def save(
         progress=progress,
         jobs=jobs,
     )
-    if isinstance(path, str | os.PathLike):
-        require_no_input(path, options.asset_files)
+    files = files_of(path, access)
+    for file in files:
+        require_no_input(file, options.asset_files)
     given = {
         identifier: _prepared(found, size_threshold)
         for identifier, found in with_further_models(model, models).items()
@@ -144,12 +150,12 @@ def save(
         planned,
         options,
         kept_assets=() if origin is None else verified_assets(origin),
-        temporary=directory_of(path) if isinstance(path, str | os.PathLike) else None,
+        temporary=directory_of(files[0]) if files else None,
     )
-    if splits and isinstance(path, str | os.PathLike):
-        _write_split(plan, path, splits, options)
+    if splits and files:
+        _write_split(plan, files[0], splits, options)
     else:
-        write_archive(plan, path, options)
+        write_archive(plan, path, options, access=access)
 
 
 def _prepared(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from onnxarchive.archive.openable import Access, is_remote
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import AnyItem, Plan, require_names
 from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
@@ -37,22 +38,41 @@ def write_archive(
     *,
     require: Require | None = None,
     reserved: int | None = None,
+    access: Access | None = None,
 ) -> int:
     """Writes a planned archive, completely or not at all; gives its size in bytes.
 
     Args:
         plan: The plan.
-        path: The archive; or a binary file, which is written to in order.
+        path: The archive; a URL, where the object appears when it is complete; or a binary file,
+            which is written to in order.
         options: Its options, of which `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards it (`Replacement.commit`).
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
+        access: How a remote target is reached; None if there is none.
     """
+    access = access or {}
+    if is_remote(path, access):
+        return _write_object(plan, os.fspath(path), options, access)
     if isinstance(path, str | os.PathLike):
         with write_file(plan, path, options, require=require, reserved=reserved) as written:
             locking.unlock(written.fileno())
             return written.size
     require_names(item.name for item in plan.items)
     return _stream_all(plan, path, options)
+
+
+def _write_object(plan: Plan, url: str, options: WriteOptions, access: Access) -> int:
+    """Writes a planned archive to a store; gives its size in bytes."""
+    from onnxarchive.remote.writing import create_object  # most archives are files
+
+    require_names(item.name for item in plan.items)
+    nbytes = plan.size(options.alignment)
+    store, storage_options = access.get("store"), access.get("storage_options")
+    with create_object(url, nbytes, store=store, storage_options=storage_options) as target:
+        _stream_all(plan, target, options)
+        target.commit()
+    return nbytes
 
 
 def write_file(

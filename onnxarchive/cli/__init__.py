@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except (ArchiveError, ImportError, OSError, ValueError) as error:
         return fail(error, status_of(type(error)))
-    except KeyboardInterrupt:
-        return fail("interrupted; no incomplete file is left", _INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        return fail(str(interrupt) or "interrupted; no incomplete file is left", _INTERRUPTED)
     return status
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from onnxarchive.cli.frame import DONE, FOUND, say
+from onnxarchive.cli.frame import DONE, FOUND, access, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable
 from onnxarchive.conversion.differences import Change, Difference, diff
@@ -28,6 +28,7 @@ def diff_command(arguments: argparse.Namespace) -> int:
             full=arguments.full,
             stack_traces=arguments.stack_traces,
             progress=progress,
+            **access(arguments),
         )
     result = {"path": found.path, "other": found.other, "is_same": found.is_same}
     sections = {name: [*map(_as_json, changes)] for name, changes in found.sections.items()}

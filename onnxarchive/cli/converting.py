@@ -19,6 +19,7 @@ from onnxarchive.cli.frame import (
     DONE,
     TERMINAL_SIGNALS,
     WRONG_USE,
+    access,
     pairs,
     require_free,
     say,
@@ -46,6 +47,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         "verify_checksum": arguments.verify_checksum,
         "follow_links": arguments.follow_links,
         "dry_run": arguments.dry_run,
+        **access(arguments),
     }
     models = pairs("--model ID=PATH", arguments.model)
     if arguments.output_dir is not None:
@@ -65,7 +67,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
     if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("--json cannot share standard output with the archive")
     if not to_stream:
-        require_free(target, arguments.force)
+        require_free(target, arguments.force, access(arguments))
     with progress_bar("convert") as progress:
         conversion = convert(
             source,
@@ -90,6 +92,7 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
         "source": conversion.source,
         "path": conversion.target,
         "error": conversion.error,
+        "is_skipped": conversion.is_skipped,
         "nbytes": conversion.nbytes,
         "tensors": conversion.tensors,
         "assets": conversion.assets,
@@ -124,6 +127,7 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
             arguments.output_dir,
             executor,
             replace=arguments.force,
+            skip_existing=arguments.skip_existing,
             on_done=lambda _, done, total: advance(done, total),
             jobs=None if jobs is None else 1,
             **options,
@@ -133,12 +137,14 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
             warn(f"{item.source}: {warning}")
     failed = [item for item in conversions if item.error is not None]
     rows = [
-        [item.source, item.target, "failed" if item.nbytes is None else item.nbytes]
+        [item.source, item.target, "failed" if item.error else item.nbytes or "there already"]
         for item in conversions
     ]
     verb = "would be converted" if arguments.dry_run else "converted"
-    done = count(len(conversions) - len(failed), "model")
-    total = f"{done} {verb}, {len(failed)} failed{_saved(*conversions)}"
+    skipped = sum(item.is_skipped for item in conversions)
+    done = count(len(conversions) - len(failed) - skipped, "model")
+    there = f", {skipped} there already" * (skipped > 0)
+    total = f"{done} {verb}{there}, {len(failed)} failed{_saved(*conversions)}"
     lines = [table(["source", "archive", "bytes"], rows), "", total]
     lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
     for item in conversions:

@@ -6,10 +6,11 @@ import argparse
 import os
 
 import onnxarchive
-from onnxarchive.cli.frame import DONE, require_free, say
+from onnxarchive.cli.frame import DONE, access, require_free, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
 from onnxarchive.model.keys import is_model, model_id
+from onnxarchive.remote.urls import shown_url
 
 
 def export_command(arguments: argparse.Namespace) -> int:
@@ -27,6 +28,7 @@ def export_command(arguments: argparse.Namespace) -> int:
             model=arguments.model,
             external_data=arguments.external_data,
             progress=progress,
+            **access(arguments),
         )
     files = [{"path": path, "nbytes": os.path.getsize(path)} for path in written]
     lines = [f"{printable(file['path'])}: {size(file['nbytes'])}" for file in files]
@@ -37,8 +39,8 @@ def export_command(arguments: argparse.Namespace) -> int:
 def link_command(arguments: argparse.Namespace) -> int:
     """Runs `link`."""
     require_free(arguments.target, arguments.force)
-    onnxarchive.link(arguments.archive, arguments.target, model=arguments.model)
-    target, archive = arguments.target, arguments.archive
+    target, archive = arguments.target, shown_url(arguments.archive)
+    onnxarchive.link(arguments.archive, target, model=arguments.model, **access(arguments))
     nbytes = os.path.getsize(target)
     text = f"{printable(target)}: {size(nbytes)}, large tensors in {printable(archive)}"
     say(arguments, {"path": target, "archive": archive, "nbytes": nbytes}, text)
@@ -48,7 +50,9 @@ def link_command(arguments: argparse.Namespace) -> int:
 def extract_command(arguments: argparse.Namespace) -> int:
     """Runs `extract`."""
     with progress_bar("extract") as progress:
-        onnxarchive.extract(arguments.archive, arguments.directory, progress=progress)
+        onnxarchive.extract(
+            arguments.archive, arguments.directory, progress=progress, **access(arguments)
+        )
     paths = {
         model_id(name): os.path.join(arguments.directory, name)
         for name in os.listdir(arguments.directory)

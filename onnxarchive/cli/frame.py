@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import errno
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Final
 
+from onnxarchive.archive.openable import Access, exists
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import (
     ArchiveError,
@@ -22,6 +22,7 @@ from onnxarchive.errors import (
     describe_error,
     shown,
 )
+from onnxarchive.remote.urls import shown_url
 
 DONE: Final = 0
 FOUND: Final = 1
@@ -63,14 +64,19 @@ def warn(message: str) -> None:
     print(f"onnxarchive: warning: {printable(message)}", file=sys.stderr)
 
 
-def require_free(path: str, force: bool) -> None:
+def require_free(path: str, force: bool, access: Access | None = None) -> None:
     """Refuses to replace a target.
+
+    Args:
+        path: The target; a URL if `access` is given, too.
+        force: Whether it may be replaced.
+        access: How a remote target is reached.
 
     Raises:
         FileExistsError: The target exists, and `force` is false.
     """
-    if not force and os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "exists; --force replaces it", path)
+    if not force and exists(path, access or {}):
+        raise FileExistsError(errno.EEXIST, "exists; --force replaces it", shown_url(path))
 
 
 def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) -> dict[str, Any]:
@@ -94,6 +100,13 @@ def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) 
         except ValueError:
             raise ValueError(f"expected {form}, each name once, found {argument!r}") from None
     return found
+
+
+def access(arguments: argparse.Namespace) -> Access:
+    """How remote archives are reached, from the arguments of `parser._add_remote`."""
+    options = pairs("--storage-option KEY=VALUE", arguments.storage_option)
+    cache = arguments.cache_dir or arguments.cache or None
+    return Access(storage_options=options or None, cache=cache)
 
 
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:

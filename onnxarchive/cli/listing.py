@@ -13,13 +13,14 @@ import onnx
 
 import onnxarchive
 from onnxarchive.archive.reading import Archive
-from onnxarchive.cli.frame import DONE, FOUND, fail, say, status_of
+from onnxarchive.cli.frame import DONE, FOUND, access, fail, say, status_of
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import count, printable, shape, size, table
 from onnxarchive.errors import ArchiveError
 from onnxarchive.model import dtypes, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, is_model, model_entry
 from onnxarchive.model.tensors import text
+from onnxarchive.remote.urls import shown_url
 from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.layout import Placement
 
@@ -30,7 +31,7 @@ _MAX_PORTS: Final = 4  # inputs or outputs that a row of `models` names
 def ls_command(arguments: argparse.Namespace) -> int:
     """Runs `ls`."""
     only = arguments.model
-    with onnxarchive.open(arguments.archive, model=only or "") as archive:
+    with onnxarchive.open(arguments.archive, model=only or "", **access(arguments)) as archive:
         chosen = archive.models if only is None else {only: archive.model}
         users = _users(archive)
         listed: dict[str, dict[str, Any]] = {}
@@ -55,7 +56,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
             "in_model": sum(1 for it in chosen.values() for _ in tensors.walk(it)) - outside,
             "assets": len(archive.assets),
             "weights": sum(item["nbytes"] for item in listed.values()),
-            "nbytes": os.path.getsize(arguments.archive),
+            "nbytes": archive._file.size,
         }
         are_several = len(archive.models) > 1
     stored = sorted(listed.values(), key=lambda item: item["data_offset"])
@@ -72,7 +73,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
         f"{totals['in_model']:,} more in the model{'s' * (len(chosen) > 1)}, "
         f"{count(totals['assets'], 'asset')}; archive of {size(totals['nbytes'])}"
     )
-    result = {"path": arguments.archive, "tensors": stored, "others": others, "totals": totals}
+    result = {"path": archive.path, "tensors": stored, "others": others, "totals": totals}
     say(arguments, result, f"{table(header, rows)}\n\n{summary}")
     return DONE
 
@@ -96,7 +97,7 @@ def _shown_ids(ids: Iterable[str]) -> str:
 
 def models_command(arguments: argparse.Namespace) -> int:
     """Runs `models`."""
-    with onnxarchive.open(arguments.archive) as archive:
+    with onnxarchive.open(arguments.archive, **access(arguments)) as archive:
         users = _users(archive)
         listed = [_described(archive, id, users) for id in archive.models]
     header = ["model", "inputs", "outputs", "parameters", "shared bytes", "own bytes"]
@@ -104,7 +105,7 @@ def models_command(arguments: argparse.Namespace) -> int:
     for it in listed:
         numbers = it["parameters"], it["shared_nbytes"], it["own_nbytes"]
         rows.append([it["id"] or _DEFAULT, _few(it["inputs"]), _few(it["outputs"]), *numbers])
-    say(arguments, {"path": arguments.archive, "models": listed}, table(header, rows))
+    say(arguments, {"path": archive.path, "models": listed}, table(header, rows))
     return DONE
 
 
@@ -148,11 +149,12 @@ def _parameters(model: onnx.ModelProto) -> int:
 
 def info_command(arguments: argparse.Namespace) -> int:
     """Runs `info`."""
-    with onnxarchive.open(arguments.archive, model=arguments.model) as archive:
+    opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
+    with opened as archive:
         model = archive.model
         version = model.producer_version
         result: dict[str, Any] = {
-            "path": arguments.archive,
+            "path": archive.path,
             "model": arguments.model,
             "models": list(archive.models),
             "producer": " ".join(filter(None, map(text, (model.producer_name, version)))),
@@ -164,7 +166,7 @@ def info_command(arguments: argparse.Namespace) -> int:
             "nodes": len(model.graph.node),
             **_ports(model),
             "parameters": _parameters(model),
-            "bytes": _bytes(archive, os.path.getsize(arguments.archive)),
+            "bytes": _bytes(archive, archive._file.size),
             "metadata": proto.metadata(model),
         }
     lines = []
@@ -215,11 +217,16 @@ def check_command(arguments: argparse.Namespace) -> int:
     result: list[dict[str, Any]] = []
     lines: list[str] = []
     status = DONE
-    for archive in archives or _linked(link):
+    for given in archives or _linked(link):
+        archive = shown_url(given)
         try:
             with progress_bar("check") as progress:
                 findings = onnxarchive.check(
-                    archive, full=arguments.full, progress=progress, jobs=arguments.jobs
+                    given,
+                    full=arguments.full,
+                    progress=progress,
+                    jobs=arguments.jobs,
+                    **access(arguments),
                 )
         except (ArchiveError, OSError) as error:  # the other archives are checked
             status = max(status, fail(error, status_of(type(error))))

@@ -21,6 +21,12 @@ _ASSET_HELP = (
     "NAME"
 )
 
+# Commands whose archives may be remote.
+_TAKES_URLS: Final = (
+    *("cat", "check", "convert", "diff", "export", "extract", "info", "link", "ls", "models"),
+    *("run", "view"),
+)
+
 
 def parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line.
@@ -39,6 +45,9 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for add in [_COMMANDS[command]] if command in _COMMANDS else _COMMANDS.values():
         add(commands)
+    for name in _TAKES_URLS:
+        if name in commands.choices:
+            _add_remote(commands.choices[name])
     return top
 
 
@@ -72,6 +81,27 @@ def _add_model(command: argparse.ArgumentParser, action: str, *, default: str | 
         default=default,
         metavar="ID",
         help=f"{action}; the command models lists the ids",
+    )
+
+
+def _add_remote(command: argparse.ArgumentParser) -> None:
+    """Adds the options for URLs, which `frame.access` reads."""
+    group = command.add_argument_group("URLs (https://, s3://, gs://, az://, hf://, ...)")
+    group.add_argument(
+        "--cache", action="store_true", help="keep what is read in the user's cache directory"
+    )
+    group.add_argument("--cache-dir", metavar="DIR", help="keep it in this directory")
+    _add_storage_option(group)
+
+
+def _add_storage_option(command: argparse._ActionsContainer) -> None:
+    command.add_argument(
+        "--storage-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of obstore or fsspec, such as region=eu-west-1; credentials are better in "
+        "the environment, which other users cannot see",
     )
 
 
@@ -197,6 +227,9 @@ def _add_convert(commands: Any) -> None:
         "without DIRECTORY, those of a Hugging Face cache",
     )
     _add_flag(command, "--dry-run", "report the result without writing it")
+    _add_flag(
+        command, "--skip-existing", "with --output-dir: leave archives that exist as they are"
+    )
     _add_force(command)
 
 
@@ -504,6 +537,30 @@ def _add_cache(commands: Any) -> None:
         )
 
 
+def _add_download(commands: Any) -> None:
+    command = _add(
+        commands,
+        "download",
+        "downloading",
+        "Copy a remote archive to a file, and verify it; an interrupted download goes on.",
+        archive=False,
+    )
+    command.add_argument("url", metavar="URL")
+    command.add_argument(
+        "path", nargs="?", metavar="PATH", help="the file (default: the URL's last part)"
+    )
+    _add_force(command)
+    _add_storage_option(command)
+
+
+def _add_cat(commands: Any) -> None:
+    command = _add(
+        commands, "cat", "downloading", "Write a tensor, as .npy, or an asset to standard output."
+    )
+    command.add_argument("name", metavar="NAME", help="the tensor, or the path of the asset")
+    _add_model(command, "take the tensor of this model")
+
+
 _COMMANDS: Final = {
     "convert": _add_convert,
     "export": _add_export,
@@ -523,5 +580,7 @@ _COMMANDS: Final = {
     "recover": _add_recover,
     "run": _add_run,
     "view": _add_view,
+    "download": _add_download,
+    "cat": _add_cat,
     "cache": _add_cache,
 }

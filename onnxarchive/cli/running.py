@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxarchive.cli.frame import DONE, FOUND, pairs, say
+from onnxarchive.archive.openable import files_of
+from onnxarchive.cli.frame import DONE, FOUND, access, pairs, say
 from onnxarchive.cli.table import count, printable, shape, table
 from onnxarchive.interop.comparing import OutputDifference, compare, require_tolerances
 from onnxarchive.interop.inputs import Input
@@ -32,7 +33,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     """Runs `run`."""
     if arguments.compare is not None:  # refused before the first model runs
         require_tolerances(arguments.atol, arguments.rtol)
-        MappedFile(arguments.compare).close()
+        for path in files_of(arguments.compare, {}):
+            MappedFile(path).close()
     elif arguments.atol or arguments.rtol or arguments.compare_model:
         raise ValueError("--atol, --rtol and --compare-model go with --compare")
     given = pairs("--input NAME=FILE.npy", arguments.input)
@@ -43,6 +45,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         providers=arguments.provider,
         repeat=arguments.repeat,
         prepack=False if arguments.no_prepack else None,
+        **access(arguments),
     )
     output = arguments.output
     with new_directory(output) if output is not None else contextlib.nullcontext() as directory:

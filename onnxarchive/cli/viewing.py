@@ -9,24 +9,26 @@ import webbrowser
 from contextlib import suppress
 from pathlib import Path
 
-from onnxarchive.cli.frame import DONE, say
+from onnxarchive.cli.frame import DONE, access, say
 from onnxarchive.cli.table import printable
 from onnxarchive.interop.netron import Server
+from onnxarchive.remote.urls import shown_url
 
 
 def view_command(arguments: argparse.Namespace) -> int:
     """Runs `view` until it is interrupted."""
+    archive, port, model = arguments.archive, arguments.port, arguments.model
     with (
-        Server(arguments.archive, port=arguments.port, model=arguments.model) as server,
+        Server(archive, port=port, model=model, **access(arguments)) as server,
         tempfile.TemporaryDirectory(prefix="onnxarchive-") as folder,
         suppress(KeyboardInterrupt),
     ):
         page = Path(folder, "view.html")  # other users can read a browser's command line, not this
         page.touch(0o600)
         page.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">')
-        text = f"Netron shows {printable(arguments.archive)} at {server.url}\n"
+        text = f"Netron shows {printable(shown_url(archive))} at {server.url}\n"
         text += "If no browser shows it, open this address in one. Ctrl-C ends it."
-        say(arguments, {"path": arguments.archive, "url": server.url}, text)
+        say(arguments, {"path": shown_url(archive), "url": server.url}, text)
         if not arguments.no_browser:
             webbrowser.open(page.as_uri())
         while True:

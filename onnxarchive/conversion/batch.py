@@ -6,77 +6,29 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, as_completed
-from dataclasses import dataclass, replace as with_changes
+from dataclasses import dataclass, field, replace as with_changes
+from typing import TYPE_CHECKING
 
+from onnxarchive.archive.openable import Access, exists, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
 from onnxarchive.conversion.converting import Conversion, convert_silently
+from onnxarchive.conversion.trees import (
+    ARCHIVE_SUFFIX,
+    find_models,
+    find_remote_models,
+    with_suffix,
+)
 from onnxarchive.errors import ArchiveError, describe_error
-from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
-from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
-from onnxarchive.sources.source import FollowLinks, is_model_file
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.sources.source import FollowLinks
 from onnxarchive.storage import attributes
 from onnxarchive.storage.paths import is_below
 from onnxarchive.zipformat import layout
 
-ARCHIVE_SUFFIX = ".onnxa"
-_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # such a file is converted or a failure
-_SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
-
-
-def find_models(
-    source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
-) -> Iterator[tuple[str, str]]:
-    """Finds the models of a tree, in the order of their paths.
-
-    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if its
-    content is one or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that begin
-    with a dot are left out, and of a model in a Hugging Face cache all but its snapshots. If
-    `source` is a file, it is a model whatever its name.
-
-    Args:
-        source: A file or the root of a tree.
-        on_error: Called with the error if a folder cannot be read; None raises it.
-
-    Yields:
-        The model's path, and its path below `source`.
-
-    Raises:
-        OSError: `source` cannot be read.
-    """
-    root = os.fspath(source)
-    if not os.path.isdir(root):
-        os.stat(root)  # raises for a file that is missing
-        yield root, os.path.basename(root)
-        return
-    for directory, folders, names in os.walk(root, onerror=on_error or _raise):
-        relative = os.path.relpath(directory, root)
-        if MODEL_PROTO in names:
-            name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
-            yield directory, name
-            folders.clear()
-            continue
-        if is_cached_model(directory, folders):  # its blobs are what the snapshots link to
-            folders[:] = [SNAPSHOTS]
-        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-        for name in sorted(names):
-            path = os.path.join(directory, name)
-            if not name.startswith(".") and _is_candidate(path):
-                yield path, os.path.normpath(os.path.join(relative, name))
-
-
-def _is_candidate(path: str) -> bool:
-    if path.lower().endswith(_MODEL_SUFFIXES):
-        return True
-    try:
-        return is_model_file(path)
-    except OSError:
-        return False
-
-
-def _raise(error: OSError) -> None:
-    raise error
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def convert_many(
@@ -96,17 +48,20 @@ def convert_many(
     follow_links: FollowLinks = False,
     dry_run: bool = False,
     jobs: int | None = None,
+    skip_existing: bool = False,
+    **access: Unpack[Access],
 ) -> list[Conversion]:
     """Converts many models to archives; one that fails does not stop the others.
 
     Args:
-        sources: Files, and directories in which models are looked for (`find_models`). A model that
-            is found twice is converted once; archives of a tree that lie in `out_dir` are left out.
-        out_dir: Directory for the archives, which is created. An archive has the relative path of
-            its model, with the suffix `.onnxa`.
+        sources: Files, and directories in which models are looked for (`find_models`), or URLs of
+            either (`find_remote_models`). A model that is found twice is converted once; archives
+            of a tree that lie in `out_dir` are left out.
+        out_dir: Directory for the archives, which is created, or its URL. An archive has the
+            relative path of its model, with the suffix `.onnxa`.
         executor: Any `concurrent.futures.Executor`, which runs the conversions; workers on other
-            machines must see the same files at the same paths. None runs the conversions one after
-            another.
+            machines must see the same files at the same paths, and get `access`. None runs the
+            conversions one after another.
         replace: Whether to replace archives that exist; otherwise such a conversion fails.
         on_done: Called after each conversion with its outcome, the number of conversions that are
             done, and the number in all.
@@ -124,6 +79,10 @@ def convert_many(
         dry_run: Whether to write nothing and only return the outcomes.
         jobs: Number of threads of each conversion; None for one for each core, or for a single one
             if there is an executor, which has workers of its own.
+        skip_existing: Whether to leave an archive that exists as it is, which is no failure: the
+            outcome has `is_skipped`. Archives appear when they are complete, so a run that was
+            interrupted can be repeated.
+        access: How remote sources and targets are reached; see `convert`.
 
     Returns:
         The outcome of each conversion, in the order in which the models were found; a failure has
@@ -142,14 +101,25 @@ def convert_many(
         assets=_absolute(assets),
         jobs=1 if jobs is None and executor is not None else jobs,
     )
-    out = os.path.realpath(out_dir)
-    work = list(_work(sources, out))
-    if not dry_run:
-        os.makedirs(out, exist_ok=True)
+    out = os.fspath(out_dir).rstrip("/")
+    if files_of(out_dir, access):
+        out = os.path.realpath(out_dir)
+        if not dry_run:
+            os.makedirs(out, exist_ok=True)
+    work = list(_work(sources, out, access))
     outcomes: dict[int, Conversion] = {}
     if not isinstance(follow_links, bool):
         follow_links = os.path.abspath(follow_links)
-    convert = _Convert(options, replace, verify_checksum, follow_links, dry_run, other_files)
+    convert = _Convert(
+        options,
+        replace,
+        skip_existing,
+        verify_checksum,
+        follow_links,
+        dry_run,
+        other_files,
+        access,
+    )
     for index, conversion in _outcomes(work, convert, executor):
         outcomes[index] = conversion
         if on_done is not None:
@@ -166,11 +136,12 @@ def _outcomes(
     for index, (source, target, error) in enumerate(work):
         other = taken.setdefault(os.path.normcase(target), source)
         if error is None and other != source:
-            error = f"{other} has the same target {target}; convert one of them elsewhere"
+            same = f"{shown_url(other)} has the same target {shown_url(target)}"
+            error = f"{same}; convert one of them elsewhere"
         if error is None:
             todo[index] = source, target
         else:
-            yield index, Conversion(source, target, error)
+            yield index, _failure(source, target, error)
     if executor is not None:
         yield from _submitted(executor, todo, convert)
         return
@@ -189,21 +160,24 @@ def _submitted(
         try:
             futures[executor.submit(convert, source, target)] = index
         except RuntimeError as error:  # its workers are dead, or it was shut down
-            yield index, Conversion(source, target, f"the executor takes no more work: {error}")
+            yield index, _failure(source, target, f"the executor takes no more work: {error}")
     for future in as_completed(futures):
         index = futures[future]
         try:
             yield index, future.result()
         except Exception as error:  # of the executor: a conversion returns its own
-            yield index, Conversion(*todo[index], f"the worker failed: {error!r}")
+            yield index, _failure(*todo[index], f"the worker failed: {error!r}")
 
 
 def _work(
-    sources: Iterable[str | os.PathLike[str]], out: str
+    sources: Iterable[str | os.PathLike[str]], out: str, access: Access
 ) -> Iterator[tuple[str, str, str | None]]:
     """Each model with its target, both absolute, and the error if there is one, else None."""
     met: set[str] = set()
     for source in sources:
+        if is_remote(source, access):
+            yield from _remote_work(os.fspath(source), out, access, met)
+            continue
         is_tree = os.path.isdir(source)
         errors: list[OSError] = []
         found = False
@@ -216,7 +190,7 @@ def _work(
                 found = True
                 if absolute not in met:
                     met.add(absolute)
-                    yield absolute, os.path.join(out, _with_suffix(place)), None
+                    yield absolute, os.path.join(out, with_suffix(place)), None
         except OSError as error:
             errors.append(error)
         if not found and not errors:
@@ -226,9 +200,32 @@ def _work(
             path = os.path.abspath(fault.filename or source)
             yield (
                 path,
-                os.path.join(out, _with_suffix(os.path.basename(path))),
+                os.path.join(out, with_suffix(os.path.basename(path))),
                 describe_error(fault),
             )
+
+
+def _remote_work(
+    source: str, out: str, access: Access, met: set[str]
+) -> Iterator[tuple[str, str, str | None]]:
+    """As `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
+    found = False
+    try:
+        for url, place in find_remote_models(source, access):
+            if url.endswith(ARCHIVE_SUFFIX) and url.startswith(f"{out}/"):
+                continue  # made by an earlier run
+            found = True
+            if url not in met:
+                met.add(url)
+                yield url, f"{out}/{with_suffix(place)}", None
+        error = None if found else "expected a model below this URL, found none"
+    except OSError as fault:
+        error = describe_error(fault)
+    except (ArchiveError, ImportError) as fault:
+        error = str(fault)
+    if error is not None:
+        name = shown_url(source).rstrip("/")
+        yield source, f"{out}/{with_suffix(os.path.basename(name))}", error
 
 
 def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
@@ -239,9 +236,8 @@ def _absolute(assets: Mapping[str, Asset] | None) -> dict[str, Asset]:
     }
 
 
-def _with_suffix(place: str) -> str:
-    stem, suffix = os.path.splitext(place)
-    return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX
+def _failure(source: str, target: str, error: str, error_type: str | None = None) -> Conversion:
+    return Conversion(shown_url(source), shown_url(target), error, error_type=error_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,18 +246,23 @@ class _Convert:
 
     options: WriteOptions
     replace: bool
+    skip_existing: bool
     verify_checksum: bool
     follow_links: FollowLinks
     dry_run: bool
     other_files: bool
+    access: Access = field(repr=False)  # it may hold credentials
 
     def __call__(self, source: str, target: str) -> Conversion:
         try:
-            if not self.replace and os.path.lexists(target):
+            is_there = not (self.replace and not self.skip_existing) and exists(target, self.access)
+            if is_there and self.skip_existing:
+                return Conversion(shown_url(source), shown_url(target), is_skipped=True)
+            if is_there:
                 raise FileExistsError(
-                    errno.EEXIST, "exists; --force or replace=True replaces it", target
+                    errno.EEXIST, "exists; --force or replace=True replaces it", shown_url(target)
                 )
-            if not self.dry_run:
+            if not self.dry_run and files_of(target, self.access):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
             with attributes.collected() as lost:  # the worker may be on another machine
                 conversion = convert_silently(
@@ -272,14 +273,12 @@ class _Convert:
                     follow_links=self.follow_links,
                     dry_run=self.dry_run,
                     other_files=self.other_files,
-                    access={},
+                    access=self.access,
                 )
             return with_changes(conversion, warnings=(*conversion.warnings, *lost))
         except (ArchiveError, ValueError) as error:
-            return Conversion(source, target, str(error), error_type=type(error).__name__)
+            return _failure(source, target, str(error), type(error).__name__)
         except OSError as error:
-            return Conversion(
-                source, target, describe_error(error), error_type=type(error).__name__
-            )
+            return _failure(source, target, describe_error(error), type(error).__name__)
         except Exception as error:  # the other conversions go on
-            return Conversion(source, target, f"{type(error).__name__}: {error}")
+            return _failure(source, target, f"{type(error).__name__}: {error}")

@@ -77,6 +77,7 @@ class Conversion:
         saved_nbytes: Bytes that merging identical initializers saved.
         shared_nbytes: Bytes that storing equal tensors of several models once saved.
         warnings: A sentence for each thing that was left out or could not be kept.
+        is_skipped: Whether the archive was there and is left as it is.
         error_type: Name of the exception's type that `error` describes, such as `"OSError"`; None
             if the conversion raised none.
     """
@@ -93,6 +94,7 @@ class Conversion:
     shared_nbytes: int = 0
     warnings: tuple[str, ...] = ()
     error_type: str | None = None
+    is_skipped: bool = False
 
 
 def convert(
@@ -258,7 +260,7 @@ def convert_silently(
         else:
             read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
             reserved = _MAX_EXPANSION * read_nbytes if is_local else None
-            nbytes = write_archive(plan, path, options, reserved=reserved)
+            nbytes = write_archive(plan, path, options, reserved=reserved, access=access)
         return Conversion(
             source=shown_url(os.fspath(source)),
             target=shown_url(os.fspath(path)) if isinstance(path, str | os.PathLike) else "-",

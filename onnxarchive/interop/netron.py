@@ -17,14 +17,18 @@ import urllib.parse
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxarchive.archive.contents import summed
+from onnxarchive.archive.openable import Access
 from onnxarchive.archive.opening import open
 from onnxarchive.errors import ArchiveError, Report, UnsupportedFeatureError, with_path
 from onnxarchive.model.keys import model_entry
 from onnxarchive.storage.optional import needing
 from onnxarchive.zipformat.entries import Entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _INDEX: Final = "index.html"
 _SUFFIXES: Final = frozenset({".css", ".html", ".ico", ".js", ".json", ".png"})
@@ -67,11 +71,18 @@ class Server(http.server.ThreadingHTTPServer):
     allow_reuse_address = os.name == "posix"  # on Windows it allows two servers on one port
     allow_reuse_port = False
 
-    def __init__(self, path: str | os.PathLike[str], *, model: str = "", port: int = 0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: str = "",
+        port: int = 0,
+        **access: Unpack[Access],
+    ) -> None:
         if not 0 <= port < 1 << 16:
             raise ValueError(f"expected a port from 0 to 65535, found {port}")
         self._served: dict[str, Path | Entry] = {**_netron_files()}
-        self._archive = open(path, model=model)
+        self._archive = open(path, model=model, **access)
         entries = self._archive.entries
         self._served |= {f"data/{key}": entries[key] for key in self._archive._refs}
         self._served["data/model.onnx"] = entries[model_entry(model)]

@@ -36,7 +36,7 @@ from onnxarchive.remote.objects import END_SIZE
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.filesystem import sync
+from onnxarchive.storage.filesystem import sync, sync_directory
 from onnxarchive.storage.random_access import RandomAccessFile
 
 if TYPE_CHECKING:
@@ -99,18 +99,23 @@ class CachedFile(RandomAccessFile):
 
     is_mapped = True
 
-    def __init__(self, remote: RemoteFile, key: str, directory: str) -> None:
+    def __init__(
+        self, remote: RemoteFile, key: str, directory: str, *, is_download: bool = False
+    ) -> None:
         """Opens or creates the file in the cache.
 
         Args:
             remote: The remote file; it is closed with this object.
             key: Its `cache_key()`.
             directory: The directory of the cache.
+            is_download: Whether all of it will be fetched, verified and moved elsewhere: nothing is
+                synced then, and the file has the permissions of any new file.
 
         Raises:
             OSError: As for `open_cached`.
         """
         self._remote = remote
+        self._is_download = is_download
         self.path = remote.path
         self.size = remote.size
         self.identity = remote.identity
@@ -128,7 +133,9 @@ class CachedFile(RandomAccessFile):
         """Opens the file in the cache; it is created if it is missing or damaged."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         while True:
-            file = MappedFile(path, descriptor=os.open(path, flags, 0o600))
+            file = MappedFile(
+                path, descriptor=os.open(path, flags, 0o666 if self._is_download else 0o600)
+            )
             locking.keep_exclusive(file.fileno())  # of several processes, one writes the header
             try:
                 if not os.fstat(file.fileno()).st_size:
@@ -155,12 +162,22 @@ class CachedFile(RandomAccessFile):
         return marks.size == self._blocks.count and not np.any(marks > _SET)
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `bring`."""
+        self.bring(ranges)
+
+    def bring(
+        self, ranges: Iterable[tuple[int, int]], count: Callable[[int], None] | None = None
+    ) -> int:
         """Brings the missing blocks of ranges into the cache, many at once.
 
         After an error, the blocks that arrived whole are kept.
 
         Args:
             ranges: Offset and size of each.
+            count: Called with the size of each part in bytes, once it is written.
+
+        Returns:
+            How many bytes were missing.
 
         Raises:
             OSError: A request failed, or the cache's file cannot be written: the disk is full, for
@@ -170,12 +187,15 @@ class CachedFile(RandomAccessFile):
         """
         blocks = self._missing(ranges)
         if not blocks.size:
-            return
+            return 0
         arriving = _Arriving(self._blocks, blocks, self._marks)
-        unsynced = 0
+        missing, unsynced = arriving.nbytes, 0
         try:
             for offset, part in self._remote.parts(self._blocks.ranges(blocks)):
-                unsynced += arriving.write(self.local, offset, part)
+                nbytes = arriving.write(self.local, offset, part)
+                unsynced += nbytes
+                if count is not None:
+                    count(nbytes)
                 if unsynced >= SYNC_SIZE:
                     self._set(arriving.take())
                     unsynced = 0
@@ -185,6 +205,7 @@ class CachedFile(RandomAccessFile):
             raise OSError(
                 errno.EIO, f"expected {arriving.nbytes} more bytes, found none", self.path
             )
+        return missing
 
     def _missing(self, ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
         """The numbers of the missing blocks of ranges, ascending."""
@@ -220,8 +241,9 @@ class CachedFile(RandomAccessFile):
         """Syncs the file, then sets the bytes of blocks that were written."""
         if not blocks.size:
             return
-        with _naming(self.local.path):
-            sync(self.local.fileno())
+        if not self._is_download:
+            with _naming(self.local.path):
+                sync(self.local.fileno())
         for begin, end in _runs(blocks):
             self.local.write(self._marks_offset + begin, bytes([_SET]) * (end - begin))
 
@@ -276,6 +298,18 @@ class CachedFile(RandomAccessFile):
         """
         with contextlib.suppress(OSError):
             self.local.write(self._verified_offset + number, bytes([_SET]))
+
+    def move(self, target: str) -> None:
+        """Moves the file, which is complete, to `target`, without its state and durably.
+
+        Raises:
+            OSError: It cannot be moved.
+        """
+        with _naming(self.local.path):
+            os.ftruncate(self.local.fileno(), self.size)
+            sync(self.local.fileno())
+        os.replace(self.local.path, target)
+        sync_directory(os.path.dirname(target))
 
     def discard(self) -> None:
         """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.

@@ -16,7 +16,7 @@ from written import converted
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
-from onnxarchive.conversion.batch import find_models
+from onnxarchive.conversion.trees import find_models
 from onnxarchive.sources.hugging_face import levels_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")

@@ -1,0 +1,54 @@
+"""The commands that take an archive, or a part of one, from where it is."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+
+import numpy as np
+
+import onnxarchive
+from onnxarchive.cli.frame import DONE, access, pairs, require_free, say
+from onnxarchive.cli.progress import progress_bar
+from onnxarchive.cli.table import printable, size
+from onnxarchive.conversion.downloading import download, target_of
+
+
+def download_command(arguments: argparse.Namespace) -> int:
+    """Runs `download`."""
+    options = pairs("--storage-option KEY=VALUE", arguments.storage_option)
+    path = target_of(arguments.url, arguments.path)
+    require_free(path, arguments.force)
+    try:
+        with progress_bar("download") as progress:
+            download(arguments.url, path, progress=progress, storage_options=options or None)
+    except KeyboardInterrupt:
+        text = "interrupted; the same command goes on with what has arrived"
+        raise KeyboardInterrupt(text) from None
+    nbytes = os.path.getsize(path)
+    say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}, verified")
+    return DONE
+
+
+def cat_command(arguments: argparse.Namespace) -> int:
+    """Runs `cat`."""
+    if arguments.json:
+        raise ValueError("--json cannot share standard output with the tensor or the asset")
+    if sys.stdout.isatty():
+        raise ValueError("expected a file or a pipe as standard output, found a terminal")
+    opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
+    with opened as archive:
+        if arguments.name in archive.assets:
+            sys.stdout.buffer.write(archive.assets[arguments.name])
+        else:
+            array = archive.tensors[arguments.name]
+            text = array.astype(str) if array.dtype.hasobject else array
+            header = io.BytesIO()
+            np.lib.format.write_array_header_1_0(
+                header, np.lib.format.header_data_from_array_1_0(text)
+            )
+            sys.stdout.buffer.write(header.getvalue())
+            sys.stdout.buffer.write(np.ascontiguousarray(text).reshape(-1).view(np.uint8).data)
+    return DONE

@@ -1,0 +1,127 @@
+"""`download`: a remote archive as a file of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from onnxarchive.archive.reading import Archive
+from onnxarchive.buffers.counting import Progress, ProgressCounter
+from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.remote.cache import CachedFile
+from onnxarchive.remote.objects import RemoteFile, open_object
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.storage import locking
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.memory_file import MemoryFile
+from onnxarchive.storage.replacement import replacing
+
+
+def download(
+    url: str,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    progress: Progress | None = None,
+    store: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Copies a remote archive to a file, and verifies every byte.
+
+    The file appears when it is complete and passes `Archive.verify`. What has arrived of an
+    interrupted download lies in the hidden directory `.NAME.download` beside it, and the next
+    `download` of the same version goes on there. It begins anew if the server sends neither a
+    strong ETag nor a version.
+
+    Args:
+        url: The archive.
+        path: The file, which is replaced if it exists; a directory for the name in the URL; None
+            for that name in the working directory.
+        progress: Called with the bytes done and the bytes in all; True shows a bar. Bytes count
+            twice, as they arrive and as they are verified.
+        store: An obstore store; `url` is then a path in it.
+        storage_options: As for `onnxarchive.open`.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ArchiveFormatError: The object is not an archive, or breaks a rule.
+        ChecksumError: Bytes of it have changed; what has arrived is removed.
+        LockedError: Another process downloads to this file.
+        ObjectChangedError: The object changed meanwhile.
+        OSError: A request failed, or the file cannot be written.
+    """
+    target = target_of(shown_url(url), path)
+    with open_object(url, store=store, storage_options=storage_options) as remote:
+        counter = ProgressCounter(progress, 2 * remote.size)
+        key = remote.cache_key()
+        if key is None:
+            _download_once(remote, target, counter)
+        else:
+            _download(remote, key, target, counter)
+    return target
+
+
+def target_of(url: str, path: str | os.PathLike[str] | None) -> str:
+    """The absolute path of the file, without symbolic links."""
+    name = unquote(url.rstrip("/").rpartition("/")[2])
+    if path is None or os.path.isdir(path):
+        if name in ("", os.curdir, os.pardir) or os.path.basename(name) != name:
+            raise ValueError(f"{url}: expected a URL that ends with a file's name; name the file")
+        path = os.path.join(path or os.curdir, name)
+    return os.path.realpath(path)
+
+
+def _download(remote: RemoteFile, key: str, target: str, counter: ProgressCounter) -> None:
+    """Fetches what is missing in a file beside the target, verifies it and moves it there."""
+    folder, name = os.path.split(target)
+    directory = os.path.join(folder, f".{name}.download")
+    os.makedirs(directory, 0o700, exist_ok=True)
+    lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with (
+            with_path(target),
+            locking.exclusive(lock, timeout=0),
+            contextlib.closing(CachedFile(remote, key, directory, is_download=True)) as partial,
+        ):
+            Archive(partial)  # before all of it is fetched
+            try:
+                missing = partial.bring([(0, partial.size)], counter.add)
+                counter.add(partial.size - missing)  # what arrived before
+                _verify(partial.local, partial.size, remote.path, counter)
+            except ArchiveFormatError:
+                partial.discard()
+                raise
+            partial.move(target)
+            os.unlink(os.path.join(directory, "lock"))
+    finally:
+        os.close(lock)
+    with contextlib.suppress(OSError):  # another download has begun, of another version
+        os.rmdir(directory)
+
+
+def _download_once(remote: RemoteFile, target: str, counter: ProgressCounter) -> None:
+    """Copies an object whose version has no name, so that a part of it cannot be used later."""
+    Archive(remote)  # before all of it is fetched
+    with replacing(target) as replacement, with_path(remote.path):
+        for piece in remote.stream(0, remote.size):
+            replacement.file.write(piece)
+            counter.add(len(piece))
+        with MappedFile(target, descriptor=os.dup(replacement.fileno())) as file:
+            _verify(file, remote.size, remote.path, counter)
+
+
+def _verify(file: MappedFile, size: int, path: str, counter: ProgressCounter) -> None:
+    """Verifies the archive in the first `size` bytes of a file; counts its bytes."""
+    done = 0
+
+    def count(verified: int, _: int) -> None:
+        nonlocal done
+        counter.add(verified - done)
+        done = verified
+
+    Archive(MemoryFile(file.reaching(size)[:size], path)).verify(count)
+    counter.add(size - done)

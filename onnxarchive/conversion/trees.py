@@ -1,0 +1,111 @@
+"""Finds the models of a tree: of a directory, or below the URL of a folder in a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+from onnxarchive.archive.openable import Access
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
+from onnxarchive.errors import ArchiveFormatError, shown
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.remote.listing import list_objects
+from onnxarchive.remote.urls import shown_url
+from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
+from onnxarchive.sources.source import is_model_file
+
+ARCHIVE_SUFFIX = ".onnxa"
+_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # such a file is converted or a failure
+_SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
+
+
+def find_models(
+    source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Finds the models of a tree, in the order of their paths.
+
+    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if its
+    content is one or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that begin
+    with a dot are left out, and of a model in a Hugging Face cache all but its snapshots. If
+    `source` is a file, it is a model whatever its name.
+
+    Args:
+        source: A file or the root of a tree.
+        on_error: Called with the error if a folder cannot be read; None raises it.
+
+    Yields:
+        The model's path, and its path below `source`.
+
+    Raises:
+        OSError: `source` cannot be read.
+    """
+    root = os.fspath(source)
+    if not os.path.isdir(root):
+        os.stat(root)  # raises for a file that is missing
+        yield root, os.path.basename(root)
+        return
+    for directory, folders, names in os.walk(root, onerror=on_error or _raise):
+        relative = os.path.relpath(directory, root)
+        if MODEL_PROTO in names:
+            name = os.path.basename(os.path.abspath(root)) if relative == os.curdir else relative
+            yield directory, name
+            folders.clear()
+            continue
+        if is_cached_model(directory, folders):  # its blobs are what the snapshots link to
+            folders[:] = [SNAPSHOTS]
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if not name.startswith(".") and _is_candidate(path):
+                yield path, os.path.normpath(os.path.join(relative, name))
+
+
+def _is_candidate(path: str) -> bool:
+    if path.lower().endswith(_MODEL_SUFFIXES):
+        return True
+    try:
+        return is_model_file(path)
+    except OSError:
+        return False
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
+    """Finds the models below a URL, in the order of their paths.
+
+    An object is a model if its name ends with `.onnx` or `.onnxa`; others are not read. Names that
+    begin with a dot are left out. A URL that ends so is a model itself.
+
+    Args:
+        url: The URL of a model or of a folder in a store.
+        access: How it is reached.
+
+    Yields:
+        The model's URL, and its path below `url`.
+
+    Raises:
+        ArchiveFormatError: The store has an object with a path that leads elsewhere.
+        OSError: A request failed.
+    """
+    name = shown_url(url)
+    if name.lower().endswith(_MODEL_SUFFIXES):
+        yield url, os.path.basename(name)
+        return
+    store, options = access.get("store"), access.get("storage_options")
+    for found in sorted(list_objects(url, store=store, storage_options=options)):
+        if not found.path.lower().endswith(_MODEL_SUFFIXES) or "/." in f"/{found.path}":
+            continue
+        if not is_plain_path(found.path):
+            raise ArchiveFormatError(
+                f"expected {PLAIN_PATH} below {name}, found {shown(found.path)}"
+            )
+        yield found.url, found.path
+
+
+def with_suffix(place: str) -> str:
+    """The path of the archive that is made of a model's path."""
+    stem, suffix = os.path.splitext(place)
+    return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX
