@@ -67,6 +67,7 @@ ODD = {
     "expanded": MATRIX[0].expand(5, 4),
     "conjugate": COMPLEX.conj(),
     "imaginary part of a conjugate": COMPLEX.conj().imag,
+    "of a conjugate scalar": COMPLEX[1, 1].conj().imag,
     "booleans": MATRIX > 5,
     "a scalar": torch.tensor(2.5),
     "nothing": torch.empty(0, 3, dtype=torch.float16),
