@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from itertools import islice
@@ -86,8 +88,27 @@ def _start(request: Request[_Made]) -> Future[_Made]:
         if _loop is None:
             _loop, _process = asyncio.new_event_loop(), os.getpid()
             Thread(target=_loop.run_forever, name="onnxarchive requests", daemon=True).start()
+            atexit.register(_stop, _loop)
         _require_this_process()
         return asyncio.run_coroutine_threadsafe(request(), _loop)
+
+
+def _stop(loop: AbstractEventLoop) -> None:
+    """Cancels what still runs before Python ends.
+
+    A thread of obstore that wants to enter Python while it ends would abort the process (up to
+    Python 3.13). The pause lets those that have just handed over a result leave.
+    """
+    import asyncio
+
+    async def cancel() -> None:
+        for task in asyncio.all_tasks():
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    if os.getpid() == _process:
+        asyncio.run_coroutine_threadsafe(cancel(), loop).result(1)
+        time.sleep(0.05)
 
 
 def _require_this_process() -> None:

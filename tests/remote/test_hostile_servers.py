@@ -138,8 +138,9 @@ def test_a_wrong_answer_to_reading_is_an_error(server: WebServer, answer: str) -
     if "bytes" in text:
         text = "found more|other bytes|expected 10 bytes|HTTP status 416"
     refused(lambda: file.read(0, 10), kind, text)
-    refused(lambda: list(file.stream(0, 10)), kind, text)
-    refused(lambda: list(file.parts([(0, 10)])), kind, text)
+    if answer != "slow":  # it takes seconds
+        refused(lambda: list(file.stream(0, 10)), kind, text)
+        refused(lambda: list(file.parts([(0, 10)])), kind, text)
     assert server.nbytes < 64 << 20
 
 
