@@ -91,6 +91,7 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         "saved_nbytes": 0,
         "shared_nbytes": 0,
         "warnings": [],
+        "is_skipped": False,
     }
     with onnxarchive.open(target) as opened:
         assert all(entry.data_offset % 4096 == 0 for entry in opened.entries.values())
