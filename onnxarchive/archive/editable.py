@@ -32,6 +32,7 @@ from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveError, LockedError, with_path
 from onnxarchive.model import proto, renaming, tensors
 from onnxarchive.model.keys import model_entry
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking
 from onnxarchive.storage.files import MappedFile, require_process
 
@@ -96,6 +97,7 @@ class EditableArchive(Archive):
         self._draft = threading.local()
         self._shown: onnx.ModelProto | None = None  # the model that `model` has given
         with (
+            recognised(path),
             with_path(path),
             files.opened(
                 path, rule="FILE-1", is_exclusive=True, is_writable=None, timeout=timeout

@@ -32,6 +32,7 @@ from onnxarchive.archive.rewriting import (
 )
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import with_path
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking
 from onnxarchive.storage.files import MappedFile, require_process
 
@@ -324,6 +325,7 @@ def _locked(
 ) -> Iterator[Archive]:
     """Opens an archive and locks it while the block runs."""
     with (
+        recognised(path),
         with_path(path),
         files.opened(
             path,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 from onnxarchive.buffers.data import Buffer, as_bytes
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
 from onnxarchive.remote.urls import is_url, shown_url
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files
 from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
 from onnxarchive.storage.files import MappedFile
@@ -95,7 +96,10 @@ def opened(
         OSError: It cannot be opened.
     """
     if isinstance(source, str | os.PathLike) and not is_remote(source, access):
-        with opened_archive(source, rule="FILE-1", timeout=timeout) as file:
+        with (
+            recognised(source),
+            opened_archive(source, rule="FILE-1", timeout=timeout) as file,
+        ):
             yield file
         return
     other = _opened(source, access)

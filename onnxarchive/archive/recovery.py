@@ -19,6 +19,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage import files, locking, undo
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.replacement import remove_abandoned
@@ -67,6 +68,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
     with (
+        recognised(path),
         with_path(path),
         files.opened(
             path, rule="FILE-1", is_exclusive=True, is_writable=True, timeout=timeout

@@ -24,6 +24,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
 from onnxarchive.remote.opening import open_beside, open_remote
 from onnxarchive.sources.places import sha1
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.sources.remote_place import RemotePlace
 from onnxarchive.sources.source import FollowLinks, Source, is_zip, open_copy, open_model
 from onnxarchive.storage.files import MappedFile
@@ -72,6 +73,7 @@ def open_source(
             resources.enter_context(with_path(file.path))
             archive = _open_remote_archive(file)
         else:
+            resources.enter_context(recognised(path, expected="a model"))
             resources.enter_context(with_path(path))
             archive = None if os.path.isdir(path) else _open_archive(path, resources)
         if archive is not None:

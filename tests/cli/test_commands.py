@@ -301,8 +301,8 @@ def test_extract_gives_a_directory_that_onnx_loads(
     ("arguments", "status", "message"),
     [
         (["ls", "missing.onnxa"], 2, "missing.onnxa: No such file or directory"),
-        (["ls", "."], 3, "expected a regular file, found a directory"),
-        (["ls", "empty"], 3, "empty: expected an end record"),
+        (["ls", "."], 3, "found a directory with a model"),
+        (["ls", "empty"], 3, "empty: expected an ONNX archive, found an empty file"),
         (["info", "a model.onnx"], 3, "[ZIP-2]"),
         (["ls", "truncated.onnxa"], 3, "[ZIP-2]"),
         (["convert", "missing.onnx", "new.onnxa"], 2, "missing.onnx: No such file"),

@@ -308,7 +308,7 @@ def test_what_is_no_archive_is_refused(
     assert call(command, missing) == 2
     assert told(capsys) == f"{missing}: No such file or directory"
     assert call(command, folder) == 3
-    assert told(capsys).startswith(f"{folder}: expected a regular file, found a directory")
+    assert told(capsys).startswith(f"{folder}: expected an ONNX archive, found a directory")
     no_archive = archive.with_name("no archive.onnx")
     for content in (b"", runnable_model().SerializeToString()):
         no_archive.write_bytes(content)

@@ -67,7 +67,7 @@ def test_typed_fields_of_a_single_file_become_raw_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a .onnx"),
+        (b"", "an empty file"),
         (b"text, and no protobuf at all", "model"),
         (b"PK\x03\x04" + bytes(100), "model"),
         (onnx.ModelProto(ir_version=10).SerializeToString(), "no|none"),

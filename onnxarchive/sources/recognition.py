@@ -1,0 +1,149 @@
+"""Recognises files that are no archives by their content, for the messages of errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxarchive.errors import ArchiveError, ArchiveFormatError
+from onnxarchive.model import wire
+from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.storage.files import MappedFile
+from onnxarchive.zipformat.records import EndRecord, LocalHeader
+
+_HEAD_SIZE = 4096  # bytes by which text is recognised
+_WHITESPACE = "\t\n\r\f"
+_ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
+_GGUF = b"GGUF"
+_LFS_POINTER = b"version https://git-lfs.github.com/"
+# The first bytes of torch.save until PyTorch 1.5: a pickled number.
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_TORCH_PICKLE = "data.pkl"  # in the zips that it writes since
+_HEADER_SIZE = 8  # bytes of a safetensors file that state the size of its JSON
+_CONVERT = "'onnxarchive convert {} NEW.onnxa' makes an archive of it"
+_EXPORT = "export its model to ONNX, then 'onnxarchive convert MODEL.onnx NEW.onnxa'"
+_EXPORT_TORCH = (
+    "torch.onnx.export(model, args, 'MODEL.onnx') exports a model, and 'onnxarchive convert "
+    "MODEL.onnx NEW.onnxa' makes an archive of it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a file is.
+
+    Attributes:
+        name: Its kind with an article, such as `"an ONNX model"`.
+        help: What to do; `""` if nothing is known to help.
+        is_source: Whether `convert` looks for a model in it.
+    """
+
+    name: str
+    help: str = ""
+    is_source: bool = False
+
+
+class OtherKindError(ArchiveFormatError):
+    """The file is of another kind than expected; the message says of which, and what to do."""
+
+    _remedy = ""
+
+
+@contextlib.contextmanager
+def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
+    """Says of a file that breaks a rule in the block what it is, if that is known.
+
+    Nothing is read without an error.
+
+    Args:
+        path: The file; anything but a path is not looked at.
+        expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
+
+    Raises:
+        OtherKindError: Instead of an ArchiveFormatError: the file is of another kind.
+    """
+    try:
+        yield
+    except ArchiveFormatError as error:
+        kind = kind_of(path) if isinstance(path, str | os.PathLike) else None
+        if kind is None or (kind.is_source and expected == "a model"):
+            raise
+        found = f"{kind.name}; {kind.help}" if kind.help else kind.name
+        other = OtherKindError(
+            f"expected {expected}, found {found}", rule=error.rule, entry=error.entry
+        )
+        other.path = error.path
+        raise other from error
+
+
+def kind_of(path: str | os.PathLike[str]) -> Kind | None:
+    """Recognises a file by its content; None for an archive, also a faulty one, and the unknown."""
+    from onnxarchive.zipformat import foreign  # opening an archive takes none of it
+
+    convert = _CONVERT.format(shlex.quote(os.fsdecode(path)))
+    try:
+        if os.path.isdir(path):
+            return _directory(os.listdir(os.fsdecode(path)), convert)
+        with MappedFile(path) as file:
+            head = file.read(0, _HEAD_SIZE)
+            if head.startswith(_ZIP):
+                return _zip([it.name for it in foreign.read_zip(file.view()).entries], convert)
+            kind = _by_head(head, file.size)
+            if kind is None and wire.is_model(file.view()):
+                return Kind("an ONNX model", convert, is_source=True)
+            return kind
+    except (OSError, ArchiveError):
+        return None
+
+
+def _directory(names: list[str], convert: str) -> Kind:
+    if any(name == MODEL_PROTO or _is_onnx(name) for name in names):
+        return Kind("a directory with a model", convert, is_source=True)
+    return Kind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
+
+
+def _zip(names: list[str], convert: str) -> Kind | None:
+    bases = [name.rpartition("/")[2] for name in names]
+    if any(base.startswith(MODEL_PROTO) for base in bases):
+        return None
+    if _TORCH_PICKLE in bases:
+        return Kind("a file of torch.save", _EXPORT_TORCH)
+    if any(map(_is_onnx, bases)):
+        return Kind("a plain zip with a model", convert, is_source=True)
+    return Kind(f"a zip without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
+
+
+def _is_onnx(name: str) -> bool:
+    return name.lower().endswith(".onnx")
+
+
+def _by_head(head: bytes, size: int) -> Kind | None:
+    """Recognises a file by its first bytes and its size."""
+    if not size:
+        return Kind("an empty file", "its download or copy may have been interrupted")
+    if head.startswith(_GGUF):
+        return Kind("a GGUF file of llama.cpp", f"it has no ONNX graph: {_EXPORT}")
+    if head.startswith(_OLD_TORCH):
+        return Kind("a file of torch.save", _EXPORT_TORCH)
+    json_size = int.from_bytes(head[:_HEADER_SIZE], "little")
+    if head[_HEADER_SIZE:].startswith(b"{") and json_size <= size - _HEADER_SIZE:
+        return Kind("a safetensors file", f"it has weights and no graph: {_EXPORT}")
+    if head.startswith(_LFS_POINTER):
+        return Kind("a Git LFS pointer", "'git lfs pull' fetches the file")
+    if _is_text(head):
+        return Kind("a text file")
+    return None
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether bytes are UTF-8 without control characters; the last character may be cut."""
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as error:
+        if error.end < len(head):
+            return False
+        text = head[: error.start].decode()
+    return all(it.isprintable() or it in _WHITESPACE for it in text)

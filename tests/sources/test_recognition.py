@@ -1,0 +1,159 @@
+"""What is said of files that are no archives: what they are, and which command helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from models import run_python, runnable_model
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError
+from onnxarchive.cli import main
+from onnxarchive.sources import recognition
+
+
+def _zip(path: Path, *names: str) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        for name in names:
+            file.writestr(name, b"content")
+
+
+def _onnx(path: Path) -> None:
+    path.write_bytes(runnable_model().SerializeToString())
+
+
+def _directory(path: Path) -> None:
+    path.mkdir()
+    _onnx(path / "model.onnx")
+
+
+def _safetensors(path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+
+
+CONVERT = "'onnxarchive convert {} NEW.onnxa'"
+EXPORT = "'onnxarchive convert MODEL.onnx NEW.onnxa'"
+# How each is made, what it is called, what helps, and whether `convert` looks for a model in it.
+KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
+    "m.onnx": (_onnx, "an ONNX model", CONVERT, True),
+    "model without suffix": (_onnx, "an ONNX model", CONVERT, True),
+    "m.zip": (lambda path: _zip(path, "sub/m.onnx"), "a plain zip with a model", CONVERT, True),
+    "directory": (_directory, "a directory with a model", CONVERT, True),
+    "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
+    "photos.zip": (lambda path: _zip(path, "a.jpg"), "a zip without a model", "*.onnx", True),
+    "m.pt": (lambda path: _zip(path, "m/data.pkl"), "a file of torch.save", EXPORT, False),
+    "old.pt": (
+        lambda path: path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80"),
+        "a file of torch.save",
+        "torch.onnx.export",
+        False,
+    ),
+    "m.safetensors": (_safetensors, "a safetensors file", EXPORT, False),
+    "m.gguf": (lambda path: path.write_bytes(b"GGUF\3\0\0\0"), "a GGUF file", EXPORT, False),
+    "pointer.onnx": (
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        "a Git LFS pointer",
+        "'git lfs pull'",
+        False,
+    ),
+    "page.onnxa": (lambda path: path.write_text("<html>ö\n"), "a text file", "", False),
+    "cut.txt": (lambda path: path.write_text("x" + "ö" * 4096), "a text file", "", False),
+    "empty.onnxa": (lambda path: path.touch(), "an empty file", "interrupted", False),
+}
+OPENING: dict[str, Callable[[Path], object]] = {
+    "open": onnxarchive.open,
+    "open for editing": lambda path: onnxarchive.open(path, mode="r+"),
+    "load": onnxarchive.load,
+    "session": onnxarchive.session,
+    "extract": lambda path: onnxarchive.extract(path, path.with_name("extracted")),
+    "change_model": lambda path: onnxarchive.change_model(path, lambda model: model),
+}
+
+
+@pytest.fixture(params=KINDS)
+def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a file of each kind in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    name: str = request.param
+    KINDS[name][0](tmp_path / name)
+    return name
+
+
+@pytest.mark.parametrize("opening", OPENING)
+def test_what_opens_an_archive_says_what_else_a_file_is(name: str, opening: str) -> None:
+    if opening == "session":
+        pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    _, kind, help, _ = KINDS[name]
+    with pytest.raises(ArchiveFormatError) as caught:
+        OPENING[opening](Path(name))
+    message = str(caught.value)
+    quoted = f"'{name}'" if " " in name else name
+    assert message.startswith(f"{name}: expected an ONNX archive, found {kind}")
+    assert help.format(quoted) in message
+    assert caught.value.rule in ("FILE-1", "ZIP-2", "ZIP-5", "ZIP-6")
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "models"])
+def test_commands_say_it_in_one_line(
+    name: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, name]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"onnxarchive: {name}: expected an ONNX archive, found {KINDS[name][1]}")
+
+
+def test_convert_says_it_of_what_it_cannot_take(name: str, tmp_path: Path) -> None:
+    _, kind, help, is_source = KINDS[name]
+    try:
+        onnxarchive.convert(name, tmp_path / "new.onnxa")
+    except ArchiveFormatError as error:
+        message = str(error)
+    else:
+        assert is_source
+        return
+    if is_source:  # in which there is no model, or one that is damaged
+        assert "expected one model" in message or "malformed model" in message
+    else:
+        assert message.startswith(f"{name}: expected a model, found {kind}")
+        assert help in message
+
+
+def test_faults_of_archives_are_told_as_before(archive: Path, tmp_path: Path) -> None:
+    data = archive.read_bytes()
+    for faulty in (data[:-1], data[:-100], data + b"\0", data[:100] + b"\xff" + data[101:]):
+        path = tmp_path / "faulty.onnxa"
+        path.write_bytes(faulty)
+        with pytest.raises(ArchiveFormatError) as caught:
+            onnxarchive.load(path)
+        assert "expected an ONNX archive, found" not in str(caught.value)
+
+
+def test_without_an_error_nothing_is_looked_at(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(recognition, "kind_of")
+    _onnx(tmp_path / "m.onnx")
+    onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
+    with onnxarchive.open(archive):
+        pass
+    code = """
+import sys, onnxarchive
+onnxarchive.open(sys.argv[1]).close()
+print([it for it in sys.modules if it.startswith("onnxarchive.zipformat.foreign")])
+"""
+    assert run_python(code, archive) == "[]\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArchiveFormatError, match="found a pipe"):
+        onnxarchive.open(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.open(tmp_path / "none")
