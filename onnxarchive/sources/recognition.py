@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +80,9 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
     """Recognises a file by its content; None for an archive, also a faulty one, and the unknown."""
-    from onnxarchive.zipformat import foreign  # opening an archive takes none of it
+    import shlex  # a file that is an archive needs neither
+
+    from onnxarchive.zipformat import foreign
 
     convert = _CONVERT.format(shlex.quote(os.fsdecode(path)))
     try:
