@@ -1,0 +1,128 @@
+"""Real servers of objects for tests: moto's S3 and nginx, each a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_S3 = """
+import time
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+time.sleep(3600)
+"""
+_NGINX = """
+daemon off;
+master_process off;
+pid {place}/pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {place}; proxy_temp_path {place}; fastcgi_temp_path {place};
+    uwsgi_temp_path {place}; scgi_temp_path {place};
+    server {{
+        listen 127.0.0.1:{port};
+        root {root};
+        location /whole/ {{ alias {root}/; max_ranges 0; }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A server of S3 with an empty bucket, `bucket`."""
+
+    endpoint: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What obstore needs to reach it."""
+        return {
+            "endpoint": self.endpoint,
+            "access_key_id": "key",
+            "secret_access_key": "SECRET",
+            "region": "us-east-1",
+            "allow_http": True,
+        }
+
+    def request(self, method: str, path: str) -> str:
+        request = urllib.request.Request(self.endpoint + path, method=method)
+        with urllib.request.urlopen(request) as answer:
+            return str(answer.read(), "utf-8")
+
+    def uploads(self) -> int:
+        """How many multipart uploads are under way."""
+        return self.request("GET", "/bucket?uploads").count("<Upload>")
+
+    def empty(self) -> None:
+        """Removes the bucket with all that is in it, and makes it anew."""
+        self.request("POST", "/moto-api/reset")
+        self.request("PUT", "/bucket")
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Starts a server, which ends with the block."""
+    command = [sys.executable, "-c", _S3]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            server = S3Server(f"http://127.0.0.1:{int(process.stdout.readline())}")
+            server.empty()
+            yield server
+        finally:
+            process.kill()
+
+
+@contextmanager
+def nginx(root: Path, place: Path) -> Iterator[str]:
+    """Serves a directory, and its files without ranges below `/whole/`; gives the URL.
+
+    Args:
+        root: The directory.
+        place: Another one, for nginx's own files.
+    """
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if program is None:
+        pytest.skip("nginx is not installed")
+    port = 20_000 + os.getpid() % 10_000
+    (place / "nginx.conf").write_text(_NGINX.format(root=root, place=place, port=port))
+    command = [program, "-c", str(place / "nginx.conf"), "-e", "stderr"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait_for(url, process)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _wait_for(url: str, process: subprocess.Popen[str]) -> None:
+    for _ in range(100):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        try:
+            urllib.request.urlopen(url).close()
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(url)

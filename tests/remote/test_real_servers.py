@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_servers import S3Server, nginx, s3_server
+
+from onnxarchive import ObjectChangedError
+from onnxarchive.remote.listing import list_objects
+from onnxarchive.remote.objects import open_object
+from onnxarchive.remote.writing import create_object
+
+CONTENT = bytes(range(251)) * 100_000  # three parts of 8 MiB and a bit
+
+pytestmark = pytest.mark.tool
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["obstore", "s3fs"])
+def place(request: pytest.FixtureRequest, server: S3Server) -> tuple[str, dict[str, Any]]:
+    """A URL and the options for it: s3a is a scheme of fsspec."""
+    server.empty()
+    if request.param == "obstore":
+        return "s3://bucket/folder/m.onnxa", server.options
+    keys = {"key": "key", "secret": "SECRET", "endpoint_url": server.endpoint}
+    return "s3a://bucket/folder/m.onnxa", keys
+
+
+def write(url: str, options: dict[str, Any], content: bytes) -> None:
+    with create_object(url, len(content), storage_options=options) as writer:
+        for start in range(0, len(content), 1_000_003):
+            writer.write(memoryview(content)[start : start + 1_000_003])
+        writer.commit()
+
+
+@pytest.mark.parametrize("size", [10, len(CONTENT)])
+def test_what_is_written_to_s3_is_read_and_listed(
+    place: tuple[str, dict[str, Any]], server: S3Server, size: int
+) -> None:
+    url, options = place
+    write(url, options, CONTENT[:size])
+    with open_object(url, storage_options=options) as file:
+        assert file.size == size
+        assert file.cache_key() is not None
+        assert b"".join(file.stream(0, size)) == CONTENT[:size]
+        assert file.read(5, 3) == CONTENT[5:8]
+    (found,) = list_objects(url.rpartition("/")[0], storage_options=options)
+    assert (found.path, found.url, found.size) == ("m.onnxa", url, size)
+    assert not server.uploads()
+
+
+def test_an_object_of_s3_that_is_replaced_is_an_error(place: tuple[str, dict[str, Any]]) -> None:
+    url, options = place
+    write(url, options, CONTENT)
+    with open_object(url, storage_options=options) as file:
+        assert file.read(0, 10) == CONTENT[:10]
+        write(url, options, CONTENT[::-1])
+        with pytest.raises(ObjectChangedError, match="has changed since"):
+            file.read(0, 10)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_in_s3_of_an_object_that_is_given_up(
+    place: tuple[str, dict[str, Any]], server: S3Server, error: type[BaseException]
+) -> None:
+    url, options = place
+
+    def fail() -> None:
+        with create_object(url, storage_options=options) as writer:
+            for _ in range(4):
+                writer.write(CONTENT)
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert not server.uploads()
+    assert "<Key>" not in server.request("GET", "/bucket")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal to a process")
+def test_ctrl_c_leaves_nothing_in_s3(server: S3Server) -> None:
+    server.empty()
+    code = f"""
+from onnxarchive.remote.writing import create_object
+with create_object("s3://bucket/m.onnxa", 1 << 30, storage_options={server.options}) as writer:
+    while True:
+        writer.write(bytes(1 << 20))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as process:
+        while not server.uploads():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=60)
+    assert text.splitlines()[-1] == b"KeyboardInterrupt"
+    assert not server.uploads()
+    assert "<Key>" not in server.request("GET", "/bucket")
+
+
+def test_a_missing_bucket_is_a_missing_file_without_secrets(server: S3Server) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        open_object("s3://no-such-bucket/m.onnxa", storage_options=server.options)
+    assert str(caught.value) == "[Errno 2] No such object: 's3://no-such-bucket/m.onnxa'"
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket"):
+        write("s3://no-such-bucket/m.onnxa", server.options, CONTENT)
+
+
+def test_nginx_gives_a_file_by_ranges_and_says_when_it_changes(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    path = tmp_path / "root" / "m.onnxa"
+    path.write_bytes(CONTENT)
+    with nginx(path.parent, tmp_path) as url, open_object(f"{url}/m.onnxa?sig=SECRET") as file:
+        assert b"".join(file.stream(0, file.size)) == CONTENT
+        seen = bytearray(file.size)
+        for offset, part in file.parts([(0, file.size)]):
+            seen[offset : offset + len(part)] = part
+        assert seen == CONTENT
+        with pytest.raises(OSError, match="does not answer requests for ranges"):
+            open_object(f"{url}/whole/m.onnxa")
+        path.write_bytes(CONTENT[1:])
+        with pytest.raises(ObjectChangedError, match="has changed since"):
+            file.read(0, 10)
