@@ -9,14 +9,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from onnxarchive.archive.reading import Archive
-from onnxarchive.buffers.counting import Progress, ProgressCounter
+from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
-from onnxarchive.remote.cache import CachedFile
+from onnxarchive.remote.cache import PartialFile
 from onnxarchive.remote.objects import RemoteFile, open_object
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.replacement import replacing
 
 
@@ -39,8 +38,7 @@ def download(
         url: The archive.
         path: The file, which is replaced if it exists; a directory for the name in the URL; None
             for that name in the working directory.
-        progress: Called with the bytes done and the bytes in all; True shows a bar. Bytes count
-            twice, as they arrive and as they are verified.
+        progress: Called with the bytes done and the bytes in all; True shows a bar.
         store: An obstore store; `url` is then a path in it.
         storage_options: As for `onnxarchive.open`.
 
@@ -56,12 +54,11 @@ def download(
     """
     target = target_of(shown_url(url), path)
     with open_object(url, store=store, storage_options=storage_options) as remote:
-        counter = ProgressCounter(progress, 2 * remote.size)
         key = remote.cache_key()
         if key is None:
-            _download_once(remote, target, counter)
+            _download_once(remote, target, progress)
         else:
-            _download(remote, key, target, counter)
+            _download(remote, key, target, progress)
     return target
 
 
@@ -75,8 +72,8 @@ def target_of(url: str, path: str | os.PathLike[str] | None) -> str:
     return os.path.realpath(path)
 
 
-def _download(remote: RemoteFile, key: str, target: str, counter: ProgressCounter) -> None:
-    """Fetches what is missing in a file beside the target, verifies it and moves it there."""
+def _download(remote: RemoteFile, key: str, target: str, progress: Progress | None) -> None:
+    """Fetches what is missing in a file beside the target, verifies all of it and moves it."""
     folder, name = os.path.split(target)
     directory = os.path.join(folder, f".{name}.download")
     os.makedirs(directory, 0o700, exist_ok=True)
@@ -85,13 +82,10 @@ def _download(remote: RemoteFile, key: str, target: str, counter: ProgressCounte
         with (
             with_path(target),
             locking.exclusive(lock, timeout=0),
-            contextlib.closing(CachedFile(remote, key, directory, is_download=True)) as partial,
+            contextlib.closing(PartialFile(remote, key, directory)) as partial,
         ):
-            Archive(partial)  # before all of it is fetched
             try:
-                missing = partial.bring([(0, partial.size)], counter.add)
-                counter.add(partial.size - missing)  # what arrived before
-                _verify(partial.local, partial.size, remote.path, counter)
+                Archive(partial).verify(progress)
             except ArchiveFormatError:
                 partial.discard()
                 raise
@@ -103,25 +97,11 @@ def _download(remote: RemoteFile, key: str, target: str, counter: ProgressCounte
         os.rmdir(directory)
 
 
-def _download_once(remote: RemoteFile, target: str, counter: ProgressCounter) -> None:
+def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:
     """Copies an object whose version has no name, so that a part of it cannot be used later."""
     Archive(remote)  # before all of it is fetched
     with replacing(target) as replacement, with_path(remote.path):
         for piece in remote.stream(0, remote.size):
             replacement.file.write(piece)
-            counter.add(len(piece))
         with MappedFile(target, descriptor=os.dup(replacement.fileno())) as file:
-            _verify(file, remote.size, remote.path, counter)
-
-
-def _verify(file: MappedFile, size: int, path: str, counter: ProgressCounter) -> None:
-    """Verifies the archive in the first `size` bytes of a file; counts its bytes."""
-    done = 0
-
-    def count(verified: int, _: int) -> None:
-        nonlocal done
-        counter.add(verified - done)
-        done = verified
-
-    Archive(MemoryFile(file.reaching(size)[:size], path)).verify(count)
-    counter.add(size - done)
+            Archive(file).verify(progress)

@@ -98,24 +98,20 @@ class CachedFile(RandomAccessFile):
     """
 
     is_mapped = True
+    _file_mode = 0o600
 
-    def __init__(
-        self, remote: RemoteFile, key: str, directory: str, *, is_download: bool = False
-    ) -> None:
+    def __init__(self, remote: RemoteFile, key: str, directory: str) -> None:
         """Opens or creates the file in the cache.
 
         Args:
             remote: The remote file; it is closed with this object.
             key: Its `cache_key()`.
             directory: The directory of the cache.
-            is_download: Whether all of it will be fetched, verified and moved elsewhere: nothing is
-                synced then, and the file has the permissions of any new file.
 
         Raises:
             OSError: As for `open_cached`.
         """
         self._remote = remote
-        self._is_download = is_download
         self.path = remote.path
         self.size = remote.size
         self.identity = remote.identity
@@ -133,9 +129,7 @@ class CachedFile(RandomAccessFile):
         """Opens the file in the cache; it is created if it is missing or damaged."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         while True:
-            file = MappedFile(
-                path, descriptor=os.open(path, flags, 0o666 if self._is_download else 0o600)
-            )
+            file = MappedFile(path, descriptor=os.open(path, flags, self._file_mode))
             locking.keep_exclusive(file.fileno())  # of several processes, one writes the header
             try:
                 if not os.fstat(file.fileno()).st_size:
@@ -162,22 +156,12 @@ class CachedFile(RandomAccessFile):
         return marks.size == self._blocks.count and not np.any(marks > _SET)
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `bring`."""
-        self.bring(ranges)
-
-    def bring(
-        self, ranges: Iterable[tuple[int, int]], count: Callable[[int], None] | None = None
-    ) -> int:
         """Brings the missing blocks of ranges into the cache, many at once.
 
         After an error, the blocks that arrived whole are kept.
 
         Args:
             ranges: Offset and size of each.
-            count: Called with the size of each part in bytes, once it is written.
-
-        Returns:
-            How many bytes were missing.
 
         Raises:
             OSError: A request failed, or the cache's file cannot be written: the disk is full, for
@@ -187,15 +171,12 @@ class CachedFile(RandomAccessFile):
         """
         blocks = self._missing(ranges)
         if not blocks.size:
-            return 0
+            return
         arriving = _Arriving(self._blocks, blocks, self._marks)
-        missing, unsynced = arriving.nbytes, 0
+        unsynced = 0
         try:
             for offset, part in self._remote.parts(self._blocks.ranges(blocks)):
-                nbytes = arriving.write(self.local, offset, part)
-                unsynced += nbytes
-                if count is not None:
-                    count(nbytes)
+                unsynced += arriving.write(self.local, offset, part)
                 if unsynced >= SYNC_SIZE:
                     self._set(arriving.take())
                     unsynced = 0
@@ -205,7 +186,6 @@ class CachedFile(RandomAccessFile):
             raise OSError(
                 errno.EIO, f"expected {arriving.nbytes} more bytes, found none", self.path
             )
-        return missing
 
     def _missing(self, ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
         """The numbers of the missing blocks of ranges, ascending."""
@@ -241,11 +221,13 @@ class CachedFile(RandomAccessFile):
         """Syncs the file, then sets the bytes of blocks that were written."""
         if not blocks.size:
             return
-        if not self._is_download:
-            with _naming(self.local.path):
-                sync(self.local.fileno())
+        self._sync()
         for begin, end in _runs(blocks):
             self.local.write(self._marks_offset + begin, bytes([_SET]) * (end - begin))
+
+    def _sync(self) -> None:
+        with _naming(self.local.path):
+            sync(self.local.fileno())
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file; returns a copy.
@@ -299,18 +281,6 @@ class CachedFile(RandomAccessFile):
         with contextlib.suppress(OSError):
             self.local.write(self._verified_offset + number, bytes([_SET]))
 
-    def move(self, target: str) -> None:
-        """Moves the file, which is complete, to `target`, without its state and durably.
-
-        Raises:
-            OSError: It cannot be moved.
-        """
-        with _naming(self.local.path):
-            os.ftruncate(self.local.fileno(), self.size)
-            sync(self.local.fileno())
-        os.replace(self.local.path, target)
-        sync_directory(os.path.dirname(target))
-
     def discard(self) -> None:
         """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.
 
@@ -327,6 +297,54 @@ class CachedFile(RandomAccessFile):
 
 
 _Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
+
+
+class PartialFile(CachedFile):
+    """A remote file that is fetched into a file of this machine once, in order, and moved.
+
+    Nothing is synced before the end: if the power fails, what arrived may be damaged, and verifying
+    it notices that.
+    """
+
+    is_mapped = False
+    _file_mode = 0o666
+
+    def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
+        """Reads `size` bytes from `offset`: what has arrived, and what now does and is written."""
+        end = min(offset + size, self.size)
+        missing = self._missing([(offset, size)])
+        arriving = _Arriving(self._blocks, missing, self._marks)
+        unmarked = 0
+        try:
+            for begin, nbytes in self._blocks.ranges(missing) if missing.size else ():
+                yield from self.local.pieces(offset, begin - offset)
+                for piece in self._remote.stream(begin, nbytes):
+                    unmarked += arriving.write(self.local, begin, piece)
+                    if unmarked >= SYNC_SIZE:
+                        self._set(arriving.take())
+                        unmarked = 0
+                    yield piece[max(offset - begin, 0) : end - begin]
+                    begin += len(piece)
+                offset = begin
+        finally:
+            self._set(arriving.take())
+        yield from self.local.pieces(offset, end - offset)
+
+    def _sync(self) -> None:
+        """Does nothing."""
+
+    def move(self, target: str) -> None:
+        """Moves the file, which is complete, to `target`, without its state and durably.
+
+        Raises:
+            OSError: It cannot be moved.
+        """
+        self.fetch([(0, self.size)])
+        with _naming(self.local.path):
+            os.ftruncate(self.local.fileno(), self.size)
+            super()._sync()
+        os.replace(self.local.path, target)
+        sync_directory(os.path.dirname(target))
 
 
 class _Blocks:
