@@ -145,6 +145,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "JSON after spaces": (file_of(b" {}", b""), "JSON object"),
     "a list": (file_of(b"[]", b""), "JSON object"),
     "no UTF-8": (file_of(b'{"\xff": 1}', b""), "header in JSON"),
+    "half a character": (file_of(b'{"\\ud800": 1}', b""), "header in JSON"),
     "deep": (file_of(b'{"a":' * 100_000, b""), "header in JSON"),
     "a long number": (file_of(b'{"a":' + b"1" * 5000 + b"}", b""), "header in JSON"),
     "a name twice": (file_of(b'{"a": 1, "a": 1}', b""), "a name twice"),
