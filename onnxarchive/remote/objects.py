@@ -10,7 +10,8 @@ from itertools import chain, islice, starmap
 
 from onnxarchive.remote.background import as_completed, in_order, run
 from onnxarchive.remote.failures import changed
-from onnxarchive.remote.stores import Options, Origin, Store, Version, origin_of
+from onnxarchive.remote.redirects import require_no_redirect
+from onnxarchive.remote.stores import Options, Origin, Store, StoreOrigin, Version, origin_of
 from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # bytes of the end that opening reads
@@ -29,8 +30,9 @@ def open_object(
     Servers that do not give the last bytes of an object, such as Azure's, are first asked for its
     size; an object in a file system of fsspec takes a third request, which looks for changes.
 
-    Redirects are followed by the library. obstore's client sends the header `Authorization` to the
-    first host only, but other headers to all.
+    Redirects are followed by the library, also to other hosts and to this machine. Other hosts get
+    no `Authorization` and no cookies, but all other headers. A web address with a secret in its
+    query, such as a signature, is not redirected, which takes one more request to find out.
 
     Args:
         url_or_path: A URL, or the object's key in `store`. obstore reads `https`, `http`, `s3`,
@@ -47,6 +49,8 @@ def open_object(
         ValueError: An option is wrong.
     """
     origin = origin_of(url_or_path, store, storage_options)
+    if isinstance(origin, StoreOrigin):
+        require_no_redirect(origin.store, origin.name)
     version, end = run(partial(_open, origin))
     return RemoteFile(origin, version, end)
 
