@@ -1,22 +1,22 @@
 """Measures the library beside others and beside the machine's limits, in one run on one machine.
 
 python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds 5]
-    [--directory DIR] [--cold] [--json FILE] [--plot FILE.svg]
+    [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
-Every figure is of a fresh process, which has imported what it needs and has done the same with a
-small file before the clock starts. The ways of a case take turns, and another one begins in each
-round, so that a change of the machine's speed meets all of them; told are medians, and ratios
-within each round with the least and most of them. Targets are judged by the median of these ratios;
-beside it stands the ratio of the best figures of all rounds, on which other programs weigh least.
-Where a virtual machine gives free memory back to its host, and has to fetch it again, that takes up
-to ten times as long as to write the same bytes, and meets one figure and not the next: a smaller
---scale may then tell more of what writes gigabytes.
+A row of a way is of a fresh process, which has imported what it needs and has done the same with a
+small file before the clock starts. The row after it, "process", is of a whole process that does
+nothing else: Python starts, imports, takes the step and ends. Durable is compared with durable:
+this library syncs what it writes, so the files of every other way are synced within its time.
+
+The ways of a case take turns, and another one begins in each round, so that a change of the
+machine's speed meets all of them; told are medians, and ratios within each round with the least
+and most of them. Targets are judged by the median of these ratios. Where their spread, from the
+least to the most, is greater than the margin, from the median to the target, there is no verdict.
 
 Files that are read are in the page cache, with --cold they are dropped from it (posix_fadvise).
-What is written is a new file, without fsync unless a case says so; everything is synced before a
-process begins, so that nobody writes back what another one wrote. Where memory counts, and not with
---cold, a fork does the same right before the clock starts, so that the machine has the memory at
-hand; what it wrote is removed, and not synced, since the host would take the memory meanwhile.
+What is written is a new file; everything is synced before a process begins, so that nobody writes
+back what another one wrote. Where a virtual machine gives free memory back to its host, and has to
+fetch it again, that can take longer than the work: a smaller --scale may then tell more.
 
 CPU is the time that all threads of the process were busy. Memory is the growth at its peak:
 anonymous memory as RssAnon of /proc/PID/status sampled every 5 ms from outside, resident memory,
@@ -27,15 +27,22 @@ ONNX Runtime, PyTorch. "pwrite", "copy" and "map" are limits of the machine: the
 from memory, a file copied with read and write in pieces of 8 MiB (no reflink, no copy in the
 kernel), all bytes of a file added up through a map.
 
+--only takes names of cases or what they begin with, as in `--only save`. --only real writes, runs,
+edits, exports, checks and converts 20 GiB; it needs 45 GB of disk, and is skipped where there are
+less. --quick takes a tenth of the sizes, three rounds, fewer cases and no rows of processes beside
+warm ones; it takes less than two minutes. --plot draws speed.svg and growth.svg into
+spec/images, or into another directory; tools/bench_plot.py draws the same from the file of --json.
+
 Some 13 GB of disk and 12 GB of memory are used, a tenth of it with --quick; nothing is left behind.
 
 Exit status: 0, whether targets are met or not; 1 where something failed other than a peer, which is
-told; 2 for wrong use.
+told; 2 for wrong use; 130 after an interrupt.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -43,19 +50,30 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import bench_cases
+import bench_interrupts
+import bench_plot
 import bench_report
-from bench_cases import CASES, Measure
+from bench_cases import CASES, Clock, Measure
 from bench_inputs import FILES, PIECE_NBYTES, places
-from bench_process import FailedError, Figures, run_measure, run_tool
-from bench_report import Result, tell
+from bench_process import (
+    FailedError,
+    Figures,
+    median_of,
+    raise_limit_of_files,
+    run_tool,
+    run_warm,
+    run_whole,
+)
+from bench_report import GB, Result, tell
 
 QUICK: Final = 0.1
+ROUNDS: Final = 5
+QUICK_ROUNDS: Final = 3
 FAILED: Final = 1
 INTERRUPTED: Final = 128 + signal.SIGINT
 
@@ -66,30 +84,41 @@ Input = tuple[str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool and gives its exit status."""
     arguments = _parse(argv)
-    signal.signal(signal.SIGTERM, _raise_interrupt)
-    missing = bench_cases.missing()
-    selected = bench_cases.names(arguments.only or ())
+    raise_limit_of_files()
+    bench_interrupts.listen()
+    folder = None
     try:
-        with tempfile.TemporaryDirectory(
-            prefix="onnxarchive-bench-", dir=arguments.directory
-        ) as made:
+        with bench_interrupts.held():
+            made = tempfile.mkdtemp(prefix="onnxarchive-bench-", dir=arguments.directory)
             folder = Path(made).resolve()
-            machine = bench_report.machine(folder)
-            run = Run(folder, arguments, missing)
-            run.require_room(selected)
-            print(_header(machine, arguments))
-            results = run.cases(selected)
+        status = _run(folder, arguments)
+        bench_interrupts.hold()
     except KeyboardInterrupt:
+        status = INTERRUPTED
+    finally:
+        bench_interrupts.end_children()
+        if folder is not None:
+            shutil.rmtree(folder)
+        bench_interrupts.leave()
+    if status == INTERRUPTED:
         tell("interrupted; nothing is left behind")
-        return INTERRUPTED
+    return status
+
+
+def _run(folder: Path, arguments: argparse.Namespace) -> int:
+    machine = bench_report.machine(folder)
+    run = Run(folder, arguments, bench_cases.missing())
+    selected = run.with_room(bench_cases.names(arguments.only or (), arguments.quick))
+    print(_header(machine, arguments))
+    results = run.cases(selected)
     print(bench_report.summary(results))
+    settings = {"rounds": arguments.rounds, "scale": arguments.scale, "cold": arguments.cold}
+    told = bench_report.as_json(machine, settings, results)
     if arguments.json is not None:
-        settings = {"rounds": arguments.rounds, "scale": arguments.scale, "cold": arguments.cold}
-        told = bench_report.as_json(machine, settings, results)
         arguments.json.write_text(json.dumps(told, indent=2) + "\n")
     if arguments.plot is not None:
-        title = f"{machine['CPU']}, {machine['memory']}, {machine['file system']}"
-        bench_report.plot(arguments.plot, title, results)
+        for path in bench_plot.draw(told, arguments.plot):
+            print(f"drawn: {path}")
     return FAILED if any(it.is_failed for it in results) else 0
 
 
@@ -97,33 +126,34 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", metavar="CASE", choices=list(CASES))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", metavar="CASE")
+    parser.add_argument("--rounds", type=int, help="5, or 3 with --quick")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--scale", type=float, default=1.0, help="what the sizes are multiplied by")
-    sizes.add_argument(
-        "--quick", action="store_const", const=QUICK, dest="scale", help="a tenth of the sizes"
-    )
+    sizes.add_argument("--quick", action="store_true", help="a tenth of the sizes, fewer rows")
     parser.add_argument("--directory", type=Path, help="where the files are written for the time")
     parser.add_argument("--cold", action="store_true", help="drop files from the page cache")
     parser.add_argument("--json", type=Path, help="a file for all figures")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="a drawing of the times")
+    parser.add_argument("--plot", type=Path, nargs="?", const=bench_plot.IMAGES, metavar="DIR")
     parser.epilog = "cases: " + ", ".join(CASES)
     arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.scale = QUICK
+    if arguments.rounds is None:
+        arguments.rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
     if arguments.rounds < 1 or not 0 < arguments.scale <= 1:
         parser.error(
             "expected one round at least and a scale above 0 and up to 1, found "
             f"{arguments.rounds} and {arguments.scale}"
         )
+    for name in arguments.only or ():
+        if not bench_cases.names([name]):
+            parser.error(f"expected cases or what they begin with, found {name!r}: {parser.epilog}")
     if arguments.cold and not hasattr(os, "posix_fadvise"):
         parser.error("expected a system with posix_fadvise for --cold, found none; leave it out")
     if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("expected matplotlib for --plot, found none; pip install matplotlib")
     return arguments
-
-
-def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _header(machine: Mapping[str, str], arguments: argparse.Namespace) -> str:
@@ -153,6 +183,7 @@ class Run:
         self._scale: float = arguments.scale
         self._rounds: int = arguments.rounds
         self._is_cold: bool = arguments.cold
+        self._is_quick: bool = arguments.quick
         self._missing = missing
         self._places = places(folder, arguments.scale)
         self._there: set[Input] = set()
@@ -167,26 +198,29 @@ class Run:
             self._remove(self._there - self._inputs(names[index + 1 :]))
         return results
 
-    def require_room(self, names: Sequence[str]) -> None:
-        """Ends the program where the disk has no room for the cases."""
-        most = 0
+    def with_room(self, names: Sequence[str]) -> list[str]:
+        """The cases that the disk has room for; ends the program where a usual one has none."""
+        free = shutil.disk_usage(self._folder).free
         there: set[Input] = set()
+        kept = []
         for index, name in enumerate(names):
             there |= self._inputs([name])
             written = [self._nbytes(it.group) for it in self._measures(name) if it.writes]
-            most = max(most, sum(self._nbytes(it) for it, _ in there) + max(written, default=0))
+            needed = sum(self._nbytes(*it) for it in there) + max(written, default=0)
+            needed += needed // 20
             there &= self._inputs(names[index + 1 :])
-        most += most // 10
-        free = shutil.disk_usage(self._folder).free
-        if free < most:
-            sys.exit(
-                f"expected {bench_report.size(most)} of free disk, found "
-                f"{bench_report.size(free)}; give another --directory, or --quick"
-            )
+            found = f"expected {needed / GB:.1f} GB of free disk, found {free / GB:.1f} GB"
+            if needed <= free:
+                kept.append(name)
+            elif CASES[name].is_large:
+                print(f"{name} is skipped: {found}; give another --directory")
+            else:
+                sys.exit(f"{name}: {found}; give another --directory, or --quick")
+        return kept
 
-    def _nbytes(self, group: str) -> int:
+    def _nbytes(self, group: str, kind: str = "") -> int:
         found = self._places[group].group
-        return 0 if found.is_sparse else found.nbytes
+        return 0 if found.is_sparse and kind else found.nbytes
 
     def _measures(self, name: str) -> list[Measure]:
         """The measures of a case that can be taken."""
@@ -205,8 +239,13 @@ class Run:
         case = CASES[name]
         groups = list(dict.fromkeys(it.group for it in case.measures))
         nbytes = self._places[groups[0]].group.nbytes
-        result = Result(name, case, " and ".join(map(self._size, groups)), nbytes)
+        sizes = [] if case.grows else map(self._size, groups)
+        result = Result(name, case, " and ".join(sizes), nbytes)
         for measure in case.measures:
+            if case.grows:
+                group = self._places[measure.group].group
+                amount = group.count if case.grows == "tensors" else group.nbytes
+                result.amounts[measure.name] = amount
             absent = [self._missing[it] for it in measure.needs if it in self._missing]
             if absent:
                 result.left_out[measure.name] = ", ".join(absent)
@@ -216,19 +255,42 @@ class Run:
         except FailedError as error:
             result.failures = {it.name: f"its files: {error}" for it in measures}
             return result
-        for index in range(self._rounds * case.times if self._rounds > 1 else 1):
-            first = index % len(measures) if measures else 0
-            for measure in measures[first:] + measures[:first]:
-                if measure.name in result.failures:
-                    continue
-                try:
-                    figures = self._take(name, measure)
-                except FailedError as error:
-                    result.failures[measure.name] = str(error)
-                    result.rounds.pop(measure.name, None)
-                else:
-                    result.rounds.setdefault(measure.name, []).append(figures)
+        rounds = 1 if case.is_large else self._rounds
+        times = 1 if self._is_quick or rounds == 1 else case.times
+        rows = [it.row(clock) for it in measures for clock in self._clocks(it)]
+        result.rounds = {row: [] for row in rows}
+        for index in range(rounds):
+            taken: dict[str, list[Figures]] = {}
+            for first in range(index * times, (index + 1) * times):
+                first %= max(len(measures), 1)
+                for measure in measures[first:] + measures[:first]:
+                    if measure.name not in result.failures:
+                        self._add(result, measure, taken)
+            for row, figures in taken.items():
+                result.rounds[row].append(median_of(figures))
+        for measure in measures:
+            if measure.name in result.failures:
+                for clock in self._clocks(measure):
+                    del result.rounds[measure.row(clock)]
         return result
+
+    def _clocks(self, measure: Measure) -> tuple[Clock, ...]:
+        return measure.clocks[:1] if self._is_quick else measure.clocks
+
+    def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
+        """Takes the figures of a measure once, or tells why not."""
+        place = self._places[measure.group]
+        try:
+            for clock in reversed(self._clocks(measure)):  # memory of the process is at hand, then
+                with self._ready(measure, result.case.is_large):
+                    if clock == "warm":
+                        figures = run_warm(result.name, measure.name, self._folder, self._scale)
+                    else:
+                        whole, first = run_whole(measure, place, self._scale)
+                        figures = whole if clock == "process" else first
+                taken.setdefault(measure.row(clock), []).append(figures)
+        except FailedError as error:
+            result.failures[measure.name] = str(error)
 
     def _size(self, name: str) -> str:
         group = self._places[name].group
@@ -254,7 +316,9 @@ class Run:
                 path.unlink(missing_ok=True)
         self._there -= inputs
 
-    def _take(self, case: str, measure: Measure) -> Figures:
+    @contextlib.contextmanager
+    def _ready(self, measure: Measure, is_large: bool) -> Iterator[None]:
+        """Empty directories for output, nothing to write back, and files as the run reads them."""
         place = self._places[measure.group]
         written = {self._places["warm"].output, place.output}
         for path in written:
@@ -266,13 +330,11 @@ class Run:
                 for path in place.files(kind):
                     if self._is_cold:
                         _drop(path)
-                    elif not place.group.is_sparse:
+                    elif not (is_large or place.group.is_sparse):
                         _warm(path)
-            # A rehearsal would read the dropped files again.
-            return run_measure(
-                case, measure.name, self._folder, self._scale, rehearses=not self._is_cold
-            )
+            yield
         finally:
+            bench_interrupts.end_children()
             for path in written:
                 shutil.rmtree(path)
 

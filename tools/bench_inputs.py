@@ -4,20 +4,17 @@ A group of files holds the same tensors: float32 squares of one width, `layer.0/
 block of random numbers is tiled over all of them, and each tensor begins with a number of its own.
 The model of a group is its initializers and one node, that of `chain` a product with each of them.
 
-Nothing is imported before it is used, since a process that measures another library than this one
-must not have it.
+Nothing is imported before it is used: a whole process is timed with its imports, and one that
+measures another library must not have this one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +30,7 @@ PAGE_NBYTES: Final = 4096
 PAGED_NBYTES: Final = 1 << 20  # tensors that begin on a page in external data, as onnx does it
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The tensors of a model.
 
     Attributes:
@@ -44,7 +40,7 @@ class Group:
         is_sparse: Whether they are holes of the file.
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of this name
     width: int
     is_chain: bool = False
     is_sparse: bool = False
@@ -70,19 +66,29 @@ class Group:
         width = int((self.nbytes * scale / count / ITEM_NBYTES) ** 0.5)
         if count > MIN_COUNT:
             width = self.width
-        return dataclasses.replace(self, count=count, width=max(width, MIN_WIDTH))
+        return self._replace(count=count, width=max(width, MIN_WIDTH))
 
+
+# How it grows: numbers of tensors, up to the most that an archive holds, and bytes of all tensors.
+COUNTS: Final = (10, 100, 1_000, 10_000, 100_000, 262_143)
+SIZES: Final = (10**7, 10**8, 10**9, 10**10, 10**11)
+SIZED_COUNT: Final = 100  # tensors that share those bytes
 
 GROUPS: Final[Mapping[str, Group]] = {
     "warm": Group(3, 32),  # files to warm up with before the clock starts
     "large": Group(1000, 806),  # 2.6 GB
     "light": Group(1000, 81),  # 26 MB
     "many": Group(60_000, 4),  # 64 bytes each
-    "one": Group(1, 22_360),  # 2 GB
     "single": Group(743, 806),  # 1.8 GiB: just fits into a single .onnx
     "chain": Group(500, 806, is_chain=True),  # 1.3 GB
-    "huge": Group(1024, 4096, is_sparse=True),  # 64 GiB
-    "small": Group(1024, 128, is_sparse=True),  # 64 MiB
+    "real": Group(80, 8192, is_chain=True),  # 20 GiB
+    **{f"count-{count}": Group(count, 4) for count in COUNTS},
+    **{
+        f"size-{size}": Group(
+            SIZED_COUNT, int((size / SIZED_COUNT / ITEM_NBYTES) ** 0.5), is_sparse=True
+        )
+        for size in SIZES
+    },
 }
 
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -96,8 +102,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
 MADE_WITH: Final[Mapping[str, str]] = {"safetensors": "safetensors", "pickled": "torch"}
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where the files of a group are.
 
     Attributes:
@@ -346,6 +351,8 @@ _MAKERS: Final = {
 
 def main(argv: Sequence[str]) -> int:
     """Makes files in a process that is told which."""
+    import json
+
     told = json.loads(argv[0])
     make(places(Path(told["folder"]), told["scale"])[told["group"]], told["kinds"])
     return 0

@@ -1,16 +1,16 @@
-"""One figure of tools/bench.py: a process that measures itself, and the one that watches it.
+"""The figures of tools/bench.py: a process that measures itself, and the one that watches it.
 
-The process warms up on small files, prepares what the clock is not to see, and says "begin" and
-"end" around what it is to see. Where a case is rehearsed, a fork takes the step before and ends. It
-leaves nothing but memory that the kernel has at hand: on a virtual machine, memory that nobody has
-used for some seconds may have to be fetched from the host first, which can take ten times as long
-as to write the same bytes, and would be all that is measured.
+The measuring process warms up on small files, prepares what the clock is not to see, and says
+"begin" and "end" around what it is to see.
 
 Its anonymous memory (RssAnon of /proc/PID/status) is sampled meanwhile from outside, every few
 milliseconds, so that nothing runs beside what is measured; a peak between two samples is not seen.
 Its resident memory is the kernel's own peak (VmHWM), set back through /proc/self/clear_refs when
 the clock starts. Both are told as growth since then, and as nothing where the system has no such
 files.
+
+Whole processes are timed from outside, from their start to their end; see `whole` of
+tools/bench_ways.py.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ import dataclasses
 import gc
 import json
 import os
-import subprocess
+import statistics
 import sys
 import tempfile
 import threading
 import time
-import traceback
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from subprocess import PIPE
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import bench_interrupts
+
+if TYPE_CHECKING:
+    from bench_cases import Measure
+    from bench_inputs import Place
 
 SAMPLING_INTERVAL: Final = 0.005
 BEGIN: Final = "begin"
@@ -47,15 +52,22 @@ class Figures:
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: Time that processors were busy with it, its threads and its own processes.
+        cpu_seconds: Time that processors were busy with it and its threads; None if not told.
         anonymous: By how many bytes its anonymous memory grew at its peak; None if not told.
         resident: By how many bytes its resident memory grew at its peak; None if not told.
     """
 
     seconds: float
-    cpu_seconds: float
-    anonymous: int | None = None
-    resident: int | None = None
+    cpu_seconds: float | None = None
+    anonymous: float | None = None
+    resident: float | None = None
+
+
+def median_of(figures: Sequence[Figures]) -> Figures:
+    """The median of each figure; None where one was not told."""
+    columns = zip(*map(astuple, figures), strict=True)
+    medians: Any = [None if None in it else statistics.median(it) for it in columns]
+    return Figures(*medians)
 
 
 class FailedError(Exception):
@@ -65,7 +77,7 @@ class FailedError(Exception):
 # The process that measures
 
 
-def measure(case: str, name: str, folder: Path, scale: float, *, rehearses: bool = True) -> Figures:
+def measure(case: str, name: str, folder: Path, scale: float) -> Figures:
     """Measures this process, while the one that started it watches.
 
     Args:
@@ -73,60 +85,29 @@ def measure(case: str, name: str, folder: Path, scale: float, *, rehearses: bool
         name: The name of the measure.
         folder: The directory of all groups.
         scale: Factor for all sizes.
-        rehearses: Whether to rehearse where the case says so.
     """
     import bench_cases
     from bench_inputs import places
 
     found = next(it for it in bench_cases.CASES[case].measures if it.name == name)
     there = places(folder, scale)
-    warm, place = there["warm"], there[found.group]
-    found.prepare(warm)()
-    step = found.prepare(place)
-    if rehearses and bench_cases.CASES[case].is_rehearsed and hasattr(os, "fork"):
-        _rehearse(step)
-        for output in (warm.output, place.output):
-            for path in output.iterdir():
-                path.unlink()
-        # The fork shared all pages: those that this process is about to write become its own again.
-        found.prepare(warm)()
+    found.prepare(there["warm"])()
+    step = found.prepare(there[found.group])
     gc.collect()
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write(_RESET_PEAK)
     before = status()
     _tell(f"{BEGIN} {before.get('RssAnon', 0)}")
-    busy = _busy()
+    busy = time.process_time()
     begun = time.perf_counter()
-    kept = step()
+    _kept = step()
     seconds = time.perf_counter() - begun
-    busy = _busy() - busy
+    busy = time.process_time() - busy
     after = status()
     _tell(END)
-    if isinstance(kept, bench_cases.Told):
-        return Figures(kept.seconds, kept.cpu_seconds)
-    if found.is_process:
-        return Figures(seconds, busy)
     return Figures(
         seconds, busy, _growth(before, after, "RssAnon"), _growth(before, after, "VmRSS", "VmHWM")
     )
-
-
-def _rehearse(step: Callable[[], object]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are idle
-        process = os.fork()
-    if process == 0:
-        status = 1
-        try:
-            step()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    if os.waitpid(process, 0)[1]:
-        sys.exit(1)  # the fork has said why
 
 
 def status(process: int | str = "self") -> dict[str, int]:
@@ -146,25 +127,6 @@ def _growth(
     if field not in before or field not in after:
         return None
     return max(after[field], after.get(peak or field, 0)) - before[field]
-
-
-def _busy() -> float:
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system
-
-
-def _raise_limit_of_files() -> None:
-    """Lets this process open many files: onnx_ir has one open for each tensor."""
-    try:
-        import resource
-    except ImportError:  # Windows, which has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for limit in ((_MANY_FILES, max(hard, _MANY_FILES)), (hard, hard)):
-        if soft < _MANY_FILES:
-            with contextlib.suppress(OSError, ValueError):  # not allowed
-                resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-                return
 
 
 def _tell(what: str) -> None:
@@ -191,44 +153,27 @@ class _Sampler(threading.Thread):
                 self.most = max(self.most, status(self._process).get("RssAnon", 0))
 
 
-def run_measure(
-    case: str, name: str, folder: Path, scale: float, *, rehearses: bool = True
-) -> Figures:
-    """Measures once, in a fresh process.
+def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
+    """Figures of a step in a process that has done the same before, with a small file.
 
     Args:
-        case: As `measure` takes it, and so
-        name: this,
-        folder: this,
-        scale: this,
-        rehearses: and this.
+        case: The case.
+        name: The name of the measure.
+        folder: The directory of all groups.
+        scale: Factor for all sizes.
 
     Raises:
-        FailedError: It did not end well.
+        FailedError: The process did not end well.
     """
-    told = {
-        "case": case,
-        "name": name,
-        "folder": os.fspath(folder),
-        "scale": scale,
-        "rehearses": rehearses,
-    }
-    with (
-        tempfile.TemporaryFile("w+", dir=folder) as errors,
-        subprocess.Popen(
-            [sys.executable, __file__, json.dumps(told)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=folder,
-        ) as process,
-    ):
+    told = {"case": case, "name": name, "folder": os.fspath(folder), "scale": scale}
+    with tempfile.TemporaryFile("w+", dir=folder) as errors:
+        command = [sys.executable, __file__, json.dumps(told)]
+        process = bench_interrupts.start(command, stdout=PIPE, stderr=errors, cwd=folder)
+        assert process.stdout is not None
         sampler = _Sampler(process.pid)
         sampler.start()
         answer = ""
         try:
-            assert process.stdout is not None
             for line in process.stdout:
                 if line.startswith(BEGIN):
                     sampler.before = int(line.split()[1])
@@ -237,13 +182,11 @@ def run_measure(
                     sampler.is_running.clear()
                 else:
                     answer = line
-            process.wait()
         finally:
+            process.stdout.close()
             sampler.is_done.set()
-            if process.poll() is None:
-                process.kill()
             sampler.join()
-        if process.returncode or not answer:
+        if process.wait() or not answer:
             raise FailedError(_end_of(errors, process.returncode))
     figures = Figures(**json.loads(answer))
     if figures.anonymous is None:
@@ -252,23 +195,62 @@ def run_measure(
     return dataclasses.replace(figures, anonymous=most)
 
 
+def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Figures]:
+    """Figures of a process that does nothing but the step, and of the step in it.
+
+    The former's time is less the time that data took to make.
+
+    Args:
+        measure: The measure.
+        place: Its files.
+        scale: Factor for all sizes.
+
+    Raises:
+        FailedError: The process did not end well.
+    """
+    way = getattr(measure.prepare, "func", measure.prepare).__name__
+    arguments = getattr(measure.prepare, "keywords", {})
+    told = f"{way!r}, {arguments!r}, {os.fspath(place.folder)!r}, {place.name!r}, {scale!r}"
+    tools = os.path.dirname(os.path.abspath(__file__))
+    program = f"import sys; sys.path[0] = {tools!r}; import bench_ways; bench_ways.whole({told})"
+    with tempfile.TemporaryFile("w+", dir=place.folder) as errors:
+        begun = time.perf_counter()
+        process = bench_interrupts.start(
+            [sys.executable, "-c", program], stdout=PIPE, stderr=errors, cwd=place.folder
+        )
+        output, _ = process.communicate()
+        seconds = time.perf_counter() - begun
+        if process.returncode:
+            raise FailedError(_end_of(errors, process.returncode))
+    made, step = map(float, output.splitlines()[-1].split())
+    return Figures(seconds - made), Figures(step)
+
+
 def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:
     """Runs another of these tools, which is told in JSON what to do.
 
     Raises:
         FailedError: It did not end well.
     """
+    command = [sys.executable, os.path.join(os.path.dirname(__file__), program), json.dumps(told)]
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
-        done = subprocess.run(
-            [sys.executable, os.path.join(os.path.dirname(__file__), program), json.dumps(told)],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            cwd=folder,
-            check=False,
-        )
-        if done.returncode:
-            raise FailedError(_end_of(errors, done.returncode))
+        process = bench_interrupts.start(command, stdout=errors, stderr=errors, cwd=folder)
+        if process.wait():
+            raise FailedError(_end_of(errors, process.returncode))
+
+
+def raise_limit_of_files() -> None:
+    """Lets the processes open many files: onnx_ir has one open for each tensor."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in ((_MANY_FILES, max(hard, _MANY_FILES)), (hard, hard)):
+        if soft < _MANY_FILES:
+            with contextlib.suppress(OSError, ValueError):  # not allowed
+                resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+                return
 
 
 def _end_of(errors: Any, status: int | None) -> str:
@@ -280,14 +262,7 @@ def _end_of(errors: Any, status: int | None) -> str:
 def main(argv: Sequence[str]) -> int:
     """Measures in a process that is told what, and tells the figures."""
     told = json.loads(argv[0])
-    _raise_limit_of_files()
-    figures = measure(
-        told["case"],
-        told["name"],
-        Path(told["folder"]),
-        told["scale"],
-        rehearses=told["rehearses"],
-    )
+    figures = measure(told["case"], told["name"], Path(told["folder"]), told["scale"])
     _tell(json.dumps(asdict(figures)))
     return 0
 

@@ -1,7 +1,8 @@
-"""The report of tools/bench.py: medians, ratios and their spread, targets, a plot."""
+"""The report of tools/bench.py: medians, ratios and their spread, targets, growth."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -12,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from bench_cases import Case, Target
+from bench_cases import PROCESS, Case, Target
 from bench_process import Figures
 
 MIB: Final = 1 << 20
@@ -48,6 +49,26 @@ class Spread:
         """The spread of one value or more."""
         return cls(statistics.median(values), min(values), max(values))
 
+    @property
+    def width(self) -> float:
+        """From the least to the most."""
+        return self.high - self.low
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured at one size.
+
+    Attributes:
+        amount: Tensors, or bytes of all of them.
+        seconds: Time.
+        anonymous: By how many bytes anonymous memory grew at its peak; None if not told.
+    """
+
+    amount: int
+    seconds: Spread
+    anonymous: float | None
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -55,19 +76,18 @@ class Verdict:
 
     Attributes:
         target: The target.
-        measure: The measure that it is about.
+        row: The row that it is about.
         spread: The ratio or figure, or None where it was not measured.
-        best: The same of the least figures of all rounds, on which other programs weigh least.
-        met: Whether it is met by the median; None where it was not measured.
+        met: Whether it is met by the median; None where it was not measured, and where the spread
+            is greater than the margin.
         rounds_met: In how many rounds it is met.
         rounds: In how many it was measured.
-        reason: Why it was not measured, or None.
+        reason: Why it is neither met nor missed, or None.
     """
 
     target: Target
-    measure: str
+    row: str
     spread: Spread | None = None
-    best: float | None = None
     met: bool | None = None
     rounds_met: int = 0
     rounds: int = 0
@@ -83,7 +103,8 @@ class Result:
         case: The case.
         size: The data that was read or written, in words.
         nbytes: Bytes of the tensors.
-        rounds: The figures of each measure, in the order of the rounds.
+        rounds: The figures of each row, in the order of the rounds.
+        amounts: How much each measure of a case about growth takes, in tensors or bytes.
         left_out: Why which measures were not taken.
         failures: What which measures failed with.
     """
@@ -93,6 +114,7 @@ class Result:
     size: str
     nbytes: int
     rounds: dict[str, list[Figures]] = field(default_factory=dict)
+    amounts: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -121,27 +143,27 @@ def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
 
 def judge(target: Target, result: Result) -> Verdict:
     """Holds the figures of a case against a target."""
-    measure = target.measure or result.case.measures[0].name
-    compared = [measure] if target.beside is None else [measure, target.beside]
+    row = target.row or result.case.measures[0].name
+    compared = [row] if target.beside is None else [row, target.beside]
     for name in compared:
         reasons = {**result.left_out, **result.failures}
-        if name in reasons:
-            return Verdict(target, measure, reason=f"{name}: {reasons[name].splitlines()[-1]}")
-    found = values(result.rounds[measure], target.figure)
-    best = [min(found, default=0)]
+        measure = name.removesuffix(PROCESS)
+        if measure in reasons:
+            return Verdict(target, row, reason=f"{name}: {reasons[measure].splitlines()[-1]}")
+    found = values(result.rounds[row], target.figure)
     if target.beside is not None:
         others = values(result.rounds[target.beside], target.figure)
-        best_others = [min(others, default=0)]
-        if target.bound == "at most":
-            found, best = ratios(found, others), ratios(best, best_others)
-        else:
-            found, best = ratios(others, found), ratios(best_others, best)
+        is_share = target.bound == "at most"
+        found = ratios(found, others) if is_share else ratios(others, found)
     if not found:
-        return Verdict(target, measure, reason=f"this system does not tell {target.figure}")
+        return Verdict(target, row, reason=f"this system does not tell {target.figure}")
     spread = Spread.of(found)
-    met = sum(is_met(target, it) for it in found)
-    is_met_by_median = is_met(target, spread.median)
-    return Verdict(target, measure, spread, best[0], is_met_by_median, met, len(found))
+    rounds_met = sum(is_met(target, it) for it in found)
+    margin = abs(target.limit - spread.median)
+    if spread.width > margin:
+        reason = "its spread is greater than its margin"
+        return Verdict(target, row, spread, None, rounds_met, len(found), reason)
+    return Verdict(target, row, spread, is_met(target, spread.median), rounds_met, len(found))
 
 
 def is_met(target: Target, value: float) -> bool:
@@ -165,16 +187,17 @@ def describe(verdict: Verdict) -> str:
         what = f"time, of that of {target.beside}"
     else:
         what = f"times as fast as {target.beside}"
-    if verdict.spread is None or verdict.best is None:
+    what = f"{target.row}: {what}" if target.row else what
+    if verdict.spread is None:
         return f"not measured  {what}: {limit} ({verdict.reason})"
-    shown = [
+    median, low, high = (
         _figure(it, target.figure, is_absolute)
-        for it in (verdict.spread.median, verdict.spread.low, verdict.spread.high, verdict.best)
-    ]
+        for it in (verdict.spread.median, verdict.spread.low, verdict.spread.high)
+    )
     rounds = f"in {verdict.rounds_met} of {verdict.rounds} rounds"
-    state = "met" if verdict.met else "NOT MET"
-    spread = f"{shown[0]} ({shown[1]}..{shown[2]}), of the best {shown[3]}"
-    return f"{state:<12}  {what}: {spread}; {limit}: {rounds}"
+    state = {True: "met", False: "NOT MET", None: "no verdict"}[verdict.met]
+    reason = f" ({verdict.reason})" if verdict.reason else ""
+    return f"{state:<12}  {what}: {median} ({low}..{high}); {limit}: {rounds}{reason}"
 
 
 def _figure(value: float, figure: str, is_absolute: bool) -> str:
@@ -202,35 +225,37 @@ def size(nbytes: float) -> str:
 
 
 def table(result: Result) -> str:
-    """The figures of a case, a line for each measure."""
+    """The figures of a case, a line for each row."""
     first = result.case.measures[0].name
-    own = result.rounds.get(first, [])
     header = ["", "median", "min..max", "CPU", "GB/s", "anonymous", "resident"]
     header += [f"{first} / this", "of CPU"]
-    rows = [header if result.case.moves_bytes else [*header[:4], *header[5:]]]
+    rows = [header]
     for name, figures in result.rounds.items():
-        seconds = values(figures, "seconds")
-        if not seconds:
-            continue
+        seconds, busy = values(figures, "seconds"), values(figures, "cpu_seconds")
         time = Spread.of(seconds)
-        busy = values(figures, "cpu_seconds")
-        row = [
-            name,
-            duration(time.median),
-            f"{duration(time.low)}..{duration(time.high)}",
-            duration(statistics.median(busy)),
-            f"{result.nbytes / time.median / GB:.2f}",
-            *(_memory(values(figures, it)) for it in ("anonymous", "resident")),
-            _ratios(ratios(values(own, "seconds"), seconds) if name != first else []),
-            _ratios(ratios(values(own, "cpu_seconds"), busy) if name != first else []),
-        ]
-        rows.append(row if result.case.moves_bytes else [*row[:4], *row[5:]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        own = first + PROCESS if name.endswith(PROCESS) else first
+        is_same_work = own != name and not result.case.grows and not result.case.is_large
+        compared = result.rounds.get(own, []) if is_same_work else []
+        rows.append(
+            [
+                name,
+                duration(time.median),
+                f"{duration(time.low)}..{duration(time.high)}",
+                duration(statistics.median(busy)) if busy else "",
+                f"{result.nbytes / time.median / GB:.2f}"
+                if busy and result.case.moves_bytes
+                else "",
+                *(_memory(values(figures, it)) for it in ("anonymous", "resident")),
+                _ratios(ratios(values(compared, "seconds"), seconds)),
+                _ratios(ratios(values(compared, "cpu_seconds"), busy)),
+            ]
+        )
+    columns = [it for it in zip(*rows, strict=True) if not it[0] or any(it[1:])]
+    widths = [max(map(len, column)) for column in columns]
     lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
+    for name, *cells in zip(*columns, strict=True):
+        told = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  " + "  ".join([name.ljust(widths[0]), *told]).rstrip())
     return "\n".join(lines)
 
 
@@ -247,10 +272,15 @@ def _ratios(found: Sequence[float]) -> str:
 
 def text(result: Result) -> str:
     """A case as it is printed."""
-    lines = [f"{result.name}: {result.case.title} [{result.size}]", table(result)]
+    size = f" [{result.size}]" if result.size else ""
+    lines = [f"{result.name}: {result.case.title}{size}", table(result)]
     lines += [f"  left out: {name}: {reason}" for name, reason in result.left_out.items()]
     for name, reason in result.failures.items():
         lines.append(f"  FAILED: {name}: " + "; ".join(reason.splitlines()[-_LINES_SHOWN:]))
+    for what, points in growth(result).items():
+        found = slope(points)
+        if found is not None:
+            lines.append(f"  {what}: slope {found:.2f} (1: in proportion; 0: not at all)")
     lines += [f"  {describe(verdict)}" for verdict in result.verdicts()]
     return "\n".join(lines)
 
@@ -259,9 +289,37 @@ def summary(results: Sequence[Result]) -> str:
     """How many targets are met, and the others by name."""
     verdicts = [(it.name, verdict) for it in results for verdict in it.verdicts()]
     met = sum(verdict.met is True for _, verdict in verdicts)
-    lines = [f"targets met: {met} of {len(verdicts)}"]
+    open = sum(verdict.met is None for _, verdict in verdicts)
+    lines = [f"targets met: {met} of {len(verdicts)}, without a verdict: {open}"]
     lines += [f"  {name}: {describe(it)}" for name, it in verdicts if it.met is not True]
     return "\n".join(lines)
+
+
+# How it grows
+
+
+def growth(result: Result) -> dict[str, list[Point]]:
+    """What was measured at growing sizes; empty if the case is not about that."""
+    found: dict[str, list[Point]] = {}
+    for measure in result.case.measures if result.case.grows else ():
+        figures = result.rounds.get(measure.name)
+        if figures:
+            seconds = Spread.of(values(figures, "seconds"))
+            memory = values(figures, "anonymous")
+            anonymous = statistics.median(memory) if memory else None
+            point = Point(result.amounts[measure.name], seconds, anonymous)
+            found.setdefault(measure.name.partition(":")[0], []).append(point)
+    return found
+
+
+def slope(points: Sequence[Point]) -> float | None:
+    """How time grows over the last hundredfold, as an exponent: 1 in proportion, 0 not at all."""
+    upper = [it for it in points if it.amount * 100 >= points[-1].amount]
+    x = [math.log(it.amount) for it in upper]
+    y = [math.log(it.seconds.median) for it in upper]
+    if len(set(x)) < 2:
+        return None
+    return statistics.linear_regression(x, y).slope
 
 
 # The machine
@@ -343,62 +401,14 @@ def _case_as_json(result: Result) -> Any:
         "nbytes": result.nbytes,
         "medians": medians,
         "rounds": {name: [asdict(it) for it in found] for name, found in result.rounds.items()},
+        "growth": {
+            what: {"slope": slope(points), "points": [asdict(it) for it in points]}
+            for what, points in growth(result).items()
+        },
         "left_out": result.left_out,
         "failures": result.failures,
         "targets": [asdict(it) for it in result.verdicts()],
     }
-
-
-def plot(path: Path, title: str, results: Sequence[Result]) -> None:
-    """Draws the time of each measure, a panel for each case; needs matplotlib.
-
-    Points are medians, their whiskers the least and most of all rounds, and axes logarithmic.
-    """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    drawn = sorted((it for it in results if it.rounds), key=lambda it: len(it.rounds))
-    columns = 2 if len(drawn) > 1 else 1
-    rows = [drawn[start : start + columns] for start in range(0, len(drawn), columns)] or [[]]
-    heights = [2 + max((len(it.rounds) for it in row), default=0) for row in rows]
-    figure = Figure(figsize=(7 * columns, 0.25 * sum(heights) + 1), layout="constrained")
-    FigureCanvasSVG(figure)
-    figure.suptitle(title, fontsize="small")
-    panels = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
-    for panel in panels.flat[len(drawn) :]:
-        panel.set_axis_off()
-    for panel, result in zip(panels.flat, drawn, strict=False):
-        _draw(panel, result)
-    figure.savefig(path, format="svg")
-
-
-def _draw(panel: Any, result: Result) -> None:
-    raw = {it.name for it in result.case.measures if it.is_raw}
-    first = result.case.measures[0].name
-    found = {name: Spread.of(values(it, "seconds")) for name, it in result.rounds.items()}
-    for place, (name, time) in enumerate(found.items()):
-        color = "C0" if name == first else "0.5" if name in raw else "C1"
-        whiskers = [[time.median - time.low], [time.high - time.median]]
-        panel.errorbar([time.median], [place], xerr=whiskers, fmt="o", color=color, capsize=3)
-        panel.annotate(
-            duration(time.median),
-            (time.high, place),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize="x-small",
-        )
-    panel.set_yticks(range(len(found)), list(found))
-    panel.set_ylim(len(found) - 0.5, -0.5)
-    panel.set_xscale("log")
-    panel.set_xlim(
-        min(it.low for it in found.values()) / 2, max(it.high for it in found.values()) * 5
-    )
-    panel.xaxis.set_major_formatter(lambda value, _: duration(value))
-    panel.xaxis.set_minor_formatter(lambda value, _: "")
-    panel.grid(axis="x", which="both", color="0.9")
-    panel.set_title(f"{result.name} [{result.size}]", fontsize="small", loc="left")
-    panel.tick_params(labelsize="x-small")
 
 
 def tell(message: str) -> None:
