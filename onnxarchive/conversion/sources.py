@@ -13,13 +13,14 @@ from onnxarchive.archive.reading import Archive, verified_pieces
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
     ArchiveError,
+    ArchiveFormatError,
     ChecksumError,
     LockedError,
     ObjectChangedError,
     UnfinishedEditError,
     with_path,
 )
-from onnxarchive.model import tensors
+from onnxarchive.model import proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.walking import Path
 from onnxarchive.remote.opening import open_beside, open_remote
@@ -79,6 +80,11 @@ def open_source(
         if archive is not None:
             yield _source(archive, verify_checksum)
         elif is_remote(path, access):
+            if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
+                raise ArchiveFormatError(
+                    f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"
+                    f" found another file of {file.size} bytes"
+                )
             copy = spool(map(memoryview, file.pieces(0, file.size)), temporary)
             place = RemotePlace(partial(open_beside, url, **access), resources)
             opened = open_copy(
