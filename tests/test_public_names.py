@@ -6,6 +6,7 @@ import inspect
 import pickle
 import pkgutil
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,28 @@ def test_the_file_comes_first(name: str) -> None:
     keyword_only = [it for it in parameters if it.kind is it.KEYWORD_ONLY]
     assert all(it.default is not it.empty for it in keyword_only)
     assert len(parameters) - len(keyword_only) <= 2
+
+
+def test_a_misspelled_argument_is_refused(tmp_path: Path) -> None:
+    path, other = tmp_path / "m.onnxa", tmp_path / "other"
+    onnxarchive.save(model_of(raw_tensor("w")), path)
+    with onnxarchive.open(path) as archive:
+        calls: list[Any] = [
+            partial(onnxarchive.open, path),
+            partial(onnxarchive.open, path, "r+"),
+            partial(onnxarchive.load, path),
+            partial(onnxarchive.check, path),
+            partial(onnxarchive.diff, path, path),
+            partial(onnxarchive.link, path, other),
+            partial(onnxarchive.export, path, other),
+            partial(onnxarchive.extract, path, other),
+            partial(onnxarchive.convert, path, other),
+            partial(onnxarchive.convert_many, [path], other),
+            partial(onnxarchive.save, model_of(), other),
+            partial(onnxarchive.session_options, path),
+            partial(onnxarchive.session_options, archive),
+        ]
+        for call in calls:
+            with pytest.raises(TypeError, match="found 'chache'"):
+                call(chache=True)
+    assert not other.exists()

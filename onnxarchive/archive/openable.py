@@ -33,7 +33,13 @@ class Access(TypedDict, total=False):
 
 
 def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether an archive is in a store and not on this machine."""
+    """Whether an archive is in a store and not on this machine.
+
+    Raises:
+        TypeError: `access` has another key, which is a misspelled argument of the caller's.
+    """
+    for key in access.keys() - Access.__annotations__.keys():
+        raise TypeError(f"expected an argument that this function has, found {key!r}")
     is_path = isinstance(source, str | os.PathLike)
     return is_url(source) or (is_path and access.get("store") is not None)
 
@@ -61,7 +67,8 @@ def exists(path: str, access: Access) -> bool:
     from onnxarchive.remote.opening import open_remote
 
     try:
-        open_remote(path, **access).close()
+        store, storage_options = access.get("store"), access.get("storage_options")
+        open_remote(path, store=store, storage_options=storage_options).close()
     except FileNotFoundError:
         return False
     return True
@@ -78,7 +85,7 @@ def files_of(source: object, access: Access) -> list[str]:
 def opened(
     source: Openable, *, timeout: float | None = None, **access: Unpack[Access]
 ) -> Iterator[RandomAccessFile]:
-    """Opens an source; a file of this machine is locked against edits while the block runs.
+    """Opens a source; a file of this machine is locked against edits while the block runs.
 
     It is closed if the block raises, and else remains open.
 
@@ -91,7 +98,7 @@ def opened(
         UnfinishedEditError: The block found no archive, since an edit was interrupted.
         LockedError: The archive stayed locked.
         ArchiveFormatError: The path leads to something else than a file.
-        TypeError: It is none of these origins.
+        TypeError: It is of another type.
         ValueError: A file object is not seekable or not binary.
         OSError: It cannot be opened.
     """

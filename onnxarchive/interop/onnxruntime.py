@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onnxarchive.archive.openable import Access, Openable
+from onnxarchive.archive.openable import Access, Openable, is_remote
 from onnxarchive.archive.opening import open
 from onnxarchive.archive.reading import Archive
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError, with_path
@@ -227,6 +227,7 @@ def _inputs(
 
 def _opened(source: Source, model: str, access: Access, files: contextlib.ExitStack) -> Archive:
     if isinstance(source, Archive):
+        is_remote(source, access)  # refuses misspelled arguments
         if model not in ("", source.model_id):
             raise ValueError(
                 f"{source.path}: expected the model {source.model_id!r}, with which the archive "
