@@ -23,9 +23,10 @@ anonymous memory as RssAnon of /proc/PID/status sampled every 5 ms from outside,
 which has mapped files as well, as the kernel's own VmHWM.
 
 Peers that are not installed are named and left out: safetensors, onnx-safetensors, onnx-ir,
-ONNX Runtime, PyTorch. "pwrite", "copy" and "map" are limits of the machine: the same bytes written
-from memory, a file copied with read and write in pieces of 8 MiB (no reflink, no copy in the
-kernel), all bytes of a file added up through a map.
+ONNX Runtime, PyTorch, obstore; and the programs nginx, which serves remote archives, and curl.
+"pwrite", "copy" and "map" are limits of the machine: the same bytes written from memory, a file
+copied with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), all bytes of a
+file added up through a map.
 
 --only takes names of cases or what they begin with, as in `--only save`. --only real writes, runs,
 edits, exports, checks and converts 20 GiB; it needs 45 GB of disk, and is skipped where there are
@@ -58,7 +59,7 @@ import bench_cases
 import bench_interrupts
 import bench_plot
 import bench_report
-from bench_cases import CASES, Clock, Measure
+from bench_cases import CASES, Case, Clock, Measure
 from bench_inputs import FILES, PIECE_NBYTES, places
 from bench_process import (
     FailedError,
@@ -70,6 +71,7 @@ from bench_process import (
     run_whole,
 )
 from bench_report import GB, Result, tell
+from bench_server import serve
 
 QUICK: Final = 0.1
 ROUNDS: Final = 5
@@ -282,7 +284,7 @@ class Run:
         place = self._places[measure.group]
         try:
             for clock in reversed(self._clocks(measure)):  # memory of the process is at hand, then
-                with self._ready(measure, result.case.is_large):
+                with self._ready(measure, result.case):
                     if clock == "warm":
                         figures = run_warm(result.name, measure.name, self._folder, self._scale)
                     else:
@@ -317,7 +319,7 @@ class Run:
         self._there -= inputs
 
     @contextlib.contextmanager
-    def _ready(self, measure: Measure, is_large: bool) -> Iterator[None]:
+    def _ready(self, measure: Measure, case: Case) -> Iterator[None]:
         """Empty directories for output, nothing to write back, and files as the run reads them."""
         place = self._places[measure.group]
         written = {self._places["warm"].output, place.output}
@@ -330,8 +332,10 @@ class Run:
                 for path in place.files(kind):
                     if self._is_cold:
                         _drop(path)
-                    elif not (is_large or place.group.is_sparse):
+                    elif not (case.is_large or place.group.is_sparse):
                         _warm(path)
+            if case.is_served:
+                serve(self._folder)
             yield
         finally:
             bench_interrupts.end_children()

@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import bench_ways as ways
 from bench_inputs import COUNTS, SIZES, Place
+from bench_server import program
 
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
@@ -33,7 +34,7 @@ class Measure:
         group: The group of files or tensors that it takes.
         prepare: Returns the step that is timed.
         reads: The kinds of files that it reads.
-        needs: The packages that it needs beyond this library's own.
+        needs: The packages and programs that it needs beyond this library's own.
         writes: Whether it writes the bytes of the group anew.
         clocks: What is timed, a row of figures each.
         is_raw: Whether it is a limit of the machine and no library.
@@ -90,6 +91,7 @@ class Case:
             what is short.
         moves_bytes: Whether it is about the bytes of the tensors, so that bytes a second are told.
         grows: What grows from measure to measure, each named "what: how much".
+        is_served: Whether a server has the files.
         is_large: Whether files are too large for the page cache, and each measure is taken once.
     """
 
@@ -99,6 +101,7 @@ class Case:
     times: int = 1
     moves_bytes: bool = False
     grows: Literal["tensors", "bytes"] | None = None
+    is_served: bool = False
     is_large: bool = False
 
 
@@ -107,6 +110,8 @@ _SAFETENSORS: Final = ("safetensors",)
 _ONNX_SAFETENSORS: Final = ("onnx_ir", "onnx_safetensors", "safetensors")
 _TORCH: Final = ("torch",)
 _ONNXRUNTIME: Final = ("onnxruntime",)
+_SERVED: Final = ("nginx", "obstore")
+_PROGRAMS: Final = ("nginx", "curl")
 MODEL: Final = "ModelProto"  # with its tensors; how much memory it takes
 _PARSED: Final = Measure(MODEL, "many", ways.parse_model, clocks=("warm",), is_raw=True)
 
@@ -311,6 +316,17 @@ CASES: Final[Mapping[str, Case]] = {
         ),
         moves_bytes=True,
     ),
+    "remote-ls": Case(
+        "onnxarchive ls, of a URL at nginx on this machine; beside ls of the file",
+        (
+            Measure(
+                OURS, "many", partial(ways.list_archive, is_remote=True), ("archive",), _SERVED
+            ),
+            Measure("file", "many", ways.list_archive, ("archive",), _SERVED),
+        ),
+        (Target("at most", 4, "file"),),
+        is_served=True,
+    ),
     "growth-tensors": _growth("tensors"),
     "growth-bytes": _growth("bytes"),
     "session": _sessions(is_packed=True),
@@ -348,6 +364,17 @@ CASES: Final[Mapping[str, Case]] = {
             _peer("safetensors", "large", ways.read_safetensors, ("safetensors",), _SAFETENSORS),
         ),
         moves_bytes=True,
+    ),
+    "remote-download": Case(
+        "download from nginx on this machine, synced; others: without a check of the bytes",
+        (
+            Measure(OURS, "large", ways.download, ("archive",), _SERVED, True),
+            _peer("curl", "large", ways.download_with_curl, ("archive",), ("nginx", "curl"), True),
+            _peer("obstore", "large", ways.download_with_obstore, ("archive",), _SERVED, True),
+        ),
+        (Target("at least", 1.5, "curl"), Target("at least", 0.8, "obstore")),
+        moves_bytes=True,
+        is_served=True,
     ),
     "convert-large": _conversions("large", "external"),
     "verify": Case(
@@ -415,10 +442,12 @@ def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
 
 
 def missing() -> dict[str, str]:
-    """Packages that measures need and that are missing, each with a sentence."""
+    """Packages and programs that measures need and that are missing, each with a sentence."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
     found = {}
     for package in sorted(needed):
+        if package in _PROGRAMS and program(package):
+            continue
         with contextlib.suppress(ModuleNotFoundError):
             if importlib.util.find_spec(package) is not None:
                 continue

@@ -91,6 +91,8 @@ GROUPS: Final[Mapping[str, Group]] = {
     },
 }
 
+ADDRESS: Final = "address"  # file that has the URL of the server of the directory, if there is one
+
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "archive": ("model.onnxa",),
     "external": ("external/model.onnx", "external/weights.data"),
@@ -124,6 +126,12 @@ class Place(NamedTuple):
     def archive(self) -> Path:
         """The archive."""
         return self.file("archive")
+
+    @property
+    def url(self) -> str:
+        """The archive at the server."""
+        relative = self.archive.relative_to(self.folder).as_posix()
+        return f"{(self.folder / ADDRESS).read_text()}/{relative}"
 
     @property
     def external(self) -> Path:

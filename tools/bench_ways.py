@@ -63,11 +63,12 @@ def import_package(place: Place, *, package: str) -> Step:
     return lambda: importlib.import_module(package)
 
 
-def list_archive(place: Place) -> Step:
-    """Runs `onnxarchive ls` on the archive."""
+def list_archive(place: Place, *, is_remote: bool = False) -> Step:
+    """Runs `onnxarchive ls` on the archive, or on its URL."""
     from onnxarchive.cli import main
 
-    return lambda: main(["ls", os.fspath(place.archive)])
+    source = place.url if is_remote else os.fspath(place.archive)
+    return lambda: main(["ls", source])
 
 
 # Opening and looking
@@ -388,6 +389,48 @@ def convert_onnx_ir(place: Place, *, kind: str) -> Step:
     return _synced(
         place, lambda: _save_with_onnx_ir(onnx_ir, onnx_ir.load(place.file(kind)), place)
     )
+
+
+# Downloading
+
+
+def download(place: Place) -> Step:
+    """Downloads the archive, and verifies it."""
+    import onnxarchive
+
+    return lambda: onnxarchive.download(place.url, place.output / "model.onnxa")
+
+
+def download_with_curl(place: Place) -> Step:
+    """Downloads the archive with curl."""
+    import subprocess
+
+    path = os.fspath(place.output / "raw")
+    command = ["curl", "--silent", "--fail", "--output", path, place.url]
+    return _synced(place, lambda: subprocess.run(command, check=True))
+
+
+def download_with_obstore(place: Place) -> Step:
+    """Downloads the archive with obstore, in ranges of 8 MiB, 16 at a time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    store_of = importlib.import_module("obstore.store").HTTPStore.from_url
+    server, _, name = place.url.rpartition("/")
+
+    def step() -> None:
+        store = store_of(server, client_options={"allow_http": True})
+        size = store.head(name)["size"]
+        descriptor = os.open(place.output / "raw", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+        def fetch(start: int) -> None:
+            end = min(start + PIECE_NBYTES, size)
+            os.pwrite(descriptor, store.get_range(name, start=start, end=end), start)
+
+        with ThreadPoolExecutor(16) as executor:
+            list(executor.map(fetch, range(0, size, PIECE_NBYTES)))
+        os.close(descriptor)
+
+    return _synced(place, step)
 
 
 # Running

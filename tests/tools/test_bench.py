@@ -17,8 +17,10 @@ from typing import Any
 import bench
 import bench_cases
 import bench_inputs
+import bench_interrupts
 import bench_process
 import bench_report
+import bench_server
 import bench_ways
 import numpy as np
 import onnx
@@ -80,7 +82,7 @@ def run(path: Path, *arguments: str, sitecustomize: str = "") -> subprocess.Comp
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     absent = bench_cases.missing()
     there = bench_inputs.places(folder, SCALE)
@@ -96,6 +98,9 @@ def test_every_measure_of_a_case_gives_figures_and_syncs_what_it_writes(
         if absent.keys() & set(measure.needs):
             continue
         place = there[measure.group]
+        if CASES[name].is_served:
+            bench_server.serve(folder)
+            request.addfinalizer(bench_interrupts.end_children)
         if "warm" in measure.clocks:
             figures = bench_process.measure(name, measure.name, folder, SCALE)
             assert figures.seconds > 0

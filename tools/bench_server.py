@@ -1,0 +1,61 @@
+"""The server of tools/bench.py: nginx on this machine, which serves the files of a directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from subprocess import DEVNULL
+
+import bench_interrupts
+from bench_inputs import ADDRESS
+from bench_process import FailedError
+
+_SETTINGS = """
+daemon off;
+master_process off;
+pid nginx.pid;
+error_log stderr;
+events {{ }}
+http {{
+    access_log off;
+    sendfile on;
+    client_body_temp_path nginx;
+    proxy_temp_path nginx;
+    fastcgi_temp_path nginx;
+    uwsgi_temp_path nginx;
+    scgi_temp_path nginx;
+    server {{ listen 127.0.0.1:{port}; root "{folder}"; }}
+}}
+"""
+
+
+def program(name: str) -> str | None:
+    """The path of a program, which may be one of the administrator's."""
+    return shutil.which(name) or shutil.which(name, path=f"/usr/sbin{os.pathsep}/usr/local/sbin")
+
+
+def serve(folder: Path) -> None:
+    """Starts nginx, and writes its address into the directory.
+
+    Raises:
+        FailedError: It does not answer.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = folder / "nginx.conf"
+    settings.write_text(_SETTINGS.format(folder=folder, port=port))
+    command = [program("nginx") or "nginx", "-p", f"{folder}/", "-c", str(settings), "-e", "stderr"]
+    bench_interrupts.start(command, stdout=DEVNULL, stderr=DEVNULL)
+    for _ in range(100):
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+        else:
+            (folder / ADDRESS).write_text(f"http://127.0.0.1:{port}")
+            return
+    raise FailedError(f"nginx does not answer at port {port}")
