@@ -12,6 +12,17 @@ from onnxarchive.errors import ObjectChangedError
 
 _Made = TypeVar("_Made")
 _STATUS = re.compile(r"status code: (\d{3})")
+# The address that machines in a cloud ask for credentials, if there are no others.
+_CREDENTIAL_SERVER = "//169.254.169.254/"
+# What the texts of errors say, in the order in which they are tried.
+_REASONS = {
+    r"^NotSupportedError": "the server does not answer requests for ranges of bytes; download the "
+    "file and open the copy",
+    r"\bTimedOut|\bTimeout": "the server took too long to answer",
+    r"CONTENT_RANGE|UnexpectedRange": "the server sent other bytes than those asked for",
+    r"\bConnect\b|ConnectError": "there is no connection to the server",
+    r"builder error": "http:// is not allowed; allow_http in storage_options allows it",
+}
 
 
 def status_of(error: BaseException) -> int | None:
@@ -46,11 +57,14 @@ def failure(error: Exception, name: str) -> Exception:
         return changed(name)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return FileNotFoundError(errno.ENOENT, "No such object", name)
-    refused = isinstance(error, PermissionError) or kind in (
-        "PermissionDeniedError",
-        "UnauthenticatedError",
-    )
-    if refused or status in (401, 403):
+    if _CREDENTIAL_SERVER in str(error):
+        return PermissionError(
+            errno.EACCES,
+            "expected credentials from the environment or in storage_options, found none; "
+            "skip_signature in storage_options does without",
+            name,
+        )
+    if isinstance(error, PermissionError) or status in (401, 403):
         answer = "" if status is None else f" (HTTP status {status})"
         return PermissionError(
             errno.EACCES,
@@ -58,20 +72,13 @@ def failure(error: Exception, name: str) -> Exception:
             "environment or in storage_options",
             name,
         )
-    if isinstance(error, TimeoutError) or re.search(r"\bTimedOut|\bTimeout\b", str(error)):
-        # No TimeoutError: asyncio would make another one of it, without the name.
-        return OSError(errno.EIO, "the server took too long to answer", name)
-    if kind == "NotSupportedError":
-        return OSError(
-            errno.EIO,
-            "the server does not answer requests for ranges of bytes; download the file and open "
-            "the copy",
-            name,
-        )
+    # No TimeoutError: asyncio would make another one of it, without the name.
+    text = f"{kind}: {error}"
+    for pattern, reason in _REASONS.items():
+        if re.search(pattern, text):
+            return OSError(errno.EIO, reason, name)
     if status is not None:
         return OSError(errno.EIO, f"the server answered with HTTP status {status}", name)
-    if re.search(r"CONTENT_RANGE|UnexpectedRange", str(error)):
-        return OSError(errno.EIO, "the server sent other bytes than those asked for", name)
     if isinstance(error, OSError) and error.errno is not None:
         return OSError(error.errno, os.strerror(error.errno), name)
     return OSError(errno.EIO, f"the request failed ({kind})", name)

@@ -160,7 +160,14 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: WebServer) 
 def test_a_server_that_is_gone_is_an_error() -> None:
     with serving({"/m.onnxa": CONTENT}) as server:
         pass
-    refused(lambda: opened(server), OSError, "the request failed")
+    refused(lambda: opened(server), OSError, "there is no connection")
+
+
+def test_plain_http_has_to_be_allowed_to_a_store(server: WebServer) -> None:
+    options = {"endpoint": server.url(""), "skip_signature": True, "max_retries": 0}
+    refused(
+        lambda: open_object("s3://bucket/m.onnxa", storage_options=options), OSError, "allow_http"
+    )
 
 
 def test_another_object_is_never_mixed_with_the_first(server: WebServer) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -243,6 +244,14 @@ def test_without_a_strong_etag_there_is_no_cache_key(server: WebServer) -> None:
         assert "if-match" not in server.requests[-1].headers
 
 
+def test_with_the_same_strong_etag_an_object_may_have_another_time(server: WebServer) -> None:
+    with open_object(server.url("/m.onnxa")) as file:
+        server.change = lambda _, it: Answer(
+            it.status, dict(it.headers, **{"Last-Modified": None}), it.body
+        )
+        assert file.read(0, 10) == CONTENT[:10]
+
+
 def test_a_store_of_the_callers_own_is_read_by_key() -> None:
     from obstore.store import MemoryStore
 
@@ -253,6 +262,23 @@ def test_a_store_of_the_callers_own_is_read_by_key() -> None:
         assert file.read(5, 10) == CONTENT[5:15]
     with pytest.raises(ValueError, match="expected store or storage_options, found both"):
         open_object("models/m.onnxa", store=store, storage_options={"timeout": "1s"})
+
+
+def test_stores_have_their_own_cache_keys(server: WebServer) -> None:
+    from obstore.store import S3Store
+
+    for path in ("/one/m.onnxa", "/two/m.onnxa"):
+        server.files[path] = CONTENT
+    options: dict[str, Any] = {"skip_signature": True, "allow_http": True}
+    keys = set()
+    for host in ("127.0.0.1", "localhost"):
+        options["AWS_ENDPOINT_URL"] = server.url("").replace("127.0.0.1", host)
+        for url in ("s3://one/m.onnxa", "s3://two/m.onnxa"):
+            keys.add(open_object(url, storage_options=options).cache_key())
+    assert len(keys - {None}) == 4
+    # A store of which obstore itself can't show the configuration.
+    store = S3Store("one", endpoint=server.url(""), skip_signature=True, allow_http=True)
+    assert open_object("m.onnxa", store=store).cache_key() is not None
 
 
 def test_other_schemes_are_read_by_fsspec() -> None:
