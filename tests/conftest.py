@@ -18,6 +18,7 @@ import pytest
 from edits import NAME, no_clone
 from hypothesis import settings
 from models import copying_clone, runnable_model
+from web_server import WebServer, serving
 
 import onnxarchive
 from onnxarchive.archive import rewriting
@@ -101,6 +102,13 @@ def link(archive: Path) -> Path:
     path = archive.with_name("ein Verweis.onnx")
     onnxarchive.link(archive, path)
     return path
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    """A server of the web without files."""
+    with serving({}) as server:
+        yield server
 
 
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])

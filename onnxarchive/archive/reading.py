@@ -47,7 +47,7 @@ from onnxarchive.storage import files, threads
 from onnxarchive.storage.closing import Closing
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.forward_file import ForwardFile
-from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
 from onnxarchive.zipformat.entries import Records
 
 if TYPE_CHECKING:
@@ -98,12 +98,8 @@ class Archive(Closing):
         return self._max_model_nbytes
 
     def _read(self, file: RandomAccessFile) -> None:
-        with with_path(self._path):
-            try:
-                self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
-            except ArchiveFormatError:
-                file.discard()
-                raise
+        with with_path(self._path), discarding_faults(file):
+            self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
 
     @property
     def _file(self) -> RandomAccessFile:
@@ -387,7 +383,7 @@ class Archive(Closing):
             check_data(file, entry, snapshot.all_refs(entry.name), Report(), counter)
 
         models = snapshot.model_numbers
-        with with_path(self.path):
+        with with_path(self.path), discarding_faults(snapshot.file):
             threads.for_each(range(models.start), entries.sizes[: models.start], verify, jobs)
             try:
                 with self._settled() as current:

@@ -177,6 +177,8 @@ def check(
             _check_all_data(file, contents, findings, counter, jobs)
         else:
             _check_in_one_pass(streamed(file), contents, findings, counter)
+        if findings.list:
+            file.discard()
     return findings.list
 
 

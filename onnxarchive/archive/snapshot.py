@@ -15,7 +15,6 @@ from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.errors import (
-    ArchiveFormatError,
     ModelNotFoundError,
     Report,
     TensorNotFoundError,
@@ -25,7 +24,7 @@ from onnxarchive.errors import (
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
-from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
 from onnxarchive.zipformat.entries import Entries, Entry
 from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 
@@ -165,7 +164,7 @@ class Snapshot:
 
         The CRC-32 of what was fetched is compared before it is seen.
         """
-        with with_path(self.file.path):
+        with with_path(self.file.path), discarding_faults(self.file):
             if self.file.is_complete:
                 for number in numbers:
                     self.headers.require(number)
@@ -173,19 +172,15 @@ class Snapshot:
             numbers = [number for number in numbers if not self.headers.verified[number]]
             self.file.fetch(map(self._range, numbers))
             entries = self.directory.entries
-            try:
-                for number in numbers:
-                    if not self.file.is_verified(number):
-                        entry = entries[number]
-                        pieces = self.file.pieces(entry.data_offset, entry.nbytes)
-                        found = Crc32.of(pieces)
-                        check_crc32(entry, found.nbytes, found.value, Report())
-                        self.file.set_verified(number)
-                    self.headers.compare(number, Report())
-                    self.headers.verified[number] = 1
-            except ArchiveFormatError:
-                self.file.discard()
-                raise
+            for number in numbers:
+                if not self.file.is_verified(number):
+                    entry = entries[number]
+                    pieces = self.file.pieces(entry.data_offset, entry.nbytes)
+                    found = Crc32.of(pieces)
+                    check_crc32(entry, found.nbytes, found.value, Report())
+                    self.file.set_verified(number)
+                self.headers.compare(number, Report())
+                self.headers.verified[number] = 1
 
     def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
         """The data of entries of a file that is not mapped, after their CRC-32s were compared."""

@@ -96,10 +96,12 @@ class RemoteFile(RandomAccessFile):
         self._version = version
         self._end = end
         self._end_offset = version.size - len(end)
+        self._is_closed = False
 
     def close(self) -> None:
         """Releases the bytes in memory. Connections belong to the store and stay open."""
         self.release()
+        self._is_closed = True
 
     def cache_key(self) -> str | None:
         """A name of this version in hexadecimal digits, without secrets; None if it has none."""
@@ -182,7 +184,9 @@ class RemoteFile(RandomAccessFile):
         return self._end[start : start + size]
 
     def _within(self, offset: int, size: int) -> int:
-        """How many of `size` bytes from `offset` the object has."""
+        """How many of `size` bytes from `offset` the object has; no closed one is read."""
+        if self._is_closed:
+            raise ValueError(f"{self.path}: the file is closed")
         return max(0, min(size, self.size - offset))
 
 

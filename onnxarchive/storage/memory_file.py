@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from onnxarchive.storage.random_access import RandomAccessFile
 
 
@@ -16,6 +18,10 @@ class MemoryFile(RandomAccessFile):
         self.path = path
         self.size = data.nbytes
         self.identity = id(self)
+        if not isinstance(data.obj, bytes):
+            # An array over a view does not hold the view's buffer, which its owner might resize or
+            # unmap; over one of an array it keeps that array, which does.
+            data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 
     def read(self, offset: int, size: int) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
+from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.storage.closing import Closing
 
 READ_SIZE = 1 << 19  # bytes of a piece in `RandomAccessFile.pieces`: it stays in a core's cache
@@ -90,3 +92,13 @@ class RandomAccessFile(Closing):
 
     def discard(self) -> None:
         """Removes a cached copy whose bytes failed a check."""
+
+
+@contextmanager
+def discarding_faults(file: RandomAccessFile) -> Iterator[None]:
+    """Discards a cached copy if the block finds that its bytes break a rule."""
+    try:
+        yield
+    except ArchiveFormatError:
+        file.discard()
+        raise
