@@ -25,11 +25,11 @@ def attempt(command: list[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def mounted(source: Path, target: Path, options: str) -> Iterator[None]:
-    """Mounts `source` at `target`, with options as `mount` takes them."""
+def mounted(source: Path | str, target: Path, options: str, *kind: str) -> Iterator[None]:
+    """Mounts `source` at `target`, with options as `mount` takes them, or `-t` and a kind."""
     if not hasattr(os, "geteuid") or os.geteuid():
         pytest.skip("only root may mount")
-    problem = attempt(["mount", "-o", options, str(source), str(target)])
+    problem = attempt(["mount", *kind, "-o", options, str(source), str(target)])
     if problem is not None:
         pytest.skip(f"nothing can be mounted: {problem}")
     try:

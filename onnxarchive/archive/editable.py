@@ -29,7 +29,7 @@ from onnxarchive.archive.rewriting import (
 )
 from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import ArchiveError, LockedError, with_path
+from onnxarchive.errors import ArchiveError, LockedError, shown, with_path
 from onnxarchive.model import proto, renaming, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.sources.recognition import recognised
@@ -54,6 +54,7 @@ class _Text:
         return tensors.text(getattr(archive.model, self._name))
 
     def __set__(self, archive: EditableArchive, value: str) -> None:
+        _require_text(archive, self._name, value)
         with archive.edit() as model:
             model.ClearField(self._name)  # an empty text is stored as none
             if value:
@@ -432,6 +433,15 @@ class EditableArchive(Archive):
         return lock if os.getpid() == self._process else contextlib.nullcontext()
 
 
+def _require_text(archive: Archive, place: str, value: object) -> None:
+    """Refuses anything but a string, with a TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{archive.path}: expected a string for {place}, found {type(value).__name__}; models "
+            "hold text there: str() makes a string of a number, json.dumps() of a list or a dict"
+        )
+
+
 def _running_task() -> object:
     """The task of asyncio that runs in this thread, or None."""
     # Unless asyncio was imported, completely, there is no task.
@@ -470,8 +480,15 @@ class Metadata(MutableMapping[str, str]):
         return repr(proto.metadata(self._archive.model))
 
     def update(self, *others: Any, **pairs: str) -> None:
-        """Adds or replaces pairs in one edit."""
+        """Adds or replaces pairs in one edit.
+
+        Raises:
+            TypeError: A key or a value is not a string.
+        """
         given = dict(*others, **pairs)
+        for key, value in given.items():
+            _require_text(self._archive, "a key of metadata", key)
+            _require_text(self._archive, f"metadata[{shown(key)}]", value)
         self._write(lambda found: found.update(given))
 
     def clear(self) -> None:

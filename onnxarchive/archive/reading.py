@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -27,7 +26,13 @@ from onnxarchive.archive.contents import (
 from onnxarchive.archive.local_headers import LocalHeaders
 from onnxarchive.archive.openable import opened_archive
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
-from onnxarchive.archive.views import Assets, EvaluatedProperty, Models, Tensors
+from onnxarchive.archive.views import (
+    Assets,
+    EvaluatedProperty,
+    Models,
+    ReadOnlyMetadata,
+    Tensors,
+)
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.errors import (
@@ -171,7 +176,7 @@ class Archive(Closing):
 
         It can be changed if the archive is open with mode `"r+"`.
         """
-        return MappingProxyType(proto.metadata(self._snapshot.model))
+        return ReadOnlyMetadata(self.path, proto.metadata(self._snapshot.model))
 
     @property
     def _records(self) -> Records:

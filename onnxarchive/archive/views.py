@@ -190,6 +190,37 @@ class Assets(Mapping[str, bytes]):
         return list(self)
 
 
+class ReadOnlyMetadata(Mapping[str, str]):
+    """The metadata of a model in an archive that is open for reading.
+
+    Args:
+        path: The path of the archive.
+        pairs: The metadata by key.
+    """
+
+    def __init__(self, path: str, pairs: Mapping[str, str]) -> None:
+        self._path = path
+        self._pairs = pairs
+
+    def __getitem__(self, key: str) -> str:
+        return self._pairs[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        raise TypeError(
+            f"{self._path}: expected metadata of an archive that is open for edits; "
+            "onnxarchive.open(path, mode='r+') opens it so"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __repr__(self) -> str:
+        return repr(self._pairs)
+
+
 class Models(Mapping[str, onnx.ModelProto]):
     """The models of an archive by id, as they were when it was opened or edited last.
 

@@ -14,11 +14,21 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from onnxarchive.cli.frame import DONE, TERMINAL_SIGNALS, WRONG_USE, call, fail, status_of, warn
+from onnxarchive.cli.frame import (
+    DONE,
+    TERMINAL_SIGNALS,
+    WRONG_USE,
+    call,
+    fail,
+    status_of,
+    to_standard_output,
+    warn,
+)
 from onnxarchive.cli.parser import parser
 from onnxarchive.errors import ArchiveError
 
-_INTERRUPTED = 128 + signal.SIGINT  # as shells report it
+_SIGNALLED = 128  # is added to a signal's number, as shells report it
+_interrupted_by: int = signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an error of
-        the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted.
+        the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted, 143
+        terminated.
 
     Raises:
         BrokenPipeError: The reader of the output has closed it.
@@ -44,13 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             status = call(arguments)
-            sys.stdout.flush()
+            with to_standard_output():
+                sys.stdout.flush()
     except BrokenPipeError:
         raise
     except (ArchiveError, ImportError, OSError, ValueError) as error:
         return fail(error, status_of(type(error)))
     except KeyboardInterrupt as interrupt:
-        return fail(str(interrupt) or "interrupted; no incomplete file is left", _INTERRUPTED)
+        text = str(interrupt) or "interrupted; no incomplete file is left"
+        return fail(text, _SIGNALLED + _interrupted_by)
     return status
 
 
@@ -83,4 +96,6 @@ def run() -> None:
 
 
 def _raise_interrupt(signal_number: int, frame: FrameType | None) -> None:
+    global _interrupted_by
+    _interrupted_by = signal_number
     raise KeyboardInterrupt

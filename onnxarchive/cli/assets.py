@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import glob
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 import onnxarchive
 from onnxarchive.archive.editing import change_assets
 from onnxarchive.cli.editing import say_size
-from onnxarchive.cli.frame import DONE, say
+from onnxarchive.cli.frame import DONE, StandardOutput, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import count, table
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -62,7 +61,7 @@ def cat_command(arguments: argparse.Namespace) -> int:
         raise ValueError("--json cannot share standard output with the asset")
     with onnxarchive.open(arguments.archive) as archive:
         data = archive.assets[arguments.name]
-    sys.stdout.buffer.write(data)
+    StandardOutput().write(data)
     return DONE
 
 

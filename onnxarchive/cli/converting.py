@@ -7,7 +7,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, wait
@@ -19,7 +18,9 @@ from onnxarchive.cli.frame import (
     DONE,
     TERMINAL_SIGNALS,
     WRONG_USE,
+    StandardOutput,
     access,
+    as_options,
     pairs,
     require_free,
     say,
@@ -71,7 +72,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
     with progress_bar("convert") as progress:
         conversion = convert(
             source,
-            sys.stdout.buffer if to_stream else target,
+            StandardOutput() if to_stream else target,
             models=models,
             progress=progress,
             jobs=arguments.jobs,
@@ -146,7 +147,10 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     there = f", {skipped} there already" * (skipped > 0)
     total = f"{done} {verb}{there}, {len(failed)} failed{_saved(*conversions)}"
     lines = [table(["source", "archive", "bytes"], rows), "", total]
-    lines += [f"failed: {printable(item.source)}: {printable(item.error or '')}" for item in failed]
+    lines += [
+        f"failed: {printable(item.source)}: {printable(as_options(item.error or ''))}"
+        for item in failed
+    ]
     for item in conversions:
         others = _other_files(item)
         lines += ["", printable(item.source), *others] if others else []

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 import onnxarchive
-from onnxarchive.cli.frame import DONE, access, pairs, require_free, say
+from onnxarchive.cli.frame import DONE, StandardOutput, access, pairs, require_free, say
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
 from onnxarchive.conversion.downloading import download, target_of
@@ -39,9 +39,10 @@ def cat_command(arguments: argparse.Namespace) -> int:
     if sys.stdout.isatty():
         raise ValueError("expected a file or a pipe as standard output, found a terminal")
     opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
+    output = StandardOutput()
     with opened as archive:
         if arguments.name in archive.assets:
-            sys.stdout.buffer.write(archive.assets[arguments.name])
+            output.write(archive.assets[arguments.name])
         else:
             array = archive.tensors[arguments.name]
             text = array.astype(str) if array.dtype.hasobject else array
@@ -49,6 +50,6 @@ def cat_command(arguments: argparse.Namespace) -> int:
             np.lib.format.write_array_header_1_0(
                 header, np.lib.format.header_data_from_array_1_0(text)
             )
-            sys.stdout.buffer.write(header.getvalue())
-            sys.stdout.buffer.write(np.ascontiguousarray(text).reshape(-1).view(np.uint8).data)
+            output.write(header.getvalue())
+            output.write(np.ascontiguousarray(text).reshape(-1).view(np.uint8).data)
     return DONE

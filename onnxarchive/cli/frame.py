@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
 from onnxarchive.archive.openable import Access, exists
+from onnxarchive.buffers.data import Buffer
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import (
     ArchiveError,
@@ -55,13 +58,19 @@ def fail(error: object, status: int) -> int:
     text = describe_error(error) if isinstance(error, OSError) else str(error)
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
-    print("onnxarchive: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
+    text = "\n".join(map(printable, as_options(text).splitlines()))
+    print(f"onnxarchive: {text}", file=sys.stderr)
     return status
 
 
 def warn(message: str) -> None:
     """Prints a warning to standard error."""
-    print(f"onnxarchive: warning: {printable(message)}", file=sys.stderr)
+    print(f"onnxarchive: warning: {printable(as_options(message))}", file=sys.stderr)
+
+
+def as_options(message: str) -> str:
+    """A message of the library with options alone: `dedupe=True (--dedupe)` as `--dedupe`."""
+    return re.sub(r"\b\w+=[^\s;]+ \((--[^)]+)\)", r"\1", message)
 
 
 def require_free(path: str, force: bool, access: Access | None = None) -> None:
@@ -111,4 +120,24 @@ def access(arguments: argparse.Namespace) -> Access:
 
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:
     """Prints a result: `result` as JSON under `--json`, else `text`."""
-    print(json.dumps(result, indent=2) if arguments.json else text, flush=True)
+    with to_standard_output():
+        print(json.dumps(result, indent=2) if arguments.json else text, flush=True)
+
+
+@contextlib.contextmanager
+def to_standard_output() -> Iterator[None]:
+    """Names standard output in errors of the system of the block, which writes to it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+class StandardOutput:
+    """Standard output for bytes."""
+
+    def write(self, data: Buffer) -> int:
+        """Writes bytes; an error names standard output."""
+        with to_standard_output():
+            return sys.stdout.buffer.write(data)

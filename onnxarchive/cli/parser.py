@@ -38,8 +38,8 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
         epilog="Exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an "
-        "error of the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted. Of "
-        "several files, the highest status counts.",
+        "error of the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted; "
+        "143 terminated. Of several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")

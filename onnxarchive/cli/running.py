@@ -66,6 +66,8 @@ def run_command(arguments: argparse.Namespace) -> int:
         lines += ["", f"compared with {printable(other.path)}", *_cost_lines(comparison)]
         lines += [f"  {printable(it.name)}: {_difference(it)}" for it in differences]
         verdict = "the same" if status == DONE else "different"
+        if status == DONE and any(it.unequal for it in differences):
+            verdict += " within the tolerances"
         lines += [f"the models are {verdict} on these inputs"]
     say(arguments, result, "\n".join(lines))
     return status
@@ -171,8 +173,14 @@ def _cost_lines(result: Mapping[str, Any]) -> list[str]:
 def _difference(difference: OutputDifference) -> str:
     if difference.problem is not None:
         return difference.problem
-    text = "the same in" if difference.is_same else f"differs in {difference.differing:,} of"
-    text += f" {count(difference.elements, 'element')}"
+    elements = count(difference.elements, "element")
+    if not difference.unequal:
+        return f"the same in {elements}"
+    text = f"differs in {difference.unequal:,} of {elements}"
+    if difference.is_same:
+        text += ", within the tolerances"
+    elif difference.differing < difference.unequal:
+        text += f", {difference.differing:,} beyond the tolerances"
     if difference.greatest_absolute:
         text += f"; at most by {difference.greatest_absolute:.6g}"
         text += f", relatively by {difference.greatest_relative:.6g}"

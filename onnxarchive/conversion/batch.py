@@ -240,6 +240,12 @@ def _failure(source: str, target: str, error: str, error_type: str | None = None
     return Conversion(shown_url(source), shown_url(target), error, error_type=error_type)
 
 
+def _public_type(error: Exception) -> str:
+    """The name of an error's type, or of its first base that callers know."""
+    known = (ArchiveError.__module__, Exception.__module__)
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in known)
+
+
 @dataclass(frozen=True, slots=True)
 class _Convert:
     """Converts one model; an error is an outcome. It can be sent to a worker."""
@@ -260,7 +266,7 @@ class _Convert:
                 return Conversion(shown_url(source), shown_url(target), is_skipped=True)
             if is_there:
                 raise FileExistsError(
-                    errno.EEXIST, "exists; --force or replace=True replaces it", shown_url(target)
+                    errno.EEXIST, "exists; replace=True (--force) replaces it", shown_url(target)
                 )
             if not self.dry_run and files_of(target, self.access):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -277,7 +283,7 @@ class _Convert:
                 )
             return with_changes(conversion, warnings=(*conversion.warnings, *lost))
         except (ArchiveError, ValueError) as error:
-            return _failure(source, target, str(error), type(error).__name__)
+            return _failure(source, target, str(error), _public_type(error))
         except OSError as error:
             return _failure(source, target, describe_error(error), type(error).__name__)
         except Exception as error:  # the other conversions go on

@@ -387,7 +387,7 @@ def _export_single(
     if total >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
-            f"{total}; export with external_data='NAME.data'"
+            f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
     filled: set[str] = set()
 

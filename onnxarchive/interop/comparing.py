@@ -28,6 +28,7 @@ class OutputDifference:
         greatest_absolute: Greatest absolute difference of two numbers; infinite if only one of
             them is NaN. None for strings and if nothing was compared.
         greatest_relative: Greatest difference divided by the second number, likewise.
+        unequal: Number of elements that differ at all.
     """
 
     name: str
@@ -36,6 +37,7 @@ class OutputDifference:
     elements: int = 0
     greatest_absolute: float | None = None
     greatest_relative: float | None = None
+    unequal: int = 0
 
     @property
     def is_same(self) -> bool:
@@ -92,16 +94,18 @@ def _difference(ours: Value, theirs: Value, absolute: float, relative: float) ->
             return OutputDifference(ours.name, f"expected the same {noun}, found {one} and {two}")
     first, second = ours.array.reshape(-1), theirs.array.reshape(-1)
     if ours.data_type == STRING:
-        return OutputDifference(ours.name, None, int(np.count_nonzero(first != second)), first.size)
-    differing, greatest_absolute, greatest_relative = 0, 0.0, 0.0
+        count = int(np.count_nonzero(first != second))
+        return OutputDifference(ours.name, None, count, first.size, unequal=count)
+    differing, unequal, greatest_absolute, greatest_relative = 0, 0, 0.0, 0.0
     for begin in range(0, first.size, PIECE):
         piece = slice(begin, begin + PIECE)
         is_same, distance, proportion = _compare(first[piece], second[piece], absolute, relative)
         differing += int(np.count_nonzero(~is_same))
+        unequal += int(np.count_nonzero(~is_same | (distance > 0)))
         greatest_absolute = max(greatest_absolute, float(distance.max()))
         greatest_relative = max(greatest_relative, float(proportion.max()))
     return OutputDifference(
-        ours.name, None, differing, first.size, greatest_absolute, greatest_relative
+        ours.name, None, differing, first.size, greatest_absolute, greatest_relative, unequal
     )
 
 

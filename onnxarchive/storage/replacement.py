@@ -351,7 +351,9 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
         if os.path.exists(target):
             os.rmdir(target)
         os.rename(temporary.path, target)
-    except BaseException:
+    except BaseException as error:
         temporary.remove()
+        if isinstance(error, OSError) and str(error.filename).startswith(temporary.path):
+            error.filename = os.fspath(path) + error.filename[len(temporary.path) :]
         raise
     temporary.keep()

@@ -112,6 +112,29 @@ def test_the_words_of_a_model_are_set_and_removed(path: Path) -> None:
     require(path, before)
 
 
+@pytest.mark.parametrize("value", [5, None, True, 1.5, b"x"])
+def test_metadata_and_texts_take_strings_only_and_say_so(path: Path, value: Any) -> None:
+    onnxarchive.save(weights(1), path)
+    before = path.read_bytes()
+    with onnxarchive.open(path, mode="r+") as archive:
+        found = f"found {type(value).__name__}; models hold text"
+        with pytest.raises(TypeError, match=rf"expected a string for metadata\['n'\], {found}"):
+            archive.metadata["n"] = value
+        with pytest.raises(TypeError, match=rf"expected a string for a key of metadata, {found}"):
+            archive.metadata.update({value: "n"})
+        with pytest.raises(TypeError, match=rf"expected a string for domain, {found}"):
+            archive.domain = value
+    assert path.read_bytes() == before
+
+
+def test_metadata_of_an_archive_that_is_read_say_how_they_are_changed(path: Path) -> None:
+    onnxarchive.save(weights(1), path)
+    with onnxarchive.open(path) as archive:
+        assert (dict(archive.metadata), repr(archive.metadata)) == ({}, "{}")
+        with pytest.raises(TypeError, match="mode='r\\+'"):
+            archive.metadata["n"] = "x"  # type: ignore[index]
+
+
 def test_metadata_are_a_mapping_whose_changes_are_written(path: Path) -> None:
     model = weights(1)
     onnxarchive.save(model, path)

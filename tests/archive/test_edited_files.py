@@ -54,7 +54,7 @@ def test_what_is_no_archive_is_refused_and_left_as_it_is(
     (tmp_path / "empty").write_bytes(b"")
     onnx.save(weights(1), tmp_path / "model.onnx")
     kept = (tmp_path / "model.onnx").read_bytes()
-    with pytest.raises(ArchiveFormatError, match="expected a regular file, found a directory"):
+    with pytest.raises(ArchiveFormatError, match="expected an ONNX archive, found a directory"):
         call(folder)
     for name in ("empty", "model.onnx"):
         with pytest.raises(ArchiveFormatError) as caught:

@@ -371,14 +371,6 @@ def test_a_target_that_cannot_grow_is_told_and_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_full_standard_output_is_told(source: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        done = run_apart("convert", source, "-", stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 2
-    assert b"No space left on device" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(archive: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -400,7 +392,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
         process.send_signal(number)
         error = process.communicate(timeout=30)[1]
     assert (process.returncode, error) == (
-        130,
+        128 + number,
         "onnxarchive: interrupted; no incomplete file is left\n",
     )
     assert list(tmp_path.iterdir()) == [source]
@@ -440,11 +432,26 @@ def test_a_closed_stream_ends_no_command_with_a_traceback(
     assert (tmp_path / "new.onnxa").exists() == (status == 0 and target != "-")
 
 
-def test_a_full_device_as_standard_output_is_reported_without_error_number(source: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["convert {source} -", "ls {archive}", "info {archive} --json", "cat {archive} layer.0/weight"],
+)
+def test_a_full_device_as_standard_output_is_named(
+    command: str, source: Path, archive: Path
+) -> None:
+    arguments = [it.format(source=source, archive=archive) for it in command.split()]
     with open("/dev/full", "wb") as full:
-        done = run_apart("convert", source, "-", stdout=full, stderr=subprocess.PIPE)
+        done = run_apart(*arguments, stdout=full, stderr=subprocess.PIPE)
+    assert done.stderr == b"onnxarchive: standard output: No space left on device\n"
     assert done.returncode == 2
-    assert done.stderr == b"onnxarchive: No space left on device\n"
+
+
+def test_messages_name_options_and_no_arguments_of_functions(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 1 << 10)
+    assert run("export", archive, archive.with_name("m.onnx")) == 2
+    assert capsys.readouterr().err.endswith("; export with --external-data NAME.data\n")
 
 
 def test_a_bar_is_shown_on_a_terminal(

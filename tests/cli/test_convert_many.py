@@ -290,7 +290,7 @@ def test_an_interrupt_leaves_no_temporary_file_and_no_process(
         assert sum(map(_is_worker, children)) == (jobs if jobs > 1 else 0)
         send(process.pid, number)
         output, error = process.communicate(timeout=30)
-        assert process.returncode == 130, error
+        assert process.returncode == 128 + number, error
         assert "onnxarchive: interrupted" in error
         assert "Traceback" not in error
         assert output == ""

@@ -203,8 +203,8 @@ def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:
     [
         (["good.onnxa", "missing.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
         (["missing.onnxa", "good.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
-        (["good.onnxa", "model.onnx"], 3, "onnxarchive: model.onnx: expected an end record"),
-        (["model.onnx", "good.onnxa"], 3, "onnxarchive: model.onnx: expected an end record"),
+        (["good.onnxa", "model.onnx"], 3, "onnxarchive: model.onnx: expected an ONNX archive"),
+        (["model.onnx", "good.onnxa"], 3, "onnxarchive: model.onnx: expected an ONNX archive"),
         (["good.onnxa", "."], 3, "onnxarchive: .: expected a regular file"),
         (["good.onnxa"], 2, "required: OTHER"),
     ],

@@ -90,7 +90,7 @@ def test_replace_model_removes_nothing_without_compact(archive: Path, capsys: Ca
     assert run("replace-model", archive, file) == 2
     assert told(capsys) == (
         f"{archive}: expected every tensor of the archive in a model, found none with "
-        "the bytes of 'layer_0_weight'; compact=True (--compact) writes the whole archive anew"
+        "the bytes of 'layer_0_weight'; --compact writes the whole archive anew"
     )
     require(archive, before)
     assert run("replace-model", archive, file, "--compact") == 0
@@ -357,7 +357,7 @@ def test_a_file_with_further_names_is_changed_only_with_copy(
     assert call(command, name) == 2
     message = told(capsys)
     assert message.startswith(f"{name}: expected a file with this name alone, found a ")
-    assert message.endswith("copy=True (--copy) puts a new file here")
+    assert message.endswith("; --copy puts a new file here")
     assert archive.read_bytes() == before
     assert call(command, name, "--copy", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {

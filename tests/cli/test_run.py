@@ -388,7 +388,10 @@ def test_compare_ends_with_1_and_tells_the_greatest_difference(
     (y,) = comparison["differences"]
     assert y["greatest_absolute"] == pytest.approx(0.25, abs=1e-4)
     assert run(archive, "--compare", "other.onnx", "--atol", "0.26") == 0
-    assert "the same in 32 elements; at most by 0.25" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    told = "  y: differs in 32 of 32 elements, within the tolerances; at most by 0.25"
+    assert lines[-2].startswith(told)
+    assert lines[-1] == "the models are the same within the tolerances on these inputs"
     assert run(archive, "--compare", "other.onnx", "--rtol", "1e-6") == 1
     assert run(archive, "--compare", "other.onnx", "--rtol", "1e6") == 0
 
@@ -404,6 +407,9 @@ def test_compare_tells_signs_of_zero_apart(capsys: Captured) -> None:
     assert run("one.onnx", "--compare", "two.onnx") == 1
     told = capsys.readouterr().out.splitlines()[-2]
     assert told == "  y: differs in 2 of 3 elements; at most by 1, relatively by 0.5"
+    assert run("one.onnx", "--compare", "two.onnx", "--atol", "2") == 0
+    told = capsys.readouterr().out.splitlines()[-2]
+    assert told.startswith("  y: differs in 1 of 3 elements, within the tolerances; at most by 1,")
     assert run("one.onnx", "--compare", "zero.onnx", "--atol", "1e-30") == 0
     assert "  y: the same in 3 elements\n" in capsys.readouterr().out
 

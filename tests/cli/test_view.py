@@ -223,7 +223,7 @@ def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View)
     ("arguments", "status", "message"),
     [
         (["missing.onnxa"], 2, "missing.onnxa: No such file"),
-        (["text"], 3, "text: expected an end record"),
+        (["text"], 3, "text: expected an ONNX archive, found a text file"),
         (["an archive.onnxa", "--port", "65536"], 2, "expected a port"),
         (["an archive.onnxa", "--port", "x"], 2, "invalid int"),
     ],

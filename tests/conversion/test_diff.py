@@ -1144,7 +1144,9 @@ def test_errors_name_the_file(tmp_path: Path, is_first: bool) -> None:
     with pytest.raises(FileNotFoundError, match=r"bad\.onnxa"):
         compare()
     bad.write_bytes(a_model().SerializeToString())
-    with pytest.raises(onnxarchive.ArchiveFormatError, match=r"bad\.onnxa: expected an end record"):
+    with pytest.raises(
+        onnxarchive.ArchiveFormatError, match=r"bad\.onnxa: expected an ONNX archive"
+    ):
         compare()
     onnxarchive.save(a_model(), bad, size_threshold=0)
     with onnxarchive.open(bad) as archive:

@@ -607,12 +607,12 @@ def test_tolerances_allow_what_they_say(
 
 def test_signs_of_zero_differ_unless_there_is_a_tolerance(tmp_path: Path) -> None:
     one, two = F([0.0, -0.0, 0.0, 1.0]), F([-0.0, -0.0, 1.0, 1.0])
-    assert difference(tmp_path, one, two) == OutputDifference("y", None, 2, 4, 1.0, 1.0)
+    assert difference(tmp_path, one, two) == OutputDifference("y", None, 2, 4, 1.0, 1.0, 2)
     assert difference(tmp_path, one, two, absolute=0.5) == OutputDifference(
-        "y", None, 1, 4, 1.0, 1.0
+        "y", None, 1, 4, 1.0, 1.0, 1
     )
     found = difference(tmp_path, BF16([0.0, 2.0]), BF16([-0.0, 2.0]))
-    assert found == OutputDifference("y", None, 1, 2, 0.0, 0.0)
+    assert found == OutputDifference("y", None, 1, 2, 0.0, 0.0, 1)
 
 
 def test_nan_is_the_same_as_nan_with_other_bits(tmp_path: Path) -> None:

@@ -199,3 +199,28 @@ onnxarchive.replace_model(sys.argv[1], new_model(), progress=lambda *_: os._exit
             assert (caught.value.errno, caught.value.filename) == (errno.EROFS, str(path))
             assert source.read_bytes() == unfinished
     assert onnxarchive.recover(source).is_rolled_back
+
+
+def test_a_file_system_without_space_is_reported_with_the_file_that_was_written(
+    tmp_path: Path,
+) -> None:
+    archive, full = tmp_path / "a.onnxa", tmp_path / "full"
+    onnxarchive.save(weights(100), archive)
+    full.mkdir()
+    with mounted("tmpfs", full, "size=64k", "-t", "tmpfs"):
+        writing: dict[str, Callable[[Path], object]] = {
+            "a.onnxa": lambda path: onnxarchive.convert(archive, path),
+            "b.onnxa": lambda path: onnxarchive.save(weights(100), path),
+            "c.onnx": lambda path: onnxarchive.export(archive, path),
+            "d.data": lambda path: onnxarchive.export(
+                archive, path.with_name("d.onnx"), external_data=path.name
+            ),
+        }
+        for name, write in writing.items():
+            with pytest.raises(OSError, match="No space left on device") as caught:
+                write(full / name)
+            assert caught.value.filename == str(full / name)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            onnxarchive.extract(archive, full / "e")
+        assert os.path.dirname(caught.value.filename) == str(full / "e")
+        assert list(full.iterdir()) == []
