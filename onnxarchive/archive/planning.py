@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import mmap
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -22,7 +23,7 @@ from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import initializers_at_once, keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplication import deduplicate
-from onnxarchive.model.initializers_at_once import SmallInitializer
+from onnxarchive.model.initializers_at_once import SmallInitializer, SmallTensor
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path
@@ -118,7 +119,8 @@ class PlannedModel:
     Attributes:
         items: The entries to write for it, in the order of the model.
         model: A copy of the model in which these tensors are external, without `initializers`.
-        keys: The key of each of its tensors that is stored outside, also of those that it shares.
+        locations: The keys of tensors that are stored outside, also of those that it shares, but
+            not of `initializers`.
         held: Bytes of large tensors that stay in the model. In `model` they are external, too,
             until it is serialized, each with a location that is its placeholder here.
         initializers: Serialized initializers of the main graph by index.
@@ -126,9 +128,14 @@ class PlannedModel:
 
     items: tuple[AnyItem, ...]
     model: onnx.ModelProto
-    keys: frozenset[str]
+    locations: Mapping[Path, str]
     held: Mapping[str, memoryview]
     initializers: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of all tensors that are stored outside."""
+        return frozenset((*self.locations.values(), *(item.name for item in self.items)))
 
     def serialize(self) -> SerializedModel:
         """The bytes of the model.
@@ -176,10 +183,13 @@ class ModelToStore:
     Attributes:
         model: The model. It is not changed.
         resolve: Gives the bytes of a tensor whose data is external already.
+        small: Its small initializers (`find_small`), which planning takes out of it; None if they
+            were not looked for.
     """
 
     model: onnx.ModelProto
     resolve: Resolve
+    small: dict[int, SmallTensor] | None = None
 
 
 def refuse_external(ref: TensorRef) -> Data:
@@ -254,11 +264,15 @@ def plan_archive(
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
     for identifier, given in sorted(models.items()):
-        model, resolve = given.model, given.resolve
+        model, resolve, small = given.model, given.resolve, given.small
         if options.dedupe:
             deduplicated = deduplicate(model, resolve)
-            model, resolve = deduplicated.model, deduplicated.resolve
+            model, resolve, small = deduplicated.model, deduplicated.resolve, None
             saved_nbytes += deduplicated.saved_nbytes
+        if shared:
+            small = {}
+        elif small is None:
+            small = initializers_at_once.find_small(model)
         planned = plan_model(
             model,
             resolve,
@@ -266,7 +280,7 @@ def plan_archive(
             assigned=assigned,
             shared=shared,
             temporary=temporary,
-            is_final=True,
+            small=small,
         )
         items += planned.items
         serialized[identifier] = planned.serialize()
@@ -322,7 +336,7 @@ def plan_model(
     assigned: Keys | None = None,
     shared: SharedEntries | None = None,
     temporary: str | None = None,
-    is_final: bool = False,
+    small: dict[int, SmallTensor] | None = None,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
 
@@ -334,8 +348,8 @@ def plan_model(
         assigned: The keys that are assigned already.
         shared: The entries of other models, which this one may share; its own are added.
         temporary: Directory for a temporary file; None for the system's.
-        is_final: Whether the copy of the model is only serialized: then small initializers are
-            serialized at once, and are not in it.
+        small: Small initializers, which are serialized at once and so are not in the copy of the
+            model; they are taken out of this mapping. Only if nothing is stored or shared.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
@@ -343,25 +357,27 @@ def plan_model(
     if shared:
         shared.begin_model((stored or {}).values())
     planned = _Tensors(model, resolve, options, shared)
-    if is_final and not (stored or shared):
-        planned.small = initializers_at_once.find_small(model, options.size_threshold)
+    planned.small = small or {}
     planned.take_all(stored or {})
     planned.assign_keys(assigned or Keys())
     if shared:
         shared.add((item.name, item.ref, item.data) for item in planned.items if item.ref)
     proto.require_size(sum(nbytes for _, nbytes in planned.staying))  # before any of them is read
-    small, large = _staying(planned.staying, resolve)
+    copied, large = _staying(planned.staying, resolve)
     held = _views(large, temporary)
     placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
     copy = with_locations(
         model, {**planned.locations, **placeholders}, without=planned.small_initializers
     )
-    for path, raw_data in small.items():
-        tensors.set_raw_data(walking.at(copy, planned.path_in_copy(path)), raw_data)
+    left_out = list(planned.small_initializers)
+    for path, raw_data in copied.items():
+        tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
     for path in planned.idle:  # no reader would take it (rule DATA-7)
-        walking.at(copy, planned.path_in_copy(path)).ClearField("external_data")
+        walking.at(copy, _path_without(path, left_out)).ClearField("external_data")
     views = {placeholders[path]: view for path, view in held.items()}
-    return PlannedModel(tuple(planned.items), copy, planned.keys, views, planned.small_initializers)
+    return PlannedModel(
+        tuple(planned.items), copy, planned.locations, views, planned.small_initializers
+    )
 
 
 class _Tensors:
@@ -390,7 +406,7 @@ class _Tensors:
         # Tensors that need an entry of their own, with size and data; a small one as its index.
         self._leaving: list[int | tuple[TensorRef, int, Callable[[], Data]]] = []
         self._names: list[str] = []
-        self.small: dict[int, tuple[str, int, bytes]] = {}
+        self.small: dict[int, SmallTensor] = {}
         self.items: list[AnyItem] = []
         self.locations: dict[Path, str] = {}
         self.small_initializers: dict[int, bytes] = {}
@@ -401,8 +417,9 @@ class _Tensors:
         """Decides for each tensor where it goes, unless its entry is written already."""
         self.locations.update(stored)
         for index, tensor in enumerate(self._model.graph.initializer):
-            if index in self.small:
-                self._names.append(self.small[index][0])
+            small = self.small.get(index)
+            if small is not None and small.nbytes >= self._options.size_threshold:
+                self._names.append(small.name)
                 self._leaving.append(index)
             else:
                 self._take(tensors.main_initializer(tensor, index))
@@ -436,26 +453,27 @@ class _Tensors:
         keys = assigned.assign_all(self._names)
         for leaving, key in zip(self._leaving, keys, strict=True):
             if isinstance(leaving, int):
-                _, nbytes, beginning = self.small.pop(leaving)
-                self.items.append(SmallInitializer(key, nbytes, initializers, leaving))
+                _, nbytes, beginning, place = self.small.pop(leaving)
+                data = None if place is None else self._resolve
+                self.items.append(SmallInitializer(key, nbytes, initializers, leaving, data))
                 self.small_initializers[leaving] = initializers_at_once.external(beginning, key)
             else:
-                ref, nbytes, data = leaving
-                self.items.append(Item(key, nbytes, data, ref))
+                ref, nbytes, get = leaving
+                self.items.append(Item(key, nbytes, get, ref))
                 self.locations[ref.path] = key
 
-    @property
-    def keys(self) -> frozenset[str]:
-        """The keys of all tensors that are stored outside."""
-        return frozenset((*self.locations.values(), *(item.name for item in self.items)))
 
-    def path_in_copy(self, path: Path) -> Path:
-        """The path of a tensor in a copy of the model without the small initializers."""
-        *graph, (field, index) = path
-        if (*graph,) != MAIN_GRAPH or field != tensors.INITIALIZER or index is None:
-            return path
-        before = sum(small < index for small in self.small_initializers)
-        return (*graph, (field, index - before))
+def _path_without(path: Path, left_out: Sequence[int]) -> Path:
+    """The path of a tensor in a copy of a model without some initializers of the main graph.
+
+    Args:
+        path: Its path in the model.
+        left_out: Their indexes, in ascending order.
+    """
+    *graph, (field, index) = path
+    if (*graph,) != MAIN_GRAPH or field != tensors.INITIALIZER or index is None:
+        return path
+    return (*graph, (field, index - bisect_left(left_out, index)))
 
 
 def _staying(

@@ -56,9 +56,10 @@ def fetch_small(group: Sequence[AnyItem]) -> SmallEntries | None:
     places: list[int] = []  # of their contents
     for item in group:
         if isinstance(item, SmallInitializer):
-            contents.append(item.raw_data)
-            continue
-        if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
+            if item.resolve is None:
+                contents.append(item.raw_data)
+                continue
+        elif item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
             return None
         data = item.data()
         if isinstance(data, FileData):

@@ -37,6 +37,7 @@ from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
+from onnxarchive.model.initializers_at_once import SmallInitializer
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.urls import shown_url
@@ -250,7 +251,10 @@ def convert_silently(
             for name, data in chain(default.assets.items(), taken.items())
         ]
         plan = plan_archive(
-            {id: ModelToStore(found.model, found.resolve) for id, found in opened.items()},
+            {
+                id: ModelToStore(found.model, found.resolve, found.small)
+                for id, found in opened.items()
+            },
             options,
             kept_assets=assets,
             temporary=temporary,
@@ -261,12 +265,13 @@ def convert_silently(
             read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
             reserved = _MAX_EXPANSION * read_nbytes if is_local else None
             nbytes = write_archive(plan, path, options, reserved=reserved, access=access)
+        count = sum(isinstance(item, SmallInitializer) or bool(item.ref) for item in plan.items)
         return Conversion(
             source=shown_url(os.fspath(source)),
             target=shown_url(os.fspath(path)) if isinstance(path, str | os.PathLike) else "-",
             nbytes=nbytes,
-            tensors=sum(item.ref is not None for item in plan.items),
-            assets=sum(item.ref is None for item in plan.items),
+            tensors=count,
+            assets=len(plan.items) - count,
             taken=tuple(name for name in taken if name not in (options.assets or {})),
             left_out=default.left_out,
             saved_nbytes=plan.saved_nbytes,
@@ -277,6 +282,8 @@ def convert_silently(
 
 def _without_data_files(files: Mapping[str, Data], opened: Iterable[Source]) -> dict[str, Data]:
     """Those of some files in which no tensor of the models to convert lies."""
+    if not files:
+        return {}
     found = [*(data for source in opened for data in source.data.values())]
     used = {data.identity for data in found if isinstance(data, FileData)}
     return {

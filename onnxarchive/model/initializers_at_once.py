@@ -7,15 +7,23 @@ are left to `copying.with_locations`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.buffers.data import Stored
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.model import dtypes, tensors
-from onnxarchive.model.tensors import EXTERNAL, INITIALIZER, LOCATION, TensorRef
+from onnxarchive.model.tensors import (
+    EXTERNAL,
+    INITIALIZER,
+    LENGTH,
+    LOCATION,
+    OFFSET,
+    TensorRef,
+)
 from onnxarchive.model.wire import LEN, fields_in, fields_of, tag_of, varint
 
 SMALL_SIZE: Final = 1 << 16  # bytes of a tensor; larger ones are not copied to look at them
@@ -33,6 +41,49 @@ _IS_EXTERNAL: Final = onnx.TensorProto(data_location=EXTERNAL).SerializeToString
 _LENGTHS: Final = [varint(length) for length in range(1 << 10)]
 
 
+# What follows the name of an external tensor: location, and perhaps offset and length. The groups
+# of each are the size of the pair of key and value, that of the value, and the value.
+_PAIR: Final = rb"j(.)\n%c%b\x12(.)(%b)"
+# Bytes of a pair beside its value.
+_LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
+    len(onnx.StringStringEntryProto(key=key, value="").SerializeToString())
+    for key in (LOCATION, OFFSET, LENGTH)
+)
+_NUMBER: Final = rb"0|[1-9][0-9]{0,17}"
+_EXTERNAL: Final = re.compile(
+    _PAIR % (len(LOCATION), LOCATION.encode(), rb".{1,100}?")
+    + b"".join(
+        rb"(?:%b)?" % (_PAIR % (len(key), key.encode(), _NUMBER)) for key in (OFFSET, LENGTH)
+    )
+    + re.escape(_IS_EXTERNAL),
+    re.DOTALL,
+)
+
+
+class ExternalPlace(NamedTuple):
+    """Where the data of an external tensor is; see `tensors.ExternalData`."""
+
+    location: str
+    offset: int | None
+    length: int | None
+
+
+class SmallTensor(NamedTuple):
+    """A tensor with little data and nothing unusual.
+
+    Attributes:
+        name: Its name.
+        nbytes: Size of its data in bytes.
+        beginning: Its serialized dims, data type and name.
+        place: Where the data is; None for `raw_data`.
+    """
+
+    name: str
+    nbytes: int
+    beginning: bytes
+    place: ExternalPlace | None
+
+
 class SmallInitializer(NamedTuple):
     """An initializer of the main graph that is stored outside; it is planned as an entry.
 
@@ -41,12 +92,14 @@ class SmallInitializer(NamedTuple):
         nbytes: Size of its data in bytes.
         initializers: The initializers of the graph.
         number: Its index.
+        resolve: Gives its data; None if it is in `raw_data`.
     """
 
     name: str
     nbytes: int
     initializers: Sequence[onnx.TensorProto]
     number: int
+    resolve: Callable[[TensorRef], Data] | None = None
 
     @property
     def ref(self) -> TensorRef:
@@ -55,36 +108,34 @@ class SmallInitializer(NamedTuple):
 
     @property
     def raw_data(self) -> bytes:
-        """Its data, as a copy; the bytes are checked by no rule."""
+        """Its `raw_data`, as a copy; the bytes are checked by no rule."""
         return self.initializers[self.number].raw_data
 
-    def data(self) -> Stored:
-        """Its data, as a copy.
+    def data(self) -> Data:
+        """Its data.
 
         Raises:
             ArchiveFormatError: It has not as many bytes as shape and type need any more.
         """
+        if self.resolve is not None:
+            return self.resolve(self.ref)
         return Stored(tensors.raw_data(self.ref))
 
 
-def find_small(model: onnx.ModelProto, size_threshold: int) -> dict[int, tuple[str, int, bytes]]:
-    """Finds small initializers of the main graph that have `raw_data` and nothing unusual.
+def find_small(model: onnx.ModelProto) -> dict[int, SmallTensor]:
+    """Finds small initializers of the main graph with nothing unusual, by index.
 
-    Args:
-        model: The model.
-        size_threshold: Least size of their data in bytes.
-
-    Returns:
-        By index the name, the size of the data in bytes, and the serialized tensor without data.
+    They have a name, a data type whose bytes are checked by no rule, dims, and their data in
+    `raw_data` or an external location.
     """
     if len(UnknownFieldSet(model.graph)):  # they would follow the initializers
         return {}
-    found: dict[int, tuple[str, int, bytes]] = {}
+    found: dict[int, SmallTensor] = {}
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}
     for index, tensor in enumerate(model.graph.initializer):
         described = data_type, *dims = tensor.data_type, *tensor.dims[:]
         if described not in known:
-            known[described] = _describe(data_type, dims, size_threshold)
+            known[described] = _describe(data_type, dims)
         name = tensor.name
         usual = known[described]
         if usual is None or not isinstance(name, str):
@@ -92,26 +143,56 @@ def find_small(model: onnx.ModelProto, size_threshold: int) -> dict[int, tuple[s
         nbytes, beginning, before_data = usual
         encoded = name.encode()
         beginning = b"".join((beginning, _NAME, _varint(len(encoded)), encoded))
-        size = len(beginning) + len(before_data) + nbytes
         serialized = tensor.SerializeToString()
-        # Its length leaves room for no other field.
-        if len(serialized) == size and serialized.startswith(beginning + before_data):
-            found[index] = name, nbytes, beginning
+        if not serialized.startswith(beginning):
+            continue
+        size = len(beginning) + len(before_data) + nbytes
+        # This length leaves room for no other field.
+        if len(serialized) == size and serialized.startswith(before_data, len(beginning)):
+            found[index] = SmallTensor(name, nbytes, beginning, None)
+        else:
+            place = _place(serialized, len(beginning))
+            if place is not None:
+                found[index] = SmallTensor(name, nbytes, beginning, place)
     return found
 
 
-def _describe(
-    number: int, dims: Sequence[int], size_threshold: int
-) -> tuple[int, bytes, bytes] | None:
+def _describe(number: int, dims: Sequence[int]) -> tuple[int, bytes, bytes] | None:
     """Size of a tensor's data, and what precedes its name and its data; None if unusual."""
     data_type = tensors.array_type(onnx.TensorProto(data_type=number, dims=dims))
     if data_type is None or data_type is dtypes.BOOL or data_type.is_packed:
         return None  # their bytes are checked
     nbytes = data_type.nbytes(dims)
-    if not size_threshold <= nbytes <= SMALL_SIZE:
+    if nbytes > SMALL_SIZE:
         return None
     beginning = onnx.TensorProto(data_type=number, dims=dims).SerializeToString()
     return nbytes, beginning, _RAW_DATA + _varint(nbytes)
+
+
+def _place(serialized: bytes, start: int) -> ExternalPlace | None:
+    """The place of a tensor's data, if nothing else follows its name; else None."""
+    match = _EXTERNAL.fullmatch(serialized, start)
+    if match is None:
+        return None
+    pair_size, size, location, *numbers = match.groups()
+    if size[0] != len(location) or pair_size[0] != len(location) + _LOCATION_PAIR_SIZE:
+        return None
+    pair_size, size, offset, length_pair_size, length_size, length = numbers
+    if offset is not None and (
+        size[0] != len(offset) or pair_size[0] != len(offset) + _OFFSET_PAIR_SIZE
+    ):
+        return None
+    if length is not None and (
+        length_size[0] != len(length) or length_pair_size[0] != len(length) + _LENGTH_PAIR_SIZE
+    ):
+        return None
+    if not location.isascii():
+        return None
+    return ExternalPlace(
+        location.decode(),
+        None if offset is None else int(offset),
+        None if length is None else int(length),
+    )
 
 
 def external(beginning: bytes, location: str) -> bytes:

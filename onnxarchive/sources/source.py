@@ -17,6 +17,7 @@ import onnx
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, with_path
 from onnxarchive.model import keys, wire
+from onnxarchive.model.initializers_at_once import SmallTensor
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -55,6 +56,7 @@ class Source:
         left_out: The paths of those that are no assets: litter, other models and weights.
         warnings: A sentence about files left out, if there are any.
         further: Further models by id, without assets.
+        small: The small initializers of the model (`find_small`); None if not looked for.
     """
 
     model: onnx.ModelProto
@@ -65,6 +67,7 @@ class Source:
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
+    small: dict[int, SmallTensor] | None = None
 
     def resolve(self, ref: TensorRef) -> Data:
         """The bytes of an external tensor of the model."""
@@ -196,6 +199,7 @@ class _Opening:
             files=(self._path, *place.paths),
             others=others,
             left_out=left_out,
+            small=found.small,
         )
 
     def copy(self, view: memoryview, place: Place) -> Source:

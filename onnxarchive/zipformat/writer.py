@@ -66,7 +66,7 @@ class ZipWriter:
         self._offset = offset
         self.names: list[str] = []
         self.header_offsets: list[int] = []
-        self._records: list[bytes] = []  # packed, of one entry or of several
+        self._records = io.BytesIO()  # packed
         self._end = [before]  # the last bytes of the archive so far, or some more
         self._end_nbytes = len(before)
 
@@ -120,7 +120,7 @@ class ZipWriter:
             )
         self.names.append(name)
         self.header_offsets.append(placement.header_offset)
-        self._records.append(placement.directory_record().pack())
+        self._records.write(placement.directory_record().pack())
         return placement
 
     def add_small(
@@ -145,7 +145,7 @@ class ZipWriter:
         self._write(packed.data)
         self.names += names
         self.header_offsets += packed.header_offsets
-        self._records.append(packed.directory)
+        self._records.write(packed.directory)
 
     def _require_entries(self, more: int) -> None:
         require_entries(self._kept_count + len(self.names) + more)
@@ -158,7 +158,7 @@ class ZipWriter:
         """
         directory_offset = self._offset
         self._write(self._kept_records)
-        self._write(b"".join(self._records))
+        self._write(self._records.getbuffer())
         directory_size = self._offset - directory_offset
         count = self._kept_count + len(self.names)
         directory_end = self._offset

@@ -9,13 +9,25 @@ from pathlib import Path
 
 import onnx
 import pytest
-from models import attribute, external, model_of, node, raw_tensor, string_tensor, typed
+from models import (
+    MEASURE_MEMORY,
+    attribute,
+    external,
+    model_of,
+    node,
+    raw_tensor,
+    run_python,
+    string_tensor,
+    typed,
+)
 from onnx import TensorProto
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.archive import small_items
-from onnxarchive.model import initializers_at_once
+from onnxarchive.errors import Report
+from onnxarchive.model import initializers_at_once, tensors
+from onnxarchive.sources import finder
 from onnxarchive.storage import file_data
 
 NAMES = ["w", "W", "con", "", "ü", "a\nb", "__w", "1", "_", "assets", "layer.0/weight", "x" * 300]
@@ -77,7 +89,7 @@ def test_a_save_together_gives_the_bytes_of_a_save_one_by_one(
 ) -> None:
     model = mixed(seed)
     together = saved(model, **options)
-    monkeypatch.setattr(initializers_at_once, "find_small", lambda *_: {})
+    monkeypatch.setattr(initializers_at_once, "find_small", lambda _: {})
     monkeypatch.setattr(small_items, "SMALL_SIZE", -1)
     assert saved(model, **options) == together
 
@@ -90,15 +102,14 @@ def test_small_tensors_are_found_unless_there_is_something_unusual() -> None:
         *(change(raw_tensor("u", TensorProto.FLOAT, (4,))) for change in CHANGES[20:]),
     ]
     model = model_of(*others, usual)
-    assert list(initializers_at_once.find_small(model, 0)) == [len(others)]
-    assert initializers_at_once.find_small(model, 17) == {}
+    assert list(initializers_at_once.find_small(model)) == [len(others)]
 
 
 def test_a_graph_keeps_its_unknown_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(raw_tensor("w", TensorProto.FLOAT, (4,)))
     model.graph.MergeFromString(b"\x1a\x01\x07")
     together = saved(model, size_threshold=0)
-    monkeypatch.setattr(initializers_at_once, "find_small", lambda *_: {})
+    monkeypatch.setattr(initializers_at_once, "find_small", lambda _: {})
     assert saved(model, size_threshold=0) == together
 
 
@@ -117,6 +128,54 @@ def test_external_tensors_are_read_together(tmp_path: Path) -> None:
         for index in range(600):
             found = archive.tensors[f"w{index}"].tobytes()
             assert found == data[index * 16 : index * 16 + 16]
+
+
+PAIRS: list[dict[str, object]] = [
+    {},
+    {"offset": 0},
+    {"length": 16},
+    {"offset": 160, "length": 16},
+    {"offset": 160, "length": 16, "checksum": "0" * 40},
+    {"offset": 16, "basepath": "/tmp"},
+]
+
+
+@pytest.mark.parametrize("location", ["w.bin", "x" * 100, "x" * 101, "x" * 200, "ü", "a\nb", "12"])
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_the_place_of_external_data_is_read_as_one_by_one(
+    location: str, pairs: dict[str, object]
+) -> None:
+    model = model_of(external(raw_tensor("w", TensorProto.FLOAT, (4,)), location, **pairs))
+    found = initializers_at_once.find_small(model).get(0)
+    usual = len(location) <= 100 and location != "ü" and not {"checksum", "basepath"} & {*pairs}
+    assert (found is not None) == usual
+    if found is not None and found.place is not None:
+        (ref,) = tensors.walk(model)
+        expected = tensors.external_data(ref, Report())
+        assert expected is not None
+        assert found.place == (expected.location, expected.offset, expected.length)
+
+
+def test_external_tensors_that_go_into_the_model_find_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(range(256)) * 8)
+    initializers = []
+    for index in range(60):
+        count = 2 if index % 3 else 8  # of 8 or 32 bytes
+        tensor = raw_tensor(f"w{index}", TensorProto.FLOAT, (count,), seed=index)
+        if index % 2:
+            external(tensor, "w.bin", offset=index * 16, length=count * 4)
+        initializers.append(tensor)
+    (tmp_path / "m.onnx").write_bytes(model_of(*initializers).SerializeToString())
+    archives = []
+    for name in ("together", "alone"):
+        onnxarchive.convert(tmp_path / "m.onnx", tmp_path / name, size_threshold=32)
+        archives.append((tmp_path / name).read_bytes())
+        for module in (initializers_at_once, finder):
+            monkeypatch.setattr(module, "find_small", lambda _: {})
+        monkeypatch.setattr(small_items, "SMALL_SIZE", -1)
+    assert archives[0] == archives[1]
 
 
 def test_parts_of_files_are_read_together_and_alone(tmp_path: Path) -> None:
@@ -139,3 +198,25 @@ def test_a_part_that_was_cut_off_is_named(tmp_path: Path) -> None:
     path.write_bytes(bytes(95))
     with pytest.raises(ArchiveFormatError, match="expected 10 bytes at offset 90"):
         file_data.read_all(parts)
+
+
+def test_a_save_takes_little_more_memory_than_the_model(tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    data = bytes(64)
+    model = model_of(
+        *(
+            TensorProto(name=f"layer.{index}.weight", data_type=1, dims=[16], raw_data=data)
+            for index in range(20_000)
+        )
+    )
+    source.write_bytes(model.SerializeToString())
+    code = f"""
+{MEASURE_MEMORY}
+import onnx, onnxarchive
+onnxarchive.save(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")), sys.argv[2])
+serialized = open(sys.argv[1], "rb").read()
+models = []
+size = growth(lambda: models.append(onnx.ModelProto.FromString(serialized)))
+print(growth(lambda: onnxarchive.save(models[0], sys.argv[2], size_threshold=0)) / size)
+"""
+    assert float(run_python(code, source, tmp_path / "model.onnxa")) < 4.5
