@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
 from onnxarchive.buffers.data import Buffer, as_bytes
-from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with_path
-from onnxarchive.remote.urls import is_url, shown_url
-from onnxarchive.sources.recognition import recognised
+from onnxarchive.errors import ArchiveFormatError, with_path
+from onnxarchive.remote.urls import is_url
+from onnxarchive.sources.recognition import not_a_file, recognised
 from onnxarchive.storage import files
 from onnxarchive.storage.binary_file import BinaryFile, SupportsSeek
 from onnxarchive.storage.files import MappedFile
@@ -52,12 +52,7 @@ def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
     """
     if isinstance(source, str | os.PathLike) and not is_remote(source, access):
         return source
-    error = UnsupportedFeatureError(
-        "expected a file of this machine to edit, found a remote archive, bytes or a file object; "
-        "'onnxarchive download' makes a file of a remote one"
-    )
-    error.path = shown_url(source) if isinstance(source, str) else None
-    raise error
+    raise not_a_file(source)
 
 
 def exists(path: str, access: Access) -> bool:

@@ -121,10 +121,12 @@ class Archive(Closing):
         local = self._file.mapped_file
         if isinstance(local, MappedFile):
             return local
-        raise UnsupportedFeatureError(
-            f"{self.path}: expected an archive in a file of this machine, found one in memory or "
-            "elsewhere; 'onnxarchive download' makes a file of a remote one"
+        error = UnsupportedFeatureError(
+            "expected an archive in a file of this machine, found one in memory or elsewhere; "
+            "'onnxarchive download' makes a file of a remote one"
         )
+        error.path = self.path
+        raise error
 
     @property
     def _refs(self) -> TensorRefs:

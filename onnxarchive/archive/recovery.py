@@ -64,7 +64,8 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
             temporary file.
     """
     locking.require_timeout(timeout)
-    removed = tuple(remove_abandoned(path, _is_leftover))
+    with recognised(path):
+        removed = tuple(remove_abandoned(path, _is_leftover))
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
     with (

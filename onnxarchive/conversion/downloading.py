@@ -14,8 +14,7 @@ from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.remote.cache import PartialFile
 from onnxarchive.remote.objects import RemoteFile, open_object
 from onnxarchive.remote.urls import shown_url
-from onnxarchive.storage import locking
-from onnxarchive.storage.files import MappedFile
+from onnxarchive.storage.files import MappedFile, make_file, opened
 from onnxarchive.storage.replacement import replacing
 
 
@@ -77,24 +76,25 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
     folder, name = os.path.split(target)
     directory = os.path.join(folder, f".{name}.download")
     os.makedirs(directory, 0o700, exist_ok=True)
-    lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        with (
-            with_path(target),
-            locking.exclusive(lock, timeout=0),
-            contextlib.closing(PartialFile(remote, key, directory)) as partial,
-        ):
-            try:
+    lock = os.path.join(directory, "lock")
+    with contextlib.suppress(FileExistsError):
+        make_file(lock).close()
+    with (
+        with_path(target),
+        opened(lock, is_exclusive=True, is_writable=True, timeout=0) as locked,
+        locked,
+    ):
+        try:
+            with PartialFile(remote, key, directory) as partial:
                 Archive(partial).verify(progress)
-            except ArchiveFormatError:
-                partial.discard()
-                raise
-            partial.move(target)
-            os.unlink(os.path.join(directory, "lock"))
-    finally:
-        os.close(lock)
-    with contextlib.suppress(OSError):  # another download has begun, of another version
-        os.rmdir(directory)
+                partial.move(target)
+        except ArchiveFormatError:
+            partial.discard()
+            raise
+        finally:
+            if os.listdir(directory) == ["lock"]:
+                os.unlink(lock)
+                os.rmdir(directory)
 
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:

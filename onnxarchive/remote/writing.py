@@ -7,7 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from onnxarchive.buffers.data import Buffer, as_bytes, pieces
-from onnxarchive.errors import UnsupportedFeatureError
+from onnxarchive.errors import UnsupportedFeatureError, with_path
 from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
 from onnxarchive.remote.urls import shown_url
@@ -77,10 +77,11 @@ def create_object(
         name = shown_url(url_or_path) if store is None else url_or_path
         found, key = open_store(url_or_path, store, storage_options)
         if type(found).__name__ == "HTTPStore":
-            raise UnsupportedFeatureError(
-                f"{name}: expected the URL of a store to write to, such as s3://, gs:// or az://, "
-                "found a web address"
-            )
+            with with_path(name):
+                raise UnsupportedFeatureError(
+                    "expected the URL of a store to write to, such as s3://, gs:// or az://, found "
+                    "a web address"
+                )
         return _StoreWriter(found, key, name, size)
     system, path = open_file_system(url_or_path, storage_options)
     return _FileSystemWriter(system, path, shown_url(url_or_path))

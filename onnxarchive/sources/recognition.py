@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxarchive.errors import ArchiveError, ArchiveFormatError
+from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import wire
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.remote.urls import is_url, shown_url
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
@@ -63,9 +64,14 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
 
     Raises:
         OtherKindError: Instead of an ArchiveFormatError: the file is of another kind.
+        UnsupportedFeatureError: Instead of a FileNotFoundError: the path is a URL.
     """
     try:
         yield
+    except FileNotFoundError:
+        if is_url(path):
+            raise not_a_file(path) from None
+        raise
     except ArchiveFormatError as error:
         kind = kind_of(path) if isinstance(path, str | os.PathLike) else None
         if kind is None or (kind.is_source and expected == "a model"):
@@ -76,6 +82,17 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
         )
         other.path = error.path
         raise other from error
+
+
+def not_a_file(found: object) -> UnsupportedFeatureError:
+    """The error for a URL, bytes or a file object where only a file of this machine will do."""
+    kind = "a URL" if is_url(found) else "bytes, a file object or a path in a store"
+    error = UnsupportedFeatureError(
+        f"expected a file of this machine, found {kind}; 'onnxarchive download' makes a file of a "
+        "remote archive"
+    )
+    error.path = shown_url(found) if is_url(found) else None
+    return error
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
