@@ -34,6 +34,9 @@ def open_object(
     no `Authorization` and no cookies, but all other headers. A web address with a secret in its
     query, such as a signature, is not redirected, which takes one more request to find out.
 
+    The memory that reading takes is bounded, with one exception: obstore reads the text of an
+    answer with an error status whole, so that a hostile server can exhaust the memory.
+
     Args:
         url_or_path: A URL, or the object's key in `store`. obstore reads `https`, `http`, `s3`,
             `gs` and `az`, fsspec all other schemes.

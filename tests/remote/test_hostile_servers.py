@@ -6,11 +6,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fsspec
 import pytest
 from web_server import MODIFIED, Answer, Request, WebServer, serving
 
 from onnxarchive import ObjectChangedError
 from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
+from onnxarchive.remote.writing import create_object
 
 CONTENT = bytes(range(251)) * 4000
 SIZE = len(CONTENT)
@@ -261,3 +263,21 @@ def test_a_wrong_option_is_named_without_its_value(url: str, options: dict[str, 
         ValueError,
         f"expected a URL and storage_options that obstore takes, .*{next(iter(options), 'none')}",
     )
+
+
+def test_what_fsspec_says_is_not_shown() -> None:
+    class Failing(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = "failing"
+
+        def info(self, path: str, **_: Any) -> Any:
+            raise RuntimeError(f"SECRET in {path}")
+
+        def _open(self, *_: Any, **__: Any) -> Any:
+            raise ConnectionRefusedError(111, "SECRET", "SECRET")
+
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    url = "failing://me:SECRET@host/m.onnxa?token=SECRET"
+    refused(lambda: open_object(url), OSError, r"the request failed \(RuntimeError\)")
+    refused(lambda: create_object(url), ConnectionRefusedError, "Connection refused")
+    options = {"nonsense": "SECRET", "skip_instance_cache": True}
+    refused(lambda: open_object(url, storage_options=options), ValueError, "storage_options")
