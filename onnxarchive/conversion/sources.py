@@ -73,6 +73,8 @@ def open_source(
             file = resources.enter_context(open_remote(url, **access))
             resources.enter_context(with_path(file.path))
             archive = _open_remote_archive(file)
+            if archive is not None:
+                resources.enter_context(archive)  # ends its stream
         else:
             resources.enter_context(recognised(path, expected="a model"))
             resources.enter_context(with_path(path))
