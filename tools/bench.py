@@ -30,8 +30,8 @@ file added up through a map.
 
 --only takes names of cases or what they begin with, as in `--only save`. --only real writes, runs,
 edits, exports, checks and converts 20 GiB; it needs 45 GB of disk, and is skipped where there are
-less. --quick takes a tenth of the sizes, three rounds, fewer cases and no rows of processes beside
-warm ones; it takes less than two minutes. --plot draws speed.svg and growth.svg into
+less. --quick takes a tenth of the sizes, three rounds, fewer cases, no rows of processes beside
+warm ones and no PyTorch; it takes less than two minutes. --plot draws speed.svg and growth.svg into
 spec/images, or into another directory; tools/bench_plot.py draws the same from the file of --json.
 
 Some 13 GB of disk and 12 GB of memory are used, a tenth of it with --quick; nothing is left behind.
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(folder: Path, arguments: argparse.Namespace) -> int:
     machine = bench_report.machine(folder)
-    run = Run(folder, arguments, bench_cases.missing())
+    run = Run(folder, arguments, bench_cases.missing(arguments.quick))
     selected = run.with_room(bench_cases.names(arguments.only or (), arguments.quick))
     print(_header(machine, arguments))
     results = run.cases(selected)

@@ -17,7 +17,7 @@ OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
 PROCESS: Final = ", process"  # ends the name of a row about a whole process
 ASKED_ONLY: Final = "real"  # begins the names of cases that run only if asked for
-NOT_QUICK: Final = ("growth", "read", "session", "convert-single")
+NOT_QUICK: Final = ("convert-single", "growth", "read", "remote", "session")
 
 # warm: the step, in a process that has done the same with a small file; process: the
 # whole process, from its start to its end, less the time to make data that the step takes from
@@ -441,11 +441,11 @@ def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
     return [it for it in CASES if not it.startswith(left_out)]
 
 
-def missing() -> dict[str, str]:
-    """Packages and programs that measures need and that are missing, each with a sentence."""
+def missing(is_quick: bool = False) -> dict[str, str]:
+    """Packages and programs that measures need and cannot have, each with a sentence."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
-    found = {}
-    for package in sorted(needed):
+    found = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
+    for package in sorted(needed - found.keys()):
         if package in _PROGRAMS and program(package):
             continue
         with contextlib.suppress(ModuleNotFoundError):

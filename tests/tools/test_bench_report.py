@@ -268,3 +268,4 @@ def test_cases_that_run_only_if_asked_for_are_named() -> None:
     assert set(bench_cases.names((), True)) < set(everything)
     assert bench_cases.names(["save"]) == ["save-many", "save-large"]
     assert bench_cases.names(["sav"]) == []
+    assert "torch" in bench_cases.missing(True)
