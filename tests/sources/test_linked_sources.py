@@ -16,6 +16,7 @@ from written import converted
 import onnxarchive
 from onnxarchive import ArchiveFormatError
 from onnxarchive.cli import main
+from onnxarchive.conversion.sources import open_source
 from onnxarchive.conversion.trees import find_models
 from onnxarchive.sources.hugging_face import levels_of
 
@@ -216,6 +217,20 @@ def test_a_blob_that_is_a_link_to_another_blob_is_followed(
     target = tmp_path / "written.onnxa"
     onnxarchive.convert(snapshot, target, follow_links=root)
     assert target.read_bytes() == expected
+
+
+@pytest.mark.parametrize("target", ["{top}/secret", "{blobs}/other"])
+def test_a_link_that_is_exchanged_while_the_source_is_open_is_refused(
+    snapshot: Path, tmp_path: Path, target: str
+) -> None:
+    blobs = _cache(snapshot) / "blobs"
+    (blobs / "other").write_bytes(SECRET)
+    with open_source(snapshot, follow_links=True) as source:
+        (snapshot / "new").symlink_to(target.format(top=tmp_path, blobs=blobs))
+        os.replace(snapshot / "new", snapshot / "model.onnx_data")
+        for data in source.data.values():
+            with pytest.raises(ArchiveFormatError, match=r"a link to .*secret|found another file"):
+                list(data)
 
 
 def test_a_directory_that_is_none_is_an_error_that_names_it(snapshot: Path, tmp_path: Path) -> None:
