@@ -16,7 +16,7 @@ from onnxarchive.remote.writing import create_object
 
 CONTENT = bytes(range(251)) * 4000
 SIZE = len(CONTENT)
-OPTIONS = {"timeout": "1s", "max_retries": 1, "default_headers": {"X-Token": "SECRET"}}
+OPTIONS = {"timeout": "700ms", "max_retries": 1, "default_headers": {"X-Token": "SECRET"}}
 
 
 @pytest.fixture(scope="module")
