@@ -27,7 +27,9 @@ SECRET = b"secret! " * 512
 REVISION = "0123456789abcdef"
 
 
-@pytest.fixture(params=["", "onnx", "onnx/fp16"])
+@pytest.fixture(
+    params=["onnx", *(pytest.param(it, marks=pytest.mark.sweep) for it in ("", "onnx/fp16"))]
+)
 def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A directory of a snapshot, or below it, whose files are links to blobs."""
     root = tmp_path / "hub" / "models--org--name"
