@@ -418,8 +418,8 @@ class _Tensors:
         self.locations.update(stored)
         for index, tensor in enumerate(self._model.graph.initializer):
             small = self.small.get(index)
-            if small is not None and small.nbytes >= self._options.size_threshold:
-                self._names.append(small.name)
+            if small is not None and small[1] >= self._options.size_threshold:
+                self._names.append(small[0])
                 self._leaving.append(index)
             else:
                 self._take(tensors.main_initializer(tensor, index))

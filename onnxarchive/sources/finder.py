@@ -76,16 +76,16 @@ class Finder:
         problems: list[ArchiveFormatError] = []
         small = find_small(serialized.model)
         for number, ref in enumerate(tensors.walk(serialized.model)):  # initializers first
-            tensor = small.get(number)
-            if tensor is not None and tensor.place is not None:
-                part = self._part_at(tensor.place, tensor.nbytes)
+            if number in small:
+                _, nbytes, _, place = small[number]
+                part = None if place is None else self._part_at(place, nbytes)
                 if part is not None:
                     data[ref.path] = part
                     continue
-            elif tensor is not None:
-                if tensor.nbytes != len(_TORCH_PLACEHOLDER):
-                    continue
-                del small[number]  # it may be changed
+                if place is None:
+                    if nbytes != len(_TORCH_PLACEHOLDER):
+                        continue
+                    del small[number]  # it may be changed
             try:
                 found = self._data(ref, serialized)
             except ArchiveFormatError as error:
@@ -102,9 +102,10 @@ class Finder:
 
     def _part_at(self, place: ExternalPlace, nbytes: int) -> Data | None:
         """For speed only: what `_data` gives of a file that it has found before, or None."""
-        if place.location not in self._locations or place.length not in (None, nbytes):
+        location, offset, length = place
+        if location not in self._locations or length not in (None, nbytes):
             return None
-        file, offset = self._place.find(place.location), place.offset or 0
+        file, offset = self._place.find(location), offset or 0
         if file is None or offset + nbytes > file.nbytes:
             return None
         return file.part(offset, nbytes)
