@@ -140,10 +140,12 @@ def sends(web: WebServer, data: bytes) -> None:
 
 def changes_after(web: WebServer, count: int, path: str = PATH) -> None:
     """After `count` further answers, the server replaces a file by one of the same size."""
-    last, before = len(web.requests) + count, web.files[path]
+    before = web.files[path]
+    seen: list[Request] = []
 
     def change(request: Request, answer: Answer) -> Answer:
-        if len(web.requests) >= last:
+        seen.extend([request] * (request.path.partition("?")[0] == path))
+        if len(seen) >= count:
             web.files[path] = with_byte_flipped(before, 0)
         return answer
 

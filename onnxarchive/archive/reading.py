@@ -499,3 +499,23 @@ def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
     """
     archive._require_header(name)
     return summed(archive._file, archive.entries[name], Report())
+
+
+class StreamedEntry:
+    """Data of an entry, read while it is iterated over; its local header is compared first.
+
+    Attributes:
+        nbytes: Its size in bytes.
+        crc32: Its CRC-32.
+        place: The file and the offset in it.
+    """
+
+    def __init__(self, archive: Archive, name: str) -> None:
+        """Takes the entry by its name."""
+        entry = archive.entries[name]
+        self.nbytes, self.crc32 = entry.nbytes, entry.crc32
+        self.place = archive._file.identity, entry.data_offset
+        self._archive, self._name = archive, name
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return verified_pieces(self._archive, self._name)

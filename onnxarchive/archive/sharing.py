@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxarchive.archive.reading import StreamedEntry
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.model.deduplication import are_equal
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.file_data import FileData
+from onnxarchive.storage.random_access_data import RandomAccessData
 
 # Different data with the same CRC-32 is rare, or made by an attacker so that each has to be
 # compared with each. Data that differs from so many others is not shared.
@@ -143,6 +145,10 @@ def _place(data: Data) -> object:
     """The file of data and its offset there, or its address in memory; None if it has neither."""
     if isinstance(data, FileData):
         return data.identity, data.offset
+    if isinstance(data, RandomAccessData):
+        return data.file.identity, data.offset
+    if isinstance(data, StreamedEntry):
+        return data.place
     if isinstance(data, Stored):
         return np.frombuffer(data.view, np.uint8).ctypes.data
     return None

@@ -167,7 +167,8 @@ def convert(
             inflate and verify up to `jobs` tensors that come next, of 96 MiB in all. Tensors of
             less than 128 KiB or more than 96 MiB are left to the thread that writes, as is the
             CRC-32 of entries of more than 32 MiB. A remote source is read by one.
-        access: How remote sources and a remote target are reached; see `open`.
+        access: How remote sources and a remote target are reached; see `open`. With `store`, both
+            are paths in it.
 
     Returns:
         The outcome.

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import onnx
 
-from onnxarchive.archive.openable import Access, Openable
-from onnxarchive.archive.opening import open
+from onnxarchive.archive.openable import Access, Openable, opened
 from onnxarchive.archive.reading import Archive
 from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
@@ -30,6 +29,7 @@ from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.model.walking import Path, below
 from onnxarchive.model.wording import describe
+from onnxarchive.storage.forward_file import streamed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -115,8 +115,8 @@ def diff(
         OSError: A file cannot be opened or read.
     """
     given = model or ""
-    one = open(path, model=given, **access)
-    with one as archive, open(other, model=given, **access) as other_archive:
+    one = _open(path, given, full, access)
+    with one as archive, _open(other, given, full, access) as other_archive:
         pair = archive.models, other_archive.models
         ids = [id for id in pair[0] if id in pair[1]] if model is None else [model]
         ones, others = (
@@ -138,6 +138,15 @@ def diff(
             sections["models"] = _missing_models(*pair)
             sections["assets"] = _asset_changes(ones.assets, others.assets)
         return Difference(archive.path, other_archive.path, sections)
+
+
+def _open(source: Openable, model: str, full: bool, access: Access) -> Archive:
+    """Opens an archive; if all of it will be read, a remote one is streamed or cached."""
+    with opened(source, **access) as file:
+        archive = Archive(streamed(file) if full else file, model=model)
+        if full and not file.is_complete:
+            archive._fetch_entries(archive.entries)
+        return archive
 
 
 def _missing_models(
@@ -189,10 +198,9 @@ class _Contents:
     assets: dict[str, _Content]
 
     def distinct(self) -> list[_Content]:
-        """All contents; one that several models share is given once."""
-        found = [*self.assets.values()]
-        for contents in self.tensors.values():
-            found += contents.values()
+        """All contents in the usual order; one that several models share is given once."""
+        found = [it for contents in self.tensors.values() for it in contents.values()]
+        found += self.assets.values()
         return [*{id(content): content for content in found}.values()]
 
 
@@ -217,8 +225,9 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
-    archive._require_header(name)
     entry = archive.entries[name]
+    next(iter(archive._file.pieces(entry.header_offset, 0)), None)  # a stream begins here
+    archive._require_header(name)
     end = entry.data_offset + entry.nbytes
     for offset in range(entry.data_offset, end, _PIECE_SIZE):
         nbytes = min(_PIECE_SIZE, end - offset)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onnxarchive.archive.openable import Access, is_remote, opened_archive
-from onnxarchive.archive.reading import Archive, verified_pieces
+from onnxarchive.archive.reading import Archive, StreamedEntry
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import (
     ArchiveError,
@@ -146,7 +146,7 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
     def stored(name: str) -> Data:
         if archive._file.is_mapped:
             return Stored(archive.read(name), archive.entries[name].crc32)
-        return _Streamed(archive, name)
+        return StreamedEntry(archive, name)
 
     if verify_checksum:
         for key in archive._keys:
@@ -166,15 +166,3 @@ def _source(archive: Archive, verify_checksum: bool) -> Source:
     further = {other: Source(archive.models[other], data(other)) for other in others}
     files = (archive.path,) if isinstance(archive._file, MappedFile) else ()
     return Source(archive.model, data(default), assets, files, further=further)
-
-
-class _Streamed:
-    """Data of an entry, read while it is iterated over; its local header is compared first."""
-
-    def __init__(self, archive: Archive, name: str) -> None:
-        entry = archive.entries[name]
-        self.nbytes, self.crc32 = entry.nbytes, entry.crc32
-        self._archive, self._name = archive, name
-
-    def __iter__(self) -> Iterator[memoryview]:
-        return verified_pieces(self._archive, self._name)

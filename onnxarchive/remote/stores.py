@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from onnxarchive.errors import shown
 from onnxarchive.remote.failures import asked, failure, status_of
-from onnxarchive.remote.urls import scheme_of, shown_url, unsigned_url, without_user
+from onnxarchive.remote.urls import WEB, scheme_of, shown_url, unsigned_url, without_user
 from onnxarchive.storage.optional import needing
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ Options: TypeAlias = Mapping[str, Any]
 
 # The stores of obstore by scheme; other schemes are fsspec's.
 _STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
-_WEB = ("http", "https")
 
 # obstore's options of its HTTP client and of its retries; all others are the store's own.
 _CLIENT_OPTIONS = (
@@ -262,7 +261,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
 
 def is_of_store(url: str, store: Store | None) -> bool:
     """Whether obstore reads and writes the object; otherwise fsspec does."""
-    return store is not None or scheme_of(url) in (*_STORES, *_WEB)
+    return store is not None or scheme_of(url) in (*_STORES, *WEB)
 
 
 def open_store(url: str, store: Store | None, options: Options | None) -> tuple[Store, str]:
@@ -285,7 +284,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
     scheme = scheme_of(url)
     try:
         groups = _grouped(options or {})
-        if scheme not in _WEB:
+        if scheme not in WEB:
             bucket, _, key = url.partition("://")[2].partition("/")
             return getattr(obstore.store, _STORES[scheme])(bucket, **groups), key
         _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))

@@ -6,6 +6,7 @@ import re
 from typing import TypeGuard
 from urllib.parse import quote, urlsplit
 
+WEB = ("http", "https")
 # RFC 3986, section 3.1. A single letter is a drive of Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://")
 _USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
@@ -56,8 +57,11 @@ def unsigned_url(url: str) -> str:
 
 
 def beside(url: str, location: str) -> str:
-    """The URL of another object, by its relative path in the folder of a URL or of a key."""
-    if not is_url(url):
+    """The URL of another object, by its relative path in the folder of a URL or of a key.
+
+    Only web addresses have escapes and a query; other URLs end with a key or a path as it is.
+    """
+    if scheme_of(url) not in WEB:
         return url[: url.rfind("/") + 1] + location
     path = re.split(r"[?#]", url, maxsplit=1)[0]
     return path[: path.rfind("/") + 1] + quote(location) + url[len(path) :]

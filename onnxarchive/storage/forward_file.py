@@ -7,13 +7,15 @@ from collections.abc import Generator, Iterator
 from onnxarchive.storage.random_access import RandomAccessFile
 
 _MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
+_FIRST_SIZE = 1 << 20  # bytes that a stream asks for first: the caller may go elsewhere soon
 
 
 class ForwardFile(RandomAccessFile):
     """Another file, for one thread that reads it in rising order.
 
     `pieces` continues one stream of the other file's `pieces`, and begins another if the caller
-    goes back or leaves a gap. Reads elsewhere are those of the other file.
+    goes back or leaves a gap. Reads elsewhere, and while pieces are being yielded, are those of the
+    other file.
     """
 
     def __init__(self, file: RandomAccessFile) -> None:
@@ -23,18 +25,31 @@ class ForwardFile(RandomAccessFile):
         self._stream: Iterator[bytes | memoryview] = iter(())
         self._rest = memoryview(b"")
         self._position = file.size
+        self._is_yielding = False
 
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file."""
-        if 0 <= offset - self._position <= _MAX_SKIPPED:
+        if 0 <= offset - self._position <= _MAX_SKIPPED and not self._is_yielding:
             return b"".join(self.pieces(offset, size))
         return self._file.read(offset, size)
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
         """Reads `size` bytes from `offset`; yields pieces of a few MiB at most."""
+        if self._is_yielding:  # the caller compares two ranges
+            for piece in self._file.pieces(offset, size):
+                yield memoryview(piece)
+            return
+        self._is_yielding = True
+        try:
+            yield from self._continued(offset, size)
+        finally:
+            self._is_yielding = False
+
+    def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
+        """The pieces from the stream."""
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
             self.stop()
-            self._stream = iter(self._file.pieces(offset, self.size - offset))
+            self._stream = self._stream_from(offset, max(size, _FIRST_SIZE))
             self._position = offset
         skipped = offset - self._position
         while skipped and (piece := self._next(skipped)):
@@ -42,6 +57,11 @@ class ForwardFile(RandomAccessFile):
         while size and (piece := self._next(size)):
             size -= len(piece)
             yield piece
+
+    def _stream_from(self, offset: int, first_size: int) -> Iterator[bytes | memoryview]:
+        """The pieces from `offset` to the end; the first bytes are asked for alone."""
+        yield from self._file.pieces(offset, first_size)
+        yield from self._file.pieces(offset + first_size, self.size - offset - first_size)
 
     def _next(self, size: int) -> memoryview:
         """The next piece of the stream, of `size` bytes or fewer; empty at its end."""

@@ -143,14 +143,14 @@ def test_many_tensors_are_fetched_by_a_few_requests(web: WebServer, access: dict
     assert len(web.requests) == (1 if access else 2)
     web.requests.clear()
     assert onnxarchive.check(web.url(PATH), full=True, **access) == []
-    assert len(web.requests) == (1 if access else 3)
+    assert len(web.requests) == (1 if access else 4)
     web.requests.clear()
     assert onnxarchive.check(web.url(PATH), **access) == []
     assert len(web.requests) <= 2
     web.requests.clear()
     with onnxarchive.open(web.url(PATH), **access) as archive:
         archive.verify()
-    assert len(web.requests) == (1 if access else 3)
+    assert len(web.requests) == (1 if access else 4)
 
 
 def test_no_byte_is_requested_twice_by_verify(web: WebServer, url: str) -> None:
