@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from onnxarchive.storage.random_access import RandomAccessFile
 
 _MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
-_FIRST_SIZE = 1 << 20  # bytes that a stream asks for first: the caller may go elsewhere soon
+_FIRST_SIZE = 1 << 20  # bytes of a first request at least: the caller may go elsewhere soon
 
 
 class ForwardFile(RandomAccessFile):
@@ -45,6 +45,10 @@ class ForwardFile(RandomAccessFile):
         finally:
             self._is_yielding = False
 
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
+        """Reads several ranges as the other file does."""
+        return self._file.read_ranges(ranges)
+
     def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
         """The pieces from the stream."""
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
@@ -58,10 +62,12 @@ class ForwardFile(RandomAccessFile):
             size -= len(piece)
             yield piece
 
-    def _stream_from(self, offset: int, first_size: int) -> Iterator[bytes | memoryview]:
-        """The pieces from `offset` to the end; the first bytes are asked for alone."""
-        yield from self._file.pieces(offset, first_size)
-        yield from self._file.pieces(offset + first_size, self.size - offset - first_size)
+    def _stream_from(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
+        """The pieces from `offset` to the end; each time twice as many bytes are asked for."""
+        while offset < self.size:
+            yield from self._file.pieces(offset, min(size, self.size - offset))
+            offset += size
+            size *= 2
 
     def _next(self, size: int) -> memoryview:
         """The next piece of the stream, of `size` bytes or fewer; empty at its end."""

@@ -78,6 +78,33 @@ def test_a_consumer_may_stop_within_a_range() -> None:
     assert len(remote.streams) == 1
 
 
+def test_two_ranges_may_be_read_in_turns() -> None:
+    file = ForwardFile(Remote())
+    turns = zip(file.pieces(1000, 8000), file.pieces(5000, 8000), strict=True)
+    found = [b"".join(pieces) for pieces in zip(*turns, strict=True)]
+    assert found == [CONTENT[1000:9000], CONTENT[5000:13_000]]
+
+
+def test_no_more_is_asked_for_than_three_times_what_is_read() -> None:
+    remote = Remote(bytes(64 << 20))
+    file = ForwardFile(remote)
+    offsets = range(60 << 20, -1, -3 << 20)  # each before the last
+    for offset in offsets:
+        assert sum(map(len, file.pieces(offset, 2 << 20))) == 2 << 20
+    assert remote.streams == [(offset, 2 << 20) for offset in offsets]
+    remote.streams.clear()
+    for offset in range(10 << 20, 30 << 20, 1 << 20):
+        assert sum(map(len, file.pieces(offset, 1 << 20))) == 1 << 20
+    assert sum(size for _, size in remote.streams) <= 60 << 20
+    assert len(remote.streams) <= 6
+
+
+def test_several_ranges_are_read_as_the_other_file_reads_them() -> None:
+    remote = Remote()
+    remote.read_ranges = lambda ranges: iter([memoryview(b"both")])  # type: ignore[method-assign]
+    assert list(ForwardFile(remote).read_ranges([(0, 1), (2, 3)])) == [b"both"]
+
+
 @given(st.lists(st.tuples(st.integers(0, 17_000), st.integers(0, 3000)), max_size=12))
 def test_any_order_gives_the_bytes_of_the_file(ranges: list[tuple[int, int]]) -> None:
     remote = Remote()
