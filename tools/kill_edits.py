@@ -242,7 +242,7 @@ def read_state(archive: Archive) -> State:
         require(bytes(archive.read(name)) == weight(name), f"the tensor {name} has other bytes")
     has_asset = ASSET in archive.assets
     if has_asset:
-        require(bytes(archive.assets[ASSET]) == asset(), "the asset has other bytes")
+        require(archive.read(f"assets/{ASSET}") == asset(), "the asset has other bytes")
     data = bytes(archive.read(CHANGING))
     tensor = int.from_bytes(data[:8], "little")
     require(data == changing(tensor), f"the tensor {CHANGING} has other bytes than any, {tensor}?")
