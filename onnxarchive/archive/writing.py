@@ -23,6 +23,7 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.random_access import READ_SIZE
+from onnxarchive.storage.random_access_data import RandomAccessData
 from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -169,7 +170,8 @@ def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
     """Fetches the data of an item, and its CRC-32 if that is not stated.
 
     Data without a stated CRC-32 that is too large for a copy is read twice, here and by the writer,
-    which compares the CRC-32: it may have changed in between.
+    which compares the CRC-32: it may have changed in between. Remote data is copied to a temporary
+    file first.
 
     Args:
         item: The item.
@@ -183,6 +185,8 @@ def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
     stated = data.crc32
     if not _is_constant(data) and data.nbytes <= copied_size:
         data = _copied(data)
+    elif stated is None and isinstance(data, RandomAccessData):
+        data = data.local()
     if stated is not None and not _is_constant(data):  # all checks in the pass that writes it
         return FetchedEntry(item.name, item.nbytes, stated, _checked(item, data), False)
     found = Crc32.of(_checked(item, data))

@@ -56,7 +56,7 @@ def open_source(
         other_files: Whether to give the other files of a directory or zip, too.
         follow_links: See `open_model`.
         temporary: Directory for files that have to be inflated, and for a remote file that is no
-            archive, without its external data; None for the system's.
+            archive, and large tensors of its external data, one at a time; None for the system's.
         access: How a remote source is reached; see `onnxarchive.open`.
 
     Raises:
@@ -88,7 +88,7 @@ def open_source(
                     f" found another file of {file.size} bytes"
                 )
             copy = spool(map(memoryview, file.pieces(0, file.size)), temporary)
-            place = RemotePlace(partial(open_beside, url, **access), resources)
+            place = RemotePlace(partial(open_beside, url, **access), resources, temporary)
             opened = open_copy(
                 copy,
                 place,

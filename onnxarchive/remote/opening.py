@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxarchive.remote.cache import open_cached
-from onnxarchive.remote.objects import open_object
+from onnxarchive.remote.objects import END_SIZE, open_object
 from onnxarchive.remote.urls import beside
 from onnxarchive.storage.random_access import RandomAccessFile
 
@@ -31,5 +31,11 @@ def open_remote(
 
 
 def open_beside(url: str, location: str, **access: Any) -> RandomAccessFile:
-    """Opens another remote file by its location, a plain path relative to the folder of `url`."""
-    return open_remote(beside(url, location), **access)
+    """Opens another remote file by its location, a plain path relative to the folder of `url`.
+
+    There may be thousands: of those that take another request anyway, the end is not held.
+    """
+    file = open_remote(beside(url, location), **access)
+    if file.size > END_SIZE:
+        file.release()
+    return file

@@ -31,7 +31,12 @@ def scheme_of(url: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A URL for messages: without user, password, query and fragment, which may be secret."""
+    """A URL for messages: without user, password, query and fragment, which may be secret.
+
+    A path stays as it is.
+    """
+    if "://" not in url:
+        return url
     return without_user(re.split(r"[?#]", url, maxsplit=1)[0])
 
 

@@ -18,6 +18,7 @@ class RemotePlace:
     Args:
         open_beside: Opens the object of a location.
         resources: Closes the objects.
+        temporary: The directory for copies of tensors; None for the system's.
     """
 
     names: list[str] = []  # noqa: RUF012 a store is not searched
@@ -27,9 +28,11 @@ class RemotePlace:
         self,
         open_beside: Callable[[str], RandomAccessFile],
         resources: contextlib.ExitStack,
+        temporary: str | None,
     ) -> None:
         self._open_beside = open_beside
         self._resources = resources
+        self._temporary = temporary
         self._files: dict[str, _RemoteDataFile | None] = {}
 
     def find(self, location: str) -> _RemoteDataFile | None:
@@ -38,7 +41,7 @@ class RemotePlace:
         if path not in self._files:
             try:
                 file = self._resources.enter_context(ForwardFile(self._open_beside(path)))
-                self._files[path] = _RemoteDataFile(file)
+                self._files[path] = _RemoteDataFile(file, self._temporary)
             except FileNotFoundError:
                 self._files[path] = None
         return self._files[path]
@@ -47,15 +50,16 @@ class RemotePlace:
 class _RemoteDataFile:
     """An object with the bytes of tensors; see `places.DataFile`."""
 
-    def __init__(self, file: RandomAccessFile) -> None:
+    def __init__(self, file: RandomAccessFile, temporary: str | None) -> None:
         self._file = file
+        self._temporary = temporary
 
     @property
     def nbytes(self) -> int:
         return self._file.size
 
     def part(self, offset: int, nbytes: int) -> Data:
-        return RandomAccessData(self._file, offset, nbytes)
+        return RandomAccessData(self._file, offset, nbytes, temporary=self._temporary)
 
     @property
     def view(self) -> memoryview:

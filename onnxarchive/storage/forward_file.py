@@ -27,6 +27,11 @@ class ForwardFile(RandomAccessFile):
         self._position = file.size
         self._is_yielding = False
 
+    @property
+    def mapped_file(self) -> RandomAccessFile | None:
+        """That of the other file."""
+        return self._file.mapped_file
+
     def read(self, offset: int, size: int) -> bytes:
         """Reads `size` bytes from `offset`, fewer at the end of the file."""
         if 0 <= offset - self._position <= _MAX_SKIPPED and not self._is_yielding:

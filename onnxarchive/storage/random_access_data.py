@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.storage.random_access import RandomAccessFile
+from onnxarchive.storage.spooling import spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +20,20 @@ class RandomAccessData:
         offset: Offset of the bytes in the file.
         nbytes: Number of the bytes.
         crc32: Their CRC-32; None: unknown.
+        temporary: The directory for a copy of them; None for the system's.
     """
 
     file: RandomAccessFile
     offset: int
     nbytes: int
     crc32: int | None = None
+    temporary: str | None = None
+
+    def local(self) -> Data:
+        """The same bytes on this machine, to be read several times: a temporary copy if needed."""
+        if self.file.mapped_file is not None:
+            return self
+        return Stored(spool(self, self.temporary))
 
     def __iter__(self) -> Iterator[memoryview]:
         found = 0

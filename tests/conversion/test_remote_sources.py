@@ -313,6 +313,20 @@ def test_many_tensors_of_a_data_file_take_a_few_requests(
     assert (targets / "remote").read_bytes() == (targets / "local").read_bytes()
 
 
+def test_large_tensors_of_a_data_file_are_requested_once(
+    tmp_path: Path, targets: Path, web: WebServer, access: dict[str, Any]
+) -> None:
+    tensors = [raw_tensor(f"w{it}", dims=(400_000,), seed=it) for it in range(3)]
+    data = b"".join(it.raw_data for it in tensors)
+    found = [external(it, "w.data", offset=1_600_000 * i) for i, it in enumerate(tensors)]
+    write_model(tmp_path / "m.onnx", model_of(*found[::-1]))  # in another order than they lie
+    (tmp_path / "w.data").write_bytes(data)
+    web.files |= {f"/{name}": (tmp_path / name).read_bytes() for name in ("m.onnx", "w.data")}
+    onnxarchive.convert(web.url("/m.onnx"), targets / "target", **access)
+    assert web.nbytes < len(data) + 500_000  # with the end of each file, or whole blocks
+    assert onnxarchive.load(targets / "target") == normalised(model_of(*tensors[::-1]))
+
+
 @pytest.mark.parametrize("kind", ["web", "memory URL", "store"])
 def test_a_missing_data_file_is_named(
     kind: str, tmp_path: Path, targets: Path, web: WebServer

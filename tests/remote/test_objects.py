@@ -15,6 +15,7 @@ from web_server import Answer, Request, WebServer, serving
 from onnxarchive import ArchiveError
 from onnxarchive.remote import objects
 from onnxarchive.remote.objects import END_SIZE, RemoteFile, open_object
+from onnxarchive.remote.opening import open_beside
 
 CONTENT = bytes(range(251)) * 4000  # no two blocks are the same
 SIZE = len(CONTENT)
@@ -53,6 +54,16 @@ def test_a_small_object_is_read_by_opening_it(server: WebServer) -> None:
     with open_object(server.url("/small")) as file:
         assert file.read(0, 5000) == CONTENT[:1000]
     assert len(server.requests) == 1
+
+
+def test_of_large_objects_beside_another_no_end_stays_in_memory(server: WebServer) -> None:
+    url = server.url("/model.onnx")
+    with open_beside(url, "m.onnxa") as large, open_beside(url, "small") as small:
+        assert (large.read(SIZE - 10, 10), small.read(990, 10)) == (
+            CONTENT[-10:],
+            CONTENT[990:1000],
+        )
+    assert [it.path for it in server.requests] == ["/m.onnxa", "/small", "/m.onnxa"]
 
 
 def test_an_empty_object_has_a_size_of_0(server: WebServer) -> None:

@@ -34,6 +34,7 @@ def test_a_url_begins_with_a_scheme(source: object, is_one: bool) -> None:
         ("https://me:SE@CRET@host/m.onnxa", "https://host/m.onnxa"),
         ("zip://m::ftp://me:SECRET@host/a.zip", "zip://m::ftp://host/a.zip"),
         ("s3://bucket/m.onnxa#SECRET", "s3://bucket/m.onnxa"),
+        ("C#/what?/me@home.onnxa", "C#/what?/me@home.onnxa"),  # a path has no query
     ],
 )
 def test_a_url_is_shown_without_secrets(url: str, shown: str) -> None:
