@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import onnx
 
 from onnxarchive.archive import openable
+from onnxarchive.archive.contents import check_crc32
 from onnxarchive.archive.openable import Access, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
@@ -32,10 +33,11 @@ from onnxarchive.archive.reading import (
     verified_pieces,
 )
 from onnxarchive.archive.writing import write_archive
+from onnxarchive.buffers import checksums
 from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
-from onnxarchive.errors import UnsupportedFeatureError, with_path
+from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
 from onnxarchive.model.initializers_at_once import SmallInitializer
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
@@ -46,7 +48,6 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.files import PositionalWriter, make_file, require_process
 from onnxarchive.storage.filesystem import reserve
 from onnxarchive.storage.forward_file import streamed
-from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.paths import directory_of, require_no_input
 from onnxarchive.storage.replacement import Replacement, new_directory, replacing
 from onnxarchive.storage.spooling import spool
@@ -317,8 +318,8 @@ def export(
             both files exist, they are replaced one after the other.
         progress: Called with the bytes done and the bytes in all, after every few MiB; tensors in
             the `.onnx` are counted twice, as they are verified and written. True shows a bar.
-        access: How a remote archive is reached; see `open`. Without a cache, one that becomes a
-            single `.onnx` is copied to a temporary file first.
+        access: How a remote archive is reached; see `open`. Without a cache, tensors for a single
+            `.onnx` are copied to a temporary file first.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
@@ -331,7 +332,7 @@ def export(
     """
     require_no_input(destination, files_of(path, access))
     if external_data is None:
-        with _opened(path, model, access, copy_in=directory_of(destination)) as (archive, models):
+        with _opened(path, model, access) as (archive, models):
             _export_single(archive, models[model_entry(model)], destination, progress)
         return
     beside = _beside(destination, external_data)
@@ -347,7 +348,7 @@ def export(
 
 @contextlib.contextmanager
 def _opened(
-    path: str | os.PathLike[str], model: str | None, access: Access, copy_in: str | None = None
+    path: str | os.PathLike[str], model: str | None, access: Access
 ) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
     """Opens an archive, and reads a model or all at once, since an edit may overwrite them.
 
@@ -355,22 +356,22 @@ def _opened(
         path: The archive.
         model: Id of the model; None for all.
         access: How a remote archive is reached.
-        copy_in: The directory of a temporary copy of an archive that is not mapped; None: no copy.
 
     Yields:
         The archive, and the bytes of each of these models by the name of its entry.
     """
     with openable.opened(path, **access) as file:
-        if copy_in is not None and not file.is_mapped:
-            copy = spool(map(memoryview, file.pieces(0, file.size)), copy_in)
-            file = MemoryFile(copy, file.path)
         archive = Archive(streamed(file), model=model or "")
         ids = archive.models if model is None else (model,)
         models = {name: archive.read(name) for name in map(model_entry, ids)}
     with archive, with_path(archive.path):
-        if not archive._file.is_complete:
-            archive._fetch_entries(archive.entries if model is None else archive._refs)
         yield archive, models
+
+
+def _fetch_missing(archive: Archive, names: Iterable[str]) -> None:
+    """Fetches the entries that a cache lacks, together."""
+    if not archive._file.is_complete:
+        archive._fetch_entries(names)
 
 
 def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
@@ -397,11 +398,13 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
+    _fetch_missing(archive, archive._refs)
+    read = archive.read if archive._file.is_mapped else _copied(archive, directory_of(destination))
     filled: set[str] = set()
 
     def fill_in(key: str) -> memoryview:
         filled.add(key)
-        return archive.read(key)
+        return read(key)
 
     parts = weights.fill(model_proto, fill_in)
     if filled != set(archive._refs):
@@ -411,12 +414,23 @@ def _export_single(
     verified = sum(archive.entries[key].nbytes for key in archive._refs)
     counter = ProgressCounter(progress, verified + sum(map(len, parts)))
     for key in archive._refs:
-        counter.add(read_verified(archive, key).nbytes)
+        data = read(key)
+        check_crc32(archive.entries[key], data.nbytes, checksums.crc32(data), Report())
+        counter.add(data.nbytes)
     with replacing(destination) as replacement:
         reserve(replacement.fileno(), 0, sum(map(len, parts)))
         for part in parts:
             for piece in counter(pieces(part)):
                 replacement.file.write(piece)
+
+
+def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
+    """Copies the tensors of a model to a temporary file; gives a function that reads them there."""
+    keys = list(archive._refs)
+    copy = spool(archive._read_all(keys), directory)
+    sizes = [archive.entries[key].nbytes for key in keys]
+    begins = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
+    return lambda key: copy[begins[key] : begins[key] + archive.entries[key].nbytes]
 
 
 def _export_external(
@@ -425,6 +439,7 @@ def _export_external(
     external_data: str,
     progress: Progress | None,
 ) -> None:
+    _fetch_missing(archive, archive._refs)
     model, offsets, nbytes = _with_external_data(archive, external_data)
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
@@ -497,6 +512,7 @@ def extract(
         OSError: The directory cannot be made, or is not empty.
     """
     with _opened(path, None, access) as (archive, models), new_directory(directory) as made:
+        _fetch_missing(archive, archive.entries)
         total = sum(entry.nbytes for entry in archive.entries.values())
         counter = ProgressCounter(progress, total)
         process = os.getpid()

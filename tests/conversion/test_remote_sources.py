@@ -25,7 +25,12 @@ from web_server import Answer, WebServer
 from written import files_below, saved, write_model
 
 import onnxarchive
-from onnxarchive import ArchiveFormatError, ChecksumError, ObjectChangedError
+from onnxarchive import (
+    ArchiveFormatError,
+    ChecksumError,
+    ObjectChangedError,
+    UnsupportedFeatureError,
+)
 from onnxarchive.remote import objects
 
 ARCHIVE = an_archive()
@@ -420,6 +425,28 @@ def test_a_remote_zip_of_another_tool_is_converted(
     convert(source, targets / "target", **access)
     assert onnxarchive.load(targets / "target") == normalised(complete)
     assert onnxarchive.check(targets / "target", full=True) == []
+
+
+def test_a_single_file_takes_the_tensors_of_its_model_alone(
+    tmp_path: Path, targets: Path, web: WebServer, access: dict[str, Any]
+) -> None:
+    small = model_of(*(raw_tensor(f"s{it}", dims=(2000,), seed=it) for it in range(5)))
+    large = model_of(raw_tensor("w", dims=(1_000_000,)))
+    web.files[PATH] = saved(large, models={"small": small})
+    onnxarchive.export(web.url(PATH), targets / "target", model="small", **access)
+    assert onnx.load(targets / "target") == small
+    assert web.nbytes < 800_000
+    assert len(web.requests) <= 3
+
+
+def test_a_model_too_large_for_a_single_file_is_not_fetched(
+    targets: Path, web: WebServer, access: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.files[PATH] = saved(model_of(raw_tensor("w", dims=(1_000_000,))))
+    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 3_000_000)
+    with pytest.raises(UnsupportedFeatureError, match="external_data="):
+        onnxarchive.export(web.url(PATH), targets / "target", **access)
+    assert web.nbytes < 500_000
 
 
 def test_a_dry_run_writes_nothing(targets: Path, web: WebServer) -> None:
