@@ -59,14 +59,10 @@ def exists(path: str, access: Access) -> bool:
     """Whether there is a file or a remote object."""
     if not is_remote(path, access):
         return os.path.lexists(path)
-    from onnxarchive.remote.opening import open_remote
+    from onnxarchive.remote.objects import has_object
 
-    try:
-        store, storage_options = access.get("store"), access.get("storage_options")
-        open_remote(path, store=store, storage_options=storage_options).close()
-    except FileNotFoundError:
-        return False
-    return True
+    store, storage_options = access.get("store"), access.get("storage_options")
+    return has_object(path, store=store, storage_options=storage_options)
 
 
 def files_of(source: object, access: Access) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from onnxarchive.archive.openable import Access, exists, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import open_assets
+from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.conversion.converting import Conversion, convert_silently
 from onnxarchive.conversion.trees import (
     ARCHIVE_SUFFIX,
@@ -19,7 +20,7 @@ from onnxarchive.conversion.trees import (
     find_remote_models,
     with_suffix,
 )
-from onnxarchive.errors import ArchiveError, describe_error
+from onnxarchive.errors import ArchiveError, describe_error, shown
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.sources.source import FollowLinks
@@ -134,10 +135,11 @@ def _outcomes(
     todo: dict[int, tuple[str, str]] = {}
     taken: dict[str, str] = {}
     for index, (source, target, error) in enumerate(work):
-        other = taken.setdefault(os.path.normcase(target), source)
-        if error is None and other != source:
-            same = f"{shown_url(other)} has the same target {shown_url(target)}"
-            error = f"{same}; convert one of them elsewhere"
+        if error is None:
+            other = taken.setdefault(os.path.normcase(target), source)
+            if other != source:
+                same = f"{shown_url(other)} has the same target {shown_url(target)}"
+                error = f"{same}; convert one of them elsewhere"
         if error is None:
             todo[index] = source, target
         else:
@@ -158,7 +160,7 @@ def _submitted(
     futures: dict[Future[Conversion], int] = {}
     for index, (source, target) in todo.items():
         try:
-            futures[executor.submit(convert, source, target)] = index
+            futures[executor.submit(convert_one, _Task(source, target, convert))] = index
         except RuntimeError as error:  # its workers are dead, or it was shut down
             yield index, _failure(source, target, f"the executor takes no more work: {error}")
     for future in as_completed(futures):
@@ -210,14 +212,20 @@ def _remote_work(
 ) -> Iterator[tuple[str, str, str | None]]:
     """As `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
     found = False
+    error: str | None
     try:
         for url, place in find_remote_models(source, access):
             if url.endswith(ARCHIVE_SUFFIX) and url.startswith(f"{out}/"):
                 continue  # made by an earlier run
             found = True
-            if url not in met:
-                met.add(url)
+            if url in met:
+                continue
+            met.add(url)
+            if is_plain_path(place):
                 yield url, f"{out}/{with_suffix(place)}", None
+            else:
+                error = f"expected {PLAIN_PATH} below {shown_url(source)}, found {shown(place)}"
+                yield url, f"{out}/{with_suffix(os.path.basename(place))}", error
         error = None if found else "expected a model below this URL, found none"
     except OSError as fault:
         error = describe_error(fault)
@@ -246,9 +254,26 @@ def _public_type(error: Exception) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in known)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class _Task:
+    """A conversion for an executor, whose log may show it: without secrets of the URLs."""
+
+    source: str
+    target: str
+    convert: _Convert
+
+    def __repr__(self) -> str:
+        return f"{shown_url(self.source)} -> {shown_url(self.target)}"
+
+
+def convert_one(task: _Task) -> Conversion:
+    """Runs a task; Dask names tasks after this function."""
+    return task.convert(task.source, task.target)
+
+
 @dataclass(frozen=True, slots=True)
 class _Convert:
-    """Converts one model; an error is an outcome. It can be sent to a worker."""
+    """Converts one model; an error is an outcome."""
 
     options: WriteOptions
     replace: bool

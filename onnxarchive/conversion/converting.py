@@ -140,7 +140,7 @@ def convert(
             parts of a compressed data file, are inflated to an unnamed temporary file in the
             target's directory. Or the URL of such a file: an archive is streamed, and so is the
             external data of a `.onnx`, which is looked for beside it; any other file is copied to
-            a temporary one.
+            an unnamed temporary one, as is each of its large tensors.
         path: The archive, usually `name.onnxa`; a URL, where the object appears when it is
             complete; or a binary file, which is written to in order and need not be seekable.
         models: Further models by id, such as `{"decoder": "decoder.onnx"}`, each a source with its

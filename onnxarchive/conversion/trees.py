@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 
 from onnxarchive.archive.openable import Access
-from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
-from onnxarchive.errors import ArchiveFormatError, shown
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.listing import list_objects
 from onnxarchive.remote.urls import shown_url
@@ -84,10 +82,9 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
         access: How it is reached.
 
     Yields:
-        The model's URL, and its path below `url`.
+        The model's URL, and its path below `url`, which is the store's and is not checked.
 
     Raises:
-        ArchiveFormatError: The store has an object with a path that leads elsewhere.
         OSError: A request failed.
     """
     name = shown_url(url)
@@ -96,13 +93,9 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
         return
     store, options = access.get("store"), access.get("storage_options")
     for found in sorted(list_objects(url, store=store, storage_options=options)):
-        if not found.path.lower().endswith(_MODEL_SUFFIXES) or "/." in f"/{found.path}":
-            continue
-        if not is_plain_path(found.path):
-            raise ArchiveFormatError(
-                f"expected {PLAIN_PATH} below {name}, found {shown(found.path)}"
-            )
-        yield found.url, found.path
+        is_hidden = any(it[:1] == "." and it not in (".", "..") for it in found.path.split("/"))
+        if found.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
+            yield found.url, found.path
 
 
 def with_suffix(place: str) -> str:

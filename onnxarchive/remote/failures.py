@@ -8,9 +8,10 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from onnxarchive.errors import ObjectChangedError
+from onnxarchive.errors import ObjectChangedError, shown
 
 _Made = TypeVar("_Made")
+_INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered| contained)', re.DOTALL)
 _STATUS = re.compile(r"status code: (\d{3})")
 # The address that machines in a cloud ask for credentials, if there are no others.
 _CREDENTIAL_SERVER = "//169.254.169.254/"
@@ -70,6 +71,14 @@ def failure(error: Exception, name: str) -> Exception:
             errno.EACCES,
             f"the server refuses access{answer}; expected credentials that allow it, from the "
             "environment or in storage_options",
+            name,
+        )
+    if kind == "InvalidPathError":
+        key = _INVALID_PATH.search(str(error))
+        return OSError(
+            errno.EIO,
+            "expected keys without control characters and components that are empty, '.' or '..', "
+            f"which obstore takes, found {shown(key[1]) if key else 'another'}; rename that object",
             name,
         )
     # No TimeoutError: asyncio would make another one of it, without the name.

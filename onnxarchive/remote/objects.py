@@ -51,11 +51,28 @@ def open_object(
         PermissionError: The server refuses access.
         ValueError: An option is wrong.
     """
+    origin = _origin(url_or_path, store, storage_options)
+    version, end = run(partial(_open, origin))
+    return RemoteFile(origin, version, end)
+
+
+def has_object(
+    url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
+) -> bool:
+    """Whether there is an object; asks for its attributes only. See `open_object`."""
+    origin = _origin(url_or_path, store, storage_options)
+    try:
+        run(origin.version)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _origin(url_or_path: str, store: Store | None, storage_options: Options | None) -> Origin:
     origin = origin_of(url_or_path, store, storage_options)
     if isinstance(origin, StoreOrigin):
         require_no_redirect(origin.store, origin.name)
-    version, end = run(partial(_open, origin))
-    return RemoteFile(origin, version, end)
+    return origin
 
 
 async def _open(origin: Origin) -> tuple[Version, bytes]:

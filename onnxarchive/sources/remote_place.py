@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from onnxarchive.buffers.data import Data
 from onnxarchive.sources.places import plain
-from onnxarchive.storage.forward_file import ForwardFile
+from onnxarchive.storage.forward_file import ForwardFile, Streams
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.random_access_data import RandomAccessData
 
@@ -33,6 +33,7 @@ class RemotePlace:
         self._open_beside = open_beside
         self._resources = resources
         self._temporary = temporary
+        self._streams = Streams()
         self._files: dict[str, _RemoteDataFile | None] = {}
 
     def find(self, location: str) -> _RemoteDataFile | None:
@@ -40,7 +41,8 @@ class RemotePlace:
         path = plain(location)
         if path not in self._files:
             try:
-                file = self._resources.enter_context(ForwardFile(self._open_beside(path)))
+                opened = self._open_beside(path)
+                file = self._resources.enter_context(ForwardFile(opened, self._streams))
                 self._files[path] = _RemoteDataFile(file, self._temporary)
             except FileNotFoundError:
                 self._files[path] = None

@@ -18,10 +18,16 @@ class ForwardFile(RandomAccessFile):
     other file.
     """
 
-    def __init__(self, file: RandomAccessFile) -> None:
-        """Takes the file, which is closed together with this object."""
+    def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:
+        """Takes the file, which is closed together with this object.
+
+        Args:
+            file: The file.
+            streams: Those of the files that are read in turn with this one.
+        """
         self.path, self.size, self.identity = file.path, file.size, file.identity
         self._file = file
+        self._streams = streams or Streams()
         self._stream: Iterator[bytes | memoryview] = iter(())
         self._rest = memoryview(b"")
         self._position = file.size
@@ -58,6 +64,7 @@ class ForwardFile(RandomAccessFile):
         """The pieces from the stream."""
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
             self.stop()
+            self._streams.begin(self)
             self._stream = self._stream_from(offset, max(size, _FIRST_SIZE))
             self._position = offset
         skipped = offset - self._position
@@ -65,6 +72,8 @@ class ForwardFile(RandomAccessFile):
             skipped -= len(piece)
         while size and (piece := self._next(size)):
             size -= len(piece)
+            if self._position == self.size:
+                self.stop()
             yield piece
 
     def _stream_from(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
@@ -96,10 +105,29 @@ class ForwardFile(RandomAccessFile):
         self._file.close()
 
     def stop(self) -> None:
-        """Ends the stream, so that no request of it remains."""
+        """Ends the stream, so that no request and no memory of it remains."""
         if isinstance(self._stream, Generator):
             self._stream.close()
         self._stream, self._rest = iter(()), memoryview(b"")
+        self._position = self.size
+
+
+class Streams:
+    """The streams of files that are read in turn: two at once, since each holds many MiB."""
+
+    _MOST = 2
+
+    def __init__(self) -> None:
+        """There is none yet."""
+        self._files: list[ForwardFile] = []
+
+    def begin(self, file: ForwardFile) -> None:
+        """Takes a file whose stream begins; if there are too many, the oldest one ends."""
+        self._files = [*(it for it in self._files if it is not file), file]
+        for other in self._files[: -self._MOST]:
+            if not other._is_yielding:
+                self._files.remove(other)
+                other.stop()
 
 
 def streamed(file: RandomAccessFile) -> RandomAccessFile:

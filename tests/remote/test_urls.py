@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxarchive.remote.urls import is_url, shown_url, unsigned_url
+from onnxarchive.remote.urls import beside, is_url, shown_url, unsigned_url
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,16 @@ def test_urls_that_differ_in_their_signature_have_the_same_name(one: str, other:
 def test_other_parameters_stay_in_the_name() -> None:
     assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=2&sp=2")
     assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=1")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://host/a%20b/m.onnx?sig=1#f", "https://host/a%20b/w%20%3F.bin?sig=1#f"),
+        ("s3://bucket/a b/m?n#o.onnx", "s3://bucket/a b/w ?.bin"),
+        ("memory://a%20b/m.onnx", "memory://a%20b/w ?.bin"),
+        ("a b/m.onnx", "a b/w ?.bin"),
+    ],
+)
+def test_other_files_are_in_the_same_folder(url: str, expected: str) -> None:
+    assert beside(url, "w ?.bin") == expected

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from onnxarchive.storage.forward_file import ForwardFile, streamed
+from onnxarchive.storage.forward_file import ForwardFile, Streams, streamed
 from onnxarchive.storage.memory_file import MemoryFile
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.storage.random_access_data import RandomAccessData
@@ -126,3 +126,25 @@ def test_a_mapped_file_needs_no_stream() -> None:
     mapped = MemoryFile(memoryview(CONTENT))
     assert streamed(mapped) is mapped
     assert isinstance(streamed(Remote()), ForwardFile)
+
+
+def test_a_stream_is_given_up_with_its_last_byte() -> None:
+    remote = Remote()
+    file = ForwardFile(remote)
+    pieces = file.pieces(100, len(CONTENT) - 100)
+    while next(pieces)[-1:] != CONTENT[-1:]:
+        pass
+    assert remote.open_streams == 0
+
+
+def test_of_files_that_are_read_in_turn_two_are_streamed() -> None:
+    streams = Streams()
+    remotes = [Remote() for _ in range(3)]
+    files = [ForwardFile(remote, streams) for remote in remotes]
+    for offset in (0, 2000, 4000):
+        for file in files:
+            assert b"".join(file.pieces(offset, 1000)) == CONTENT[offset : offset + 1000]
+            assert sum(remote.open_streams for remote in remotes) <= 2
+    for file in files:
+        file.stop()
+    assert sum(remote.open_streams for remote in remotes) == 0
