@@ -44,7 +44,7 @@ def changed(name: str) -> ObjectChangedError:
     return error
 
 
-def failure(error: Exception, name: str) -> Exception:
+def failure(error: BaseException, name: str) -> Exception:
     """The error to raise in place of one of obstore, fsspec or a library that these use.
 
     It is raised after the block that catches, so that it has neither cause nor context.

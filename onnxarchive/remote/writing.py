@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from queue import Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from onnxarchive.remote.failures import attempt, failure
 from onnxarchive.remote.stores import Options, Store, is_of_store, open_file_system, open_store
 from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage.closing import Closing
+from onnxarchive.storage.files import require_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +41,7 @@ class ObjectWriter(Closing):
         """Writes all of `data`, which may be reused at once; gives the number of bytes.
 
         Raises:
+            ArchiveError: This process is a fork of the one that began.
             OSError: A request failed; nothing will appear.
         """
         raise NotImplementedError
@@ -98,11 +101,13 @@ class _StoreWriter(ObjectWriter):
         self._parts: Queue[bytes | None] = Queue(1)
         self._is_complete = self._is_ended = False
         self._problem: Exception | None = None
+        self._process = os.getpid()
         self._thread = Thread(target=self._send, args=(store, key), daemon=True)
         self._thread.start()
 
     def write(self, data: Buffer) -> int:
         """Collects data for the next part, and sends full parts."""
+        require_process(self._process)  # a fork has no thread that sends
         view = as_bytes(data)
         start = 0
         while start < len(view):
@@ -115,6 +120,7 @@ class _StoreWriter(ObjectWriter):
 
     def commit(self) -> None:
         """Sends the last part and waits for the store to make the object."""
+        require_process(self._process)
         if self._part:
             self._pass_on()
         self._is_complete = True
@@ -145,7 +151,7 @@ class _StoreWriter(ObjectWriter):
             )
         except _AbandonedError:
             pass
-        except Exception as error:
+        except BaseException as error:  # a panic of obstore is no Exception
             self._problem = failure(error, self.path)
             while not self._is_ended:  # the writer must not wait for ever
                 self._take()

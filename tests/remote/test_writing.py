@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,7 @@ import fsspec
 import pytest
 from obstore.store import HTTPStore, LocalStore, MemoryStore
 
-from onnxarchive import UnsupportedFeatureError
+from onnxarchive import ArchiveError, UnsupportedFeatureError
 from onnxarchive.remote.listing import ListedObject, list_objects
 from onnxarchive.remote.objects import open_object
 from onnxarchive.remote.writing import create_object
@@ -69,6 +72,44 @@ def test_nothing_is_left_of_an_object_that_is_given_up(
     with pytest.raises(FileNotFoundError):
         open_object(path, **place)
     assert not [it for it in tmp_path.rglob("*") if it.is_file()]
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_panic_of_obstore_is_an_error(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicError(BaseException):
+        """As pyo3's, with a secret."""
+
+    def put(*_: object, **__: object) -> None:
+        raise PanicError("SECRET")
+
+    monkeypatch.setattr("obstore.put", put)
+    with create_object("m", store=MemoryStore()) as writer:  # parts of 32 MiB
+
+        def write() -> None:
+            for _ in range(count):
+                writer.write(bytes(4 << 20))
+            writer.commit()
+
+        with pytest.raises(OSError, match="the request failed") as caught:
+            write()
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_does_not_go_on_with_an_object() -> None:
+    with create_object("m", store=MemoryStore()) as writer:
+        writer.write(b"begun")
+        child = os.fork()
+        if not child:
+            status = 1
+            for call in (lambda: writer.write(b"more"), writer.commit):
+                with contextlib.suppress(ArchiveError):
+                    call()
+                    break
+            else:
+                status = 0
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_objects_are_copied_from_store_to_store() -> None:
