@@ -205,7 +205,7 @@ def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:
         (["missing.onnxa", "good.onnxa"], 2, "onnxarchive: missing.onnxa: No such file"),
         (["good.onnxa", "model.onnx"], 3, "onnxarchive: model.onnx: expected an ONNX archive"),
         (["model.onnx", "good.onnxa"], 3, "onnxarchive: model.onnx: expected an ONNX archive"),
-        (["good.onnxa", "."], 3, "onnxarchive: .: expected a regular file"),
+        (["good.onnxa", "."], 3, "onnxarchive: .: expected an ONNX archive, found a directory"),
         (["good.onnxa"], 2, "required: OTHER"),
     ],
 )
