@@ -28,6 +28,9 @@ from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+# Bytes between the models and the directory that are read with them: headers and padding. There
+# are more only if the archive is hostile.
+_MAX_BESIDE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +106,25 @@ def read_contents(
         entries.header_offsets,
         report,
     )
-    data = _read_models(file, entries, report, max_model_nbytes)
+    data = _read_models(file, entries, bounds.offset, report, max_model_nbytes)
     return Contents(listed, _models(data, listed, named, report))
 
 
 def _read_models(
-    file: RandomAccessFile, entries: Entries, report: Report, max_model_nbytes: int
+    file: RandomAccessFile,
+    entries: Entries,
+    directory_offset: int,
+    report: Report,
+    max_model_nbytes: int,
 ) -> dict[str, bytes]:
     """The bytes of each model by its entry's name, the default one first; {} if too large."""
     found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
     sizes = {name: found[name].nbytes for name in sorted(found)}  # the default one is the shortest
     if not check_model_sizes(sizes, max_model_nbytes, report):
         return {}
-    if found:
-        file.hold(min(entry.header_offset for entry in found.values()))
+    begin = min((entry.header_offset for entry in found.values()), default=directory_offset)
+    if directory_offset - begin <= sum(sizes.values()) + _MAX_BESIDE:
+        file.hold(begin)
     data: dict[str, bytes] = {}
     for name in sizes:
         entry = found[name]

@@ -50,6 +50,8 @@ Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 # The end that opening reads is a whole block, since blocks are counted from the end. A block takes
 # about a millisecond of a request, little beside its latency. 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
+# Larger files are a hostile server's, or none that ext4 has either; the state takes memory.
+MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
 _SET: Final = 1  # of a block's byte, or an entry's
 _FORMAT: Final = {"onnxarchive_cache": 1, "block_size": BLOCK_SIZE}
@@ -72,7 +74,7 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
     Raises:
         PermissionError: The directory belongs to another user, or others may enter it.
         OSError: It cannot be written; or it is on a disk that cannot hold a file of the size of
-            the archive.
+            the archive; or that size is over 16 TiB.
     """
     key = file.cache_key()
     return file if key is None else CachedFile(file, key, directory_of_cache(cache))
@@ -115,6 +117,12 @@ class CachedFile(RandomAccessFile):
         self.path = remote.path
         self.size = remote.size
         self.identity = remote.identity
+        if self.size > MAX_SIZE:
+            raise OSError(
+                errno.EFBIG,
+                f"expected at most {MAX_SIZE} bytes to be cached or downloaded, found {self.size}",
+                self.path,
+            )
         self._header = {**_FORMAT, "key": key, "size": self.size, "url": _cut(remote.path)}
         self._blocks = _Blocks(self.size)
         self._marks_offset = self.size + _HEADER_SIZE

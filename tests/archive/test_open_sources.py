@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import struct
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ from onnxarchive import (
     UnsupportedFeatureError,
 )
 from onnxarchive.remote import objects
+from onnxarchive.zipformat.records import DirectoryRecord
+from onnxarchive.zipformat.writer import ZipWriter
 
 ARCHIVE = an_archive()
 MODEL = a_model()
@@ -127,6 +130,28 @@ def test_a_large_directory_or_model_takes_two_requests_more_at_most(
     with onnxarchive.open(web.url(PATH)) as archive:
         assert 2 <= len(web.requests) <= 3
         assert archive.tensors["w7"].size == 4
+
+
+def test_what_lies_between_the_models_of_a_hostile_archive_is_not_read(
+    web: WebServer, access: dict[str, Any]
+) -> None:
+    file = io.BytesIO()
+    writer = ZipWriter(file)
+    model = model_of().SerializeToString()
+    for name, data in (
+        ("__MODEL_PROTO_a", model),
+        ("unlisted", bytes(4_000_000)),
+        ("__MODEL_PROTO", model),
+    ):
+        writer.add(name, data)
+    writer.finish()
+    changed = bytearray(file.getvalue())
+    record = changed.rindex(b"unlisted") - DirectoryRecord.SIZE
+    changed[record + 20 : record + 28] = struct.pack("<2L", 5_000_000, 5_000_000)  # it is left out
+    web.files[PATH] = bytes(changed)
+    findings = onnxarchive.check(web.url(PATH), **access)
+    assert "ZIP-6" in {it.rule for it in findings}
+    assert web.nbytes < 1_000_000
 
 
 def test_many_tensors_are_fetched_by_a_few_requests(web: WebServer, access: dict[str, Any]) -> None:
@@ -421,7 +446,7 @@ def test_only_files_are_edited_pickled_or_prefetched(
     import pickle
 
     with placed(kind, ARCHIVE, tmp_path, web) as (source, access):
-        with pytest.raises(UnsupportedFeatureError, match="a file of this machine to edit"):
+        with pytest.raises(UnsupportedFeatureError, match="a file of this machine"):
             onnxarchive.open(source, "r+", **access)
         with onnxarchive.open(source, prefetch="willneed", **access) as archive:
             with pytest.raises(TypeError, match="expected an archive in a file to pickle"):

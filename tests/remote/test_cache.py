@@ -65,6 +65,14 @@ def damaged(directory: Path) -> Path:
 # Reading
 
 
+def test_a_size_that_no_disk_holds_is_refused_before_its_state_takes_memory(tmp_path: Path) -> None:
+    remote = Remote()
+    remote.size = 1 << 60
+    with pytest.raises(OSError, match="at most 17592186044416 bytes") as caught:
+        opened(tmp_path / "cache", remote)
+    assert caught.value.filename == URL
+
+
 def test_blocks_are_fetched_once_and_by_one_call(directory: Path) -> None:
     remote = Remote()
     with opened(directory, remote) as file:
