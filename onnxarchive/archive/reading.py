@@ -380,8 +380,9 @@ class Archive(Closing):
         counter = ProgressCounter(progress, sum(entries.sizes))
         jobs = threads.require_jobs(jobs)
         file = snapshot.file
+        stream = ForwardFile(file)
         if not file.is_complete:
-            file, jobs = ForwardFile(file), 1
+            file, jobs = stream, 1
         headers = LocalHeaders(file, snapshot.directory)
 
         def verify(number: int, counter: ProgressCounter = counter) -> None:
@@ -390,7 +391,12 @@ class Archive(Closing):
             check_data(file, entry, snapshot.all_refs(entry.name), Report(), counter)
 
         models = snapshot.model_numbers
-        with with_path(self.path), discarding_faults(snapshot.file):
+        with (
+            with_path(self.path),
+            discarding_faults(snapshot.file),
+            contextlib.ExitStack() as resources,
+        ):
+            resources.callback(stream.stop)  # before anybody closes the file
             threads.for_each(range(models.start), entries.sizes[: models.start], verify, jobs)
             try:
                 with self._settled() as current:

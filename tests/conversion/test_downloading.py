@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import runnable_model
+from processes import started, wait_until
+from remote_archives import PATH, PLACES, an_archive, changes_after, sends, with_byte_flipped
+from web_server import Answer, Request, WebServer
+from written import files_below, saved
+
+import onnxarchive
+from onnxarchive import ArchiveFormatError, LockedError, ObjectChangedError
+from onnxarchive.remote import cache, objects
+from onnxarchive.storage.files import MappedFile
+
+ARCHIVE = an_archive()
+
+
+@pytest.fixture
+def url(web: WebServer) -> str:
+    web.files[PATH] = ARCHIVE
+    return web.url(PATH)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "ein Ordner"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PART_SIZE", cache.BLOCK_SIZE)
+    monkeypatch.setattr(objects, "GAP_SIZE", 0)
+
+
+def asked(web: WebServer) -> int:
+    """How many bytes were asked for, without those of the end."""
+    total = 0
+    for it in web.ranges():
+        first, _, last = it.removeprefix("bytes=").partition("-")
+        total += int(last) + 1 - int(first) if first else 0
+    return total
+
+
+@pytest.mark.parametrize("kind", ["web", "file URL", "memory URL", "store"])
+def test_a_download_is_the_object_and_verified(
+    kind: str, folder: Path, tmp_path: Path, web: WebServer
+) -> None:
+    source, access = PLACES[kind](ARCHIVE, tmp_path, web)
+    target = folder / "mit Leerzeichen.onnxa"
+    done: list[tuple[int, int]] = []
+    found = onnxarchive.download(source, target, progress=lambda *it: done.append(it), **access)
+    assert found == str(target)
+    assert target.read_bytes() == ARCHIVE
+    assert files_below(folder) == {target.name}
+    assert list(folder.iterdir()) == [target]
+    assert done[-1][0] == done[-1][1] > len(ARCHIVE) - 5000
+    assert done == sorted(done)
+    assert os.stat(target).st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def test_every_byte_is_asked_for_once(web: WebServer, url: str, folder: Path) -> None:
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert asked(web) == len(ARCHIVE) - objects.END_SIZE
+    assert len(web.requests) == 4
+
+
+def test_a_download_is_named_by_its_url(
+    web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.files["/a/gr%C3%B6%C3%9Fe%201.onnxa"] = ARCHIVE
+    signed = web.url("/a/gr%C3%B6%C3%9Fe%201.onnxa?sig=SECRET#x")
+    assert onnxarchive.download(signed, folder) == str(folder / "größe 1.onnxa")
+    monkeypatch.chdir(folder)
+    assert onnxarchive.download(url) == str(folder / "m.onnxa")
+    assert files_below(folder) == {"größe 1.onnxa", "m.onnxa"}
+    for path in ("/..%2f", "/..", "/a/%2e%2e", "/a%2fb", "/a%2f..%2fb"):
+        with pytest.raises(ValueError, match="expected a URL that ends with a file's name"):
+            onnxarchive.download(web.url(path), folder)
+
+
+def test_an_existing_file_is_replaced_and_a_link_is_followed(
+    url: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "m.onnxa").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(folder / "m.onnxa")
+    assert onnxarchive.download(url, tmp_path / "link") == str(folder / "m.onnxa")
+    assert (tmp_path / "link").is_symlink()
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+
+
+@pytest.mark.parametrize("with_validator", [True, False])
+@pytest.mark.parametrize("part", ["large2", "assets/folder/big.bin", "__MODEL_PROTO"])
+def test_damaged_bytes_are_an_error_and_nothing_is_left(
+    web: WebServer, url: str, folder: Path, part: str, with_validator: bool
+) -> None:
+    (folder / "m.onnxa").write_bytes(b"old")
+    with onnxarchive.open(ARCHIVE) as archive:
+        entry = archive.entries[part]
+    sends(web, with_byte_flipped(ARCHIVE, entry.data_offset + entry.nbytes // 2))
+    if not with_validator:
+        without_etag(web)
+    with pytest.raises(ArchiveFormatError, match=rf"/m\.onnxa: .*{part}"):
+        onnxarchive.download(url, folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == b"old"
+    web.change = lambda _, answer: answer
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+def without_etag(web: WebServer) -> None:
+    inner = web.change
+
+    def change(request: Request, answer: Answer) -> Answer:
+        answer = inner(request, answer)
+        return Answer(answer.status, {**answer.headers, "ETag": None}, answer.body)
+
+    web.change = change
+
+
+def test_an_object_without_a_validator_is_downloaded_at_once(
+    web: WebServer, url: str, folder: Path
+) -> None:
+    without_etag(web)
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+def test_what_is_no_archive_is_not_fetched(web: WebServer, folder: Path) -> None:
+    web.files["/page"] = b"<html>" * 100_000
+    with pytest.raises(ArchiveFormatError, match="/page"):
+        onnxarchive.download(web.url("/page"), folder / "m.onnxa")
+    with pytest.raises(FileNotFoundError):
+        onnxarchive.download(web.url("/missing"), folder / "m.onnxa")
+    assert len(web.requests) <= 3
+    assert files_below(folder) <= {".m.onnxa.download/lock"}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_interrupted_download_goes_on_where_it_was(
+    web: WebServer, url: str, folder: Path
+) -> None:
+    def stop(done: int, _: int) -> None:
+        if done > 600_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        onnxarchive.download(url, folder / "m.onnxa", progress=stop)
+    assert not (folder / "m.onnxa").exists()
+    web.requests.clear()
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert asked(web) <= len(ARCHIVE) - 600_000
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_another_version_begins_anew(web: WebServer, url: str, folder: Path) -> None:
+    changes_after(web, 4)
+    with pytest.raises(ObjectChangedError, match=r"/m\.onnxa: "):
+        onnxarchive.download(url, folder / "m.onnxa")
+    assert not (folder / "m.onnxa").exists()
+    web.change = lambda _, answer: answer
+    web.files[PATH] = other = saved(runnable_model(1 << 20))
+    web.requests.clear()
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert asked(web) == len(other) - objects.END_SIZE
+    assert (folder / "m.onnxa").read_bytes() == other
+
+
+def test_one_download_runs_at_a_time(web: WebServer, url: str, folder: Path) -> None:
+    errors: list[BaseException] = []
+
+    def second(_: int, __: int) -> None:
+        if not errors:
+            with pytest.raises(LockedError, match=r"m\.onnxa") as caught:
+                onnxarchive.download(url, folder / "m.onnxa")
+            errors.append(caught.value)
+
+    onnxarchive.download(url, folder / "m.onnxa", progress=second)
+    assert len(errors) == 1
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+def test_a_full_disk_is_an_error_and_the_download_goes_on(
+    web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = MappedFile.write
+
+    def write(self: Any, offset: int, data: Any) -> None:
+        if 200_000 < offset < len(ARCHIVE):
+            raise OSError(errno.ENOSPC, "No space left on device", self.path)
+        whole(self, offset, data)
+
+    monkeypatch.setattr(objects, "PART_SIZE", cache.BLOCK_SIZE)
+    monkeypatch.setattr(MappedFile, "write", write)
+    with pytest.raises(OSError, match="No space left") as caught:
+        onnxarchive.download(url, folder / "m.onnxa")
+    assert caught.value.errno == errno.ENOSPC
+    assert not (folder / "m.onnxa").exists()
+    monkeypatch.setattr(MappedFile, "write", whole)
+    onnxarchive.download(url, folder / "m.onnxa")
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+SLOW = """
+import sys
+from onnxarchive.cli import main
+from onnxarchive.remote import cache, objects
+from onnxarchive.storage.files import MappedFile
+objects.PART_SIZE = cache.SYNC_SIZE = cache.BLOCK_SIZE
+objects.GAP_SIZE = 0
+sys.exit(main(["download", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.tool
+@pytest.mark.skipif(os.name == "nt", reason="sends signals")
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGTERM"])
+def test_a_download_that_a_signal_ends_goes_on_where_it_was(
+    web: WebServer, url: str, folder: Path, number: str
+) -> None:
+    released = threading.Event()
+
+    def change(request: Request, answer: Answer) -> Answer:
+        first = request.range.removeprefix("bytes=").partition("-")[0]
+        if first and int(first) > 600_000:
+            released.wait(30)
+        return answer
+
+    web.change = change
+    command = [sys.executable, "-c", SLOW, url.replace("//", "//me:SECRET@"), folder / "m.onnxa"]
+    with started(command) as process:
+        wait_until(lambda: web.nbytes >= 5 * cache.BLOCK_SIZE, process)
+        threading.Event().wait(1)  # the bytes are written
+        process.send_signal(signal.Signals[number])
+        wait_until(lambda: process.poll() is not None)
+        out, err = process.communicate()
+    released.set()
+    assert not (folder / "m.onnxa").exists()
+    assert "SECRET" not in out + err
+    assert "Traceback" not in err
+    if number == "SIGINT":
+        assert process.returncode == 130
+        assert "the same command goes on" in err
+    web.change = lambda _, answer: answer
+    web.requests.clear()
+    with started(command) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert asked(web) <= len(ARCHIVE) - 3 * cache.BLOCK_SIZE
+    assert (folder / "m.onnxa").read_bytes() == ARCHIVE
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
