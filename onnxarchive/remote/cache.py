@@ -26,6 +26,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -323,19 +324,24 @@ class PartialFile(CachedFile):
         missing = self._missing([(offset, size)])
         arriving = _Arriving(self._blocks, missing, self._marks)
         unmarked = 0
-        try:
+        # The caller looks at a piece while it is written.
+        with contextlib.ExitStack() as cleanup, ThreadPoolExecutor(1) as writer:
+            cleanup.callback(lambda: self._set(arriving.take()))  # once all is written
             for begin, nbytes in self._blocks.ranges(missing) if missing.size else ():
                 yield from self.local.pieces(offset, begin - offset)
+                before = None
                 for piece in self._remote.stream(begin, nbytes):
-                    unmarked += arriving.write(self.local, begin, piece)
-                    if unmarked >= SYNC_SIZE:
-                        self._set(arriving.take())
-                        unmarked = 0
+                    if before is not None:
+                        unmarked += before.result()
+                        if unmarked >= SYNC_SIZE:
+                            self._set(arriving.take())
+                            unmarked = 0
+                    before = writer.submit(arriving.write, self.local, begin, piece)
                     yield piece[max(offset - begin, 0) : end - begin]
                     begin += len(piece)
+                if before is not None:
+                    before.result()
                 offset = begin
-        finally:
-            self._set(arriving.take())
         yield from self.local.pieces(offset, end - offset)
 
     def _sync(self) -> None:
