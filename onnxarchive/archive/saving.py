@@ -165,9 +165,10 @@ def _prepared(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel
     if is_instance(model, "torch", "ONNXProgram"):
         model = cast("ONNXProgram", model).model
     if not is_instance(model, "onnx_ir", "Model"):
+        remedy = "; convert takes a path" if isinstance(model, str | os.PathLike) else ""
         raise TypeError(
             "expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
-            f"{type(model)}"
+            f"{type(model)}{remedy}"
         )
     from onnxarchive.archive.onnx_ir import split_model
 

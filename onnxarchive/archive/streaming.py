@@ -129,10 +129,13 @@ class Writer(Closing):
         Raises:
             ArchiveFormatError: The file is no safetensors file, or it changes meanwhile.
             TensorNotFoundError: The file lacks a tensor.
+            TypeError: `names` is a string.
             UnsupportedFeatureError: ONNX has no data type with the bytes of a tensor.
             ValueError: A name is given twice or was added before, or the writer is closed.
             OSError: The file cannot be read, or the archive not written.
         """
+        if isinstance(names, str):
+            raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
         with with_path(path):
             stored = read_safetensors(path)
             if names is None:

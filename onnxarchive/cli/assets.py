@@ -6,7 +6,6 @@ import argparse
 import glob
 import os
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 
 import onnxarchive
 from onnxarchive.archive.editing import change_assets
@@ -76,12 +75,11 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
     for argument in given:
         name, equals, path = argument.partition("=")
         for asset, file in _files(name if equals else None, path if equals else argument):
-            if asset in assets:
+            if assets.setdefault(asset, file) != file:
                 raise ValueError(
                     f"expected a name of its own for each asset, found {assets[asset]!r} and "
                     f"{file!r} as {asset!r}; name them: NAME=PATH"
                 )
-            assets[asset] = file
     return assets
 
 
@@ -89,9 +87,10 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
     """The asset's path and the file of each file that a path or a pattern names."""
     folder = "" if name is None else f"{name}/"
     if glob.has_magic(path) and not os.path.lexists(path):
-        parts = path.split(os.sep)
-        fixed = os.sep.join(takewhile(lambda part: not glob.has_magic(part), parts))
-        matches = [it for it in sorted(glob.glob(path, recursive=True)) if os.path.isfile(it)]
+        fixed = path
+        while glob.has_magic(fixed):
+            fixed = os.path.dirname(fixed)
+        matches = _matches(fixed, path[len(fixed) :].strip(os.sep))
         if not matches:
             raise ValueError(f"expected files that match {path!r}, found none")
         for match in matches:
@@ -107,10 +106,34 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
         yield os.path.basename(path) if name is None else name, path
 
 
-def _below(directory: str) -> Iterator[str]:
-    """All files below a directory, without hidden ones and litter; links to folders are refused."""
+def _matches(directory: str, pattern: str) -> list[str]:
+    """The files below a directory that match a pattern, sorted.
+
+    Unlike `glob`, `**` follows no links to folders: two links to their own folder have no end.
+    """
+    parts = pattern.split(os.sep)
+    found = [directory]
+    for part in [*parts, "*"] if parts[-1] == "**" else parts:
+        folders = dict.fromkeys(found)
+        if part == "**":
+            walks = (_walk(it or os.curdir) for it in folders if os.path.isdir(it or os.curdir))
+            found = [place for walk in walks for place, _, _ in walk]
+        else:
+            patterns = (os.path.join(glob.escape(it), part) for it in folders)
+            found = [match for it in patterns for match in glob.glob(it)]
+    return sorted(set(filter(os.path.isfile, found)))
+
+
+def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The folders below a directory as `os.walk` gives them, without hidden ones and litter."""
     for place, folders, names in os.walk(directory, onerror=_raise):
         folders[:] = [folder for folder in sorted(folders) if not is_hidden(f"{folder}/")]
+        yield place, folders, names
+
+
+def _below(directory: str) -> Iterator[str]:
+    """All files below a directory, without hidden ones and litter; links to folders are refused."""
+    for place, folders, names in _walk(directory):
         for folder in folders:
             if os.path.islink(os.path.join(place, folder)):
                 raise ValueError(

@@ -379,8 +379,8 @@ def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
     is_plain = os.path.basename(external_data) == external_data and "\\" not in external_data
     if not is_plain or external_data in ("", ".", "..", name):
         raise ValueError(
-            f"expected the name of another file beside {name!r} for external_data, found "
-            f"{external_data!r}"
+            f"expected external_data=NAME (--external-data) to be another file beside {name!r}, "
+            f"found {external_data!r}"
         )
     return os.path.join(directory, external_data)
 

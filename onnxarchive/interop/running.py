@@ -30,6 +30,7 @@ from onnxarchive.interop.ort_options import (
 )
 from onnxarchive.model import dtypes
 from onnxarchive.remote.urls import shown_url
+from onnxarchive.sources.recognition import recognised
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.zipformat.records import LocalHeader
 
@@ -162,12 +163,14 @@ def run(
     if repeat < 1:
         raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
     path, given = os.fsdecode(path), inputs or {}
-    name = path if files_of(path, access) else shown_url(path)
+    is_file = bool(files_of(path, access))
+    name = path if is_file else shown_url(path)
     require_onnxruntime()  # its import is not measured
     before = _memory()
     with with_path(name):
         begin = time.perf_counter()
-        ort_session = _make_session(path, model, providers, prepack, access)
+        with recognised(path if is_file else None, expected="a model"):
+            ort_session = _make_session(path, model, providers, prepack, access)
         session_seconds = time.perf_counter() - begin
         ports = [Port.of(argument) for argument in ort_session.get_inputs()]
         try:
@@ -220,9 +223,7 @@ def _make_session(
     for local in files_of(path, access):
         with MappedFile(local) as file:
             if not file.size:
-                raise ArchiveFormatError(
-                    "expected an archive or a serialized ModelProto, found an empty file"
-                )
+                raise ArchiveFormatError("expected a model, found an empty file")
             is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
     if model and not is_zip:
         raise ModelNotFoundError(

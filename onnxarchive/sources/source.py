@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypeAlias
 
 import onnx
@@ -23,7 +24,7 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
 from onnxarchive.sources import hugging_face
 from onnxarchive.sources.finder import Finder, Found
-from onnxarchive.sources.other_files import divided, is_litter
+from onnxarchive.sources.other_files import divided, is_hidden, is_litter
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
 from onnxarchive.sources.serialized import parse_file, require_messages
 from onnxarchive.storage import files
@@ -36,7 +37,9 @@ from onnxarchive.zipformat.records import EndRecord, LocalHeader
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
+_MAX_SEARCHED = 1000  # folders, for an error
 _MODEL_SUFFIX = ".onnx"
+_EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
 _REMEDY = "; other_files=True (--assets) takes them along"
 # The beginning of a zip: an entry, or the end record of an empty zip.
 _ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
@@ -211,9 +214,13 @@ class _Opening:
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""
-        place = DirectoryPlace(self._root(self._path))
+        root = self._root(self._path)
+        place = DirectoryPlace(root)
         names = [name for name in place.names if not is_litter(name)]
-        source = self._whole(place, _only([name for name in names if _is_model(name)]), names)
+        models = [name for name in names if _is_model(name)]
+        if not models:
+            raise _no_model(_models_below(root))
+        source = self._whole(place, _only(models), names)
         return replace(source, files=tuple(place.paths))
 
     def remedy(self) -> str:
@@ -366,13 +373,38 @@ def _only(names: list[str]) -> str:
     """The one model, or the one in fewer folders than all others."""
     depth = min((name.count("/") for name in names), default=0)
     names = [name for name in names if name.count("/") == depth]
-    if len(names) != 1:
-        found = ", ".join(map(repr, names[:_MAX_LISTED])) or "none"
+    if not names:
+        raise _no_model()
+    if len(names) > 1:
         raise ArchiveFormatError(
-            f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}, found {found}; "
-            "'onnxarchive convert ONE.onnx NEW.onnxa --model ID=OTHER.onnx' packs several models"
+            f"{_EXPECTED_MODEL}, found {_listing(names)}; 'onnxarchive convert ONE.onnx NEW.onnxa "
+            "--model ID=OTHER.onnx' packs several models"
         )
     return names[0]
+
+
+def _no_model(below: Sequence[str] = ()) -> ArchiveFormatError:
+    remedy = f"; its folders have {_listing(below)}: convert one of these" if below else ""
+    return ArchiveFormatError(f"{_EXPECTED_MODEL}, found none{remedy}")
+
+
+def _listing(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_MAX_LISTED]))
+
+
+def _models_below(root: Root) -> list[str]:
+    """The models in the first folders of a directory, without links to folders."""
+    models: list[str] = []
+    folders = [""]
+    for folder in islice(folders, _MAX_SEARCHED):  # which grow meanwhile
+        with contextlib.suppress(OSError):  # a folder that cannot be read
+            for entry in root.scan(folder):
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if not entry.is_dir(follow_symlinks=False):
+                    models += [name] if _is_model(name) else []
+                elif not is_hidden(f"{name}/"):
+                    folders.append(name)
+    return sorted(models)
 
 
 def _further_models(names: list[str], default: str) -> list[str]:

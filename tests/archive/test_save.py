@@ -610,6 +610,13 @@ def test_a_write_error_of_an_open_file_is_passed_on() -> None:
         onnxarchive.save(_good, file)
 
 
+def test_the_path_of_a_model_is_refused_with_the_remedy(target: Path) -> None:
+    model: Any = "model.onnx"
+    with pytest.raises(TypeError, match=r"found <class 'str'>; convert takes a path"):
+        onnxarchive.save(model, target)
+    assert not target.exists()
+
+
 def test_a_model_without_graph_is_refused(tmp_path: Path, target: Path) -> None:
     with pytest.raises(ArchiveFormatError, match="no graph"):
         onnxarchive.save(onnx.ModelProto(ir_version=10), target)

@@ -97,6 +97,8 @@ NAMED: dict[str, tuple[list[str], set[str]]] = {
     "a pattern with a name": (["x=llm/*.json"], {"x/config.json"}),
     "a pattern of folders": (["llm/**/*.json"], {"config.json", "vocab/b.json"}),
     "all files below": (["llm/**"], {"config.json", "vocab/a.txt", "vocab/b.json"}),
+    "a pattern below folders and files": (["*/**/b.*"], {"llm/vocab/b.json"}),
+    "a file twice": (["llm/config.json", "llm/*.json"], {"config.json"}),
     "a file named like a pattern": (["[a].txt"], {"[a].txt"}),
 }
 
@@ -158,6 +160,15 @@ def test_a_link_to_a_folder_is_named(archive: Path, folder: Path, capsys: Captur
     (folder / "linked").symlink_to("vocab")
     assert run("assets", "add", archive, folder) == 2
     assert "found a link to one" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right on Windows")
+@pytest.mark.timeout(20)
+def test_a_pattern_of_folders_follows_no_links_to_folders(archive: Path, folder: Path) -> None:
+    for name in ("one", "two"):  # 2**40 paths lead through them
+        (folder / name).symlink_to(".")
+    assert run("assets", "add", archive, f"x={folder}/**/*.json") == 0
+    assert set(assets_of(archive)) == {*ASSETS, "x/config.json", "x/vocab/b.json"}
 
 
 # convert --assets

@@ -320,7 +320,11 @@ def test_extract_gives_a_directory_that_onnx_loads(
         (["convert", "a model.onnx", "-", "--json"], 2, "standard output"),
         (["export", "an archive.onnxa", "a model.onnx"], 2, "exists; --force replaces it"),
         (["export", "an archive.onnxa", "an archive.onnxa", "--force"], 2, "than the input"),
-        (["export", "an archive.onnxa", "n.onnx", "--external-data", "../n"], 2, "'../n'"),
+        (
+            ["export", "an archive.onnxa", "n.onnx", "--external-data", "../n"],
+            2,
+            "expected --external-data to be another file beside 'n.onnx', found '../n'",
+        ),
         (["extract", "an archive.onnxa", "."], 2, "the directory is not empty"),
         (["check", "missing.onnxa"], 2, "missing.onnxa: No such file"),
         (["unknown"], 2, "invalid choice"),

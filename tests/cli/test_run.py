@@ -440,9 +440,9 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
     [
         (["missing.onnxa"], 2, "missing.onnxa: No such file"),
         (["."], 3, "a directory"),
-        (["text"], 3, "text: expected an archive or a serialized ModelProto"),
+        (["text"], 3, "text: expected a model, found a text file"),
         (["truncated.onnxa"], 3, "[ZIP-2]"),
-        (["empty"], 3, "empty: expected an archive or a serialized ModelProto"),
+        (["empty"], 3, "empty: expected a model, found an empty file; its download"),
         (["bad.onnx"], 2, "bad.onnx: ONNX Runtime does not load the model: "),
         (
             ["an archive.onnxa", "--input", "x"],
@@ -472,7 +472,7 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
             2,
             "--atol, --rtol and --compare-model go with --compare",
         ),
-        (["an archive.onnxa", "--compare", "text"], 3, "text: expected an archive"),
+        (["an archive.onnxa", "--compare", "text"], 3, "text: expected a model, found a text"),
         (["an archive.onnxa", "--compare", "an archive.onnxa", "--atol", "-1"], 2, "tolerance"),
         ([], 2, "required"),
     ],

@@ -448,7 +448,9 @@ def test_errors_of_several_lines_and_of_none_become_one(
 
 def test_files_that_are_no_models_are_told(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("This is not a model, but a text.\n")
-    with pytest.raises(onnxarchive.ArchiveFormatError, match="text: expected an archive or a ser"):
+    with pytest.raises(
+        onnxarchive.ArchiveFormatError, match="text: expected a model, found a text"
+    ):
         run(tmp_path / "text")
     archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(onnxarchive.ArchiveFormatError) as caught:

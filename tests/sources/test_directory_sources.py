@@ -123,6 +123,17 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "m.onnxa").exists()
 
 
+def test_models_in_folders_are_named(tmp_path: Path) -> None:
+    for name in ("onnx/model.onnx", "onnx/deep/model_q4.onnx", ".git/model.onnx", "top.txt"):
+        (tmp_path / "m" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "m" / name).write_bytes(b"")
+    with pytest.raises(ArchiveFormatError, match="expected one model") as caught:
+        onnxarchive.convert(tmp_path / "m", tmp_path / "m.onnxa")
+    assert caught.value.message.endswith(
+        "; its folders have 'onnx/deep/model_q4.onnx', 'onnx/model.onnx': convert one of these"
+    )
+
+
 @pytest.mark.parametrize("other", ["n.onnx", "__MODEL_PROTO"])
 def test_a_directory_with_two_models_is_refused_and_both_are_listed(
     tmp_path: Path, other: str

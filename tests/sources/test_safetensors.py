@@ -110,6 +110,7 @@ def test_some_tensors_are_taken_in_their_order_and_under_other_names(path: Path)
     ("names", "kind", "message"),
     [
         (["F64", "none"], TensorNotFoundError, "'none'"),
+        ("F64", TypeError, r"found a string; write \['F64'\]"),
         (["F64", "F64"], ValueError, "'F64' again"),
         ({"F64": "a", "F32": "a"}, ValueError, "'a' again"),
         (["F64", "taken"], ValueError, "'taken' again"),
