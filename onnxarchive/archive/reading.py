@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -478,11 +478,21 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
         ChecksumError: Bytes of a tensor have changed.
     """
     refs = archive._refs
-    for (key, ref), data in zip(refs.items(), archive._read_all(refs), strict=True):
-        if archive._file.is_complete:
-            check_crc32(archive.entries[key], len(data), checksums.crc32(data), Report())
+    for ref, data in zip(refs.values(), read_all_verified(archive, list(refs)), strict=True):
         tensors.set_raw_data(ref.tensor, bytes(data))
     return archive.model
+
+
+def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memoryview]:
+    """The bytes of entries as `Archive.read` gives them, fetched together and verified.
+
+    Raises:
+        ChecksumError: They have changed.
+    """
+    for name, data in zip(names, archive._read_all(names), strict=True):
+        if archive._file.is_complete:  # other files' were verified as they came
+            check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
+        yield data
 
 
 def read_verified(archive: Archive, name: str) -> memoryview:

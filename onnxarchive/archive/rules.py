@@ -20,7 +20,7 @@ from onnxarchive.errors import ArchiveFormatError, Report, shown
 from onnxarchive.model.keys import is_model
 from onnxarchive.storage import threads
 from onnxarchive.storage.files import MappedFile
-from onnxarchive.storage.forward_file import streamed
+from onnxarchive.storage.forward_file import ForwardFile
 from onnxarchive.storage.random_access import RandomAccessFile
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def check(
             SHA-1 checksums, unused bits and booleans.
         progress: Called with the bytes done and the bytes in all if `full`; from any thread, one at
             a time. True shows a bar.
-        jobs: Number of threads if `full`; None for one for each core. The findings are the same. An
-            archive that is not mapped is streamed by one.
+        jobs: Number of threads if `full`; None for one for each core. The findings are the same.
+            Remote archives, and those of file objects, are read by one.
         max_model_nbytes: Largest size in bytes of all models together; larger ones are a finding
             and not read.
         access: How a remote archive is reached; see `onnxarchive.open`.
@@ -176,7 +176,11 @@ def check(
             _check_headers(file, contents, findings)
             _check_all_data(file, contents, findings, counter, jobs)
         else:
-            _check_in_one_pass(streamed(file), contents, findings, counter)
+            stream = ForwardFile(file)
+            try:
+                _check_in_one_pass(stream, contents, findings, counter)
+            finally:
+                stream.stop()
         if findings.list:
             file.discard()
     return findings.list

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import onnx
 
-from onnxarchive.archive.reading import Archive, read_verified
+from onnxarchive.archive.reading import Archive, read_all_verified
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
 from onnxarchive.model import proto, tensors, walking, weights
 from onnxarchive.model.keys import model_entry
@@ -126,8 +126,9 @@ def linked_model(
             "model with its small tensors and those that runtimes do not read from external data "
             f"(of attributes, functions, sparse tensors), found {nbytes}"
         )
-    for key, tensor in held:
-        tensors.set_raw_data(tensor, bytes(read_verified(archive, key)))
+    read = read_all_verified(archive, [key for key, _ in held])
+    for (_, tensor), data in zip(held, read, strict=True):
+        tensors.set_raw_data(tensor, bytes(data))
     return model
 
 

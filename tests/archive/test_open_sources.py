@@ -132,6 +132,14 @@ def test_a_large_directory_or_model_takes_two_requests_more_at_most(
         assert archive.tensors["w7"].size == 4
 
 
+def test_a_full_check_asks_for_many_tensors_together(
+    web: WebServer, access: dict[str, Any]
+) -> None:
+    web.files[PATH] = saved(many_tensors(40, 160_000))
+    assert onnxarchive.check(web.url(PATH), full=True, **access) == []
+    assert len(web.requests) <= 7
+
+
 def test_what_lies_between_the_models_of_a_hostile_archive_is_not_read(
     web: WebServer, access: dict[str, Any]
 ) -> None:

@@ -24,6 +24,8 @@ from models import (
     runnable_model,
 )
 from onnx import TensorProto, helper, numpy_helper
+from web_server import WebServer
+from written import saved
 
 import onnxarchive
 from onnxarchive.archive.reading import Archive
@@ -715,6 +717,15 @@ def test_a_small_tensor_that_has_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(onnxarchive.ChecksumError, match="'split'") as caught:
         session(tmp_path / "m.onnxa")
     assert str(caught.value).startswith(f"{tmp_path / 'm.onnxa'}: ")
+
+
+def test_tensors_that_the_model_of_a_session_holds_are_requested_together(web: WebServer) -> None:
+    vectors = (helper.make_tensor(f"v{it}", 7, (200,), range(200)) for it in range(12))
+    weights = (raw_tensor(f"w{it}", dims=(25_000,)) for it in range(12))
+    pairs = zip(vectors, weights, strict=True)
+    web.files["/m.onnxa"] = saved(model_of(*(it for pair in pairs for it in pair)))
+    onnxarchive.session_options(web.url("/m.onnxa"))
+    assert len(web.requests) <= 4  # the end, the tensors of each kind
 
 
 def test_a_name_that_is_not_utf_8_is_refused(archive: Path) -> None:
