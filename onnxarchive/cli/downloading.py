@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 import onnxarchive
-from onnxarchive.cli.frame import DONE, StandardOutput, access, pairs, require_free, say
+from onnxarchive.cli.frame import DONE, StandardOutput, access, require_free, say, storage_options
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
 from onnxarchive.conversion.downloading import download, target_of
@@ -18,12 +18,12 @@ from onnxarchive.conversion.downloading import download, target_of
 
 def download_command(arguments: argparse.Namespace) -> int:
     """Runs `download`."""
-    options = pairs("--storage-option KEY=VALUE", arguments.storage_option)
+    options = storage_options(arguments)
     path = target_of(arguments.url, arguments.path)
     require_free(path, arguments.force)
     try:
         with progress_bar("download") as progress:
-            download(arguments.url, path, progress=progress, storage_options=options or None)
+            download(arguments.url, path, progress=progress, storage_options=options)
     except KeyboardInterrupt:
         text = "interrupted; the same command goes on with what has arrived"
         raise KeyboardInterrupt(text) from None

@@ -113,9 +113,17 @@ def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) 
 
 def access(arguments: argparse.Namespace) -> Access:
     """How remote archives are reached, from the arguments of `parser._add_remote`."""
-    options = pairs("--storage-option KEY=VALUE", arguments.storage_option)
     cache = arguments.cache_dir or arguments.cache or None
-    return Access(storage_options=options or None, cache=cache)
+    return Access(storage_options=storage_options(arguments), cache=cache)
+
+
+def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
+    """The options of `--storage-option`; an error shows none of them, since they may be secret."""
+    form = "--storage-option KEY=VALUE"
+    try:
+        return pairs(form, arguments.storage_option) or None
+    except ValueError:
+        raise ValueError(f"expected {form}, each key once, found another form") from None
 
 
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import run
+from models import runnable_model
+from remote_archives import ASSETS, PATH, a_model, an_archive, arrays_of, require_equal
+from web_server import Answer, WebServer
+from written import files_below, saved
+
+import onnxarchive
+
+ARCHIVE = an_archive()
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def url(web: WebServer) -> str:
+    """A URL with secrets; the server requires the header that they give."""
+    web.files[PATH] = ARCHIVE
+    return web.url(PATH + "?X-Amz-Signature=SECRET").replace("//", "//me:SECRET@")
+
+
+def cat(*arguments: Any) -> bytes:
+    command = [sys.executable, "-m", "onnxarchive", "cat", *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True)
+    assert done.stderr == b""
+    return done.stdout
+
+
+def test_ls_is_one_request_and_one_more_for_a_signed_url(
+    web: WebServer, url: str, capsys: Captured
+) -> None:
+    for command in ("ls", "info", "models"):
+        web.requests.clear()
+        assert run(command, web.url(PATH)) == 0
+        assert len(web.requests) == 1
+        capsys.readouterr()
+        assert run(command, url) == 0
+        assert len(web.requests) == 3
+        remote = capsys.readouterr().out
+        assert "SECRET" not in remote
+        assert "large1" in remote or command != "ls"
+
+
+def test_cat_gives_a_tensor_or_an_asset(web: WebServer, url: str, tmp_path: Path) -> None:
+    expected = arrays_of(a_model())
+    found = np.load(io.BytesIO(cat(url, "large1")))
+    require_equal({"large1": found}, {"large1": expected["large1"]})
+    assert cat(url, "folder/big.bin", "--cache-dir", tmp_path) == ASSETS["folder/big.bin"]
+    assert cat(url, "labels.txt", "--cache-dir", tmp_path) == b"cat\n"
+    assert np.load(io.BytesIO(cat(url, "own", "--model", "further"))).size == 5000
+    assert np.load(io.BytesIO(cat(url, "nothing"))).shape == (0, 3)
+    assert np.load(io.BytesIO(cat(url, "scalar"))).shape == ()
+    assert np.load(io.BytesIO(cat(url, "labels"))).tolist() == ["a", "ü", ""]
+    local = tmp_path / "m.onnxa"
+    local.write_bytes(ARCHIVE)
+    for name in ("b", "c"):  # of types that numpy itself lacks
+        assert cat(url, name) == cat(local, name)
+        size = expected[name].size * expected[name].itemsize
+        assert cat(local, name)[-size:] == np.ascontiguousarray(expected[name]).tobytes()
+
+
+def test_commands_take_urls(web: WebServer, url: str, tmp_path: Path, capsys: Captured) -> None:
+    web.files["/r"] = saved(runnable_model())
+    model = web.url("/r?sig=SECRET")
+    local = tmp_path / "local.onnxa"
+    local.write_bytes(ARCHIVE)
+    commands: list[tuple[Any, ...]] = [
+        ("check", url, "--full"),
+        ("check", url, model),
+        ("diff", url, local, "--full"),
+        ("export", url, tmp_path / "m.onnx"),
+        ("export", url, tmp_path / "e.onnx", "--external-data", "e.data", "--cache"),
+        ("extract", url, tmp_path / "extracted"),
+        ("convert", url, tmp_path / "m.onnxa"),
+        ("convert", url, tmp_path / "c.onnxa", "--cache"),
+        ("link", model, tmp_path / "home" / "onnxarchive" / "l.onnx", "--cache"),
+        ("run", model),
+        ("run", model, "--cache"),
+        ("ls", url, "--cache-dir", tmp_path / "other"),
+        ("download", url, tmp_path / "d.onnxa"),
+        ("cache", "ls"),
+        ("cache", "ls", "--directory", tmp_path / "other"),
+        ("cache", "clear"),
+    ]
+    for form in ([], ["--json"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+            for command, *arguments in commands:
+                force = ["--force"] if form and command in ("export", "link", "download") else []
+                force += ["--force"] if form and command == "convert" else []
+                if form and command == "extract":
+                    arguments[-1] = tmp_path / "extracted again"
+                assert run(command, *arguments, *force, *form) == 0, command
+                captured = capsys.readouterr()
+                assert "SECRET" not in captured.out + captured.err
+                if form:
+                    json.loads(captured.out)
+    assert (tmp_path / "d.onnxa").read_bytes() == ARCHIVE
+    assert not [it for it in files_below(tmp_path) if "SECRET" in it]
+    written = [it for it in tmp_path.rglob("*") if it.is_file()]
+    assert not [it for it in written if b"SECRET" in it.read_bytes()]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+def test_errors_show_no_secret(
+    web: WebServer, url: str, tmp_path: Path, capsys: Captured, status: int
+) -> None:
+    web.change = lambda *_: Answer(status, {}, [b"SECRET"])
+    for command, *arguments in (
+        ("ls", url),
+        ("check", url),
+        ("diff", url, url),
+        ("convert", url, tmp_path / "m.onnxa"),
+        ("convert", url, tmp_path / "m.onnxa", "--json"),
+        ("extract", url, tmp_path / "x"),
+        ("run", url),
+        ("download", url, tmp_path / "m.onnxa"),
+        ("cat", url, "large1"),
+    ):
+        options = ["--storage-option", "max_retries=0"]
+        assert run(command, *arguments, *options, "--storage-option", "user_agent=SECRET") == 2
+        captured = capsys.readouterr()
+        assert "SECRET" not in captured.out + captured.err
+        if command != "cat":  # whose output is a terminal or text here
+            assert web.url(PATH) in captured.err
+        assert "Traceback" not in captured.err
+    assert not [it for it in files_below(tmp_path) if not it.startswith(".m.onnxa.download")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("set-metadata", "{url}", "a=b"),
+        ("assets", "add", "{url}", "{file}"),
+        ("assets", "rm", "{url}", "labels.txt"),
+        ("rename", "{url}", "--input", "x=y"),
+        ("remove-model", "{url}", "further"),
+        ("recover", "{url}"),
+        ("convert", "{file}", "{url}"),
+        ("export", "{url}", "{file}"),
+        ("ls", "{url}", "--storage-option", "SECRET"),
+        ("ls", "{url}", "--storage-option", "a=SECRET", "--storage-option", "a=SECRET"),
+        ("download", "{url}", "--storage-option", "SECRET"),
+        ("ls", "{url}", "--storage-option", "proxy_url=SECRET"),
+    ],
+)
+def test_what_is_refused_shows_no_secret(
+    url: str, tmp_path: Path, capsys: Captured, arguments: tuple[str, ...]
+) -> None:
+    file = tmp_path / "m.onnx"
+    file.write_bytes(runnable_model().SerializeToString())
+    given = [it.format(url=url, file=file) for it in arguments]
+    assert run(*given) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("onnxarchive: ")
+    assert "SECRET" not in captured.out + captured.err
+
+
+def test_no_output_of_the_library_shows_a_secret(web: WebServer, url: str, tmp_path: Path) -> None:
+    options = {"default_headers": {"X-Token": "SECRET"}}
+    with onnxarchive.open(url, storage_options=options, cache=tmp_path) as archive:
+        shown = [repr(archive), archive._repr_html_(), archive.path, repr(archive.tensors)]
+        shown += [repr(vars(archive)), repr(archive._file), repr(vars(archive._file))]
+    shown.append(repr(onnxarchive.convert(url, tmp_path / "c.onnxa", storage_options=options)))
+    shown.append(repr(onnxarchive.diff(url, url, storage_options=options)))
+    assert not [it for it in shown if "SECRET" in it]
