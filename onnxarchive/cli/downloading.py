@@ -13,7 +13,7 @@ import onnxarchive
 from onnxarchive.cli.frame import DONE, StandardOutput, access, require_free, say, storage_options
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
-from onnxarchive.conversion.downloading import download, target_of
+from onnxarchive.conversion.downloading import download, partial_directory, target_of
 
 
 def download_command(arguments: argparse.Namespace) -> int:
@@ -25,6 +25,8 @@ def download_command(arguments: argparse.Namespace) -> int:
         with progress_bar("download") as progress:
             download(arguments.url, path, progress=progress, storage_options=options)
     except KeyboardInterrupt:
+        if not os.path.isdir(partial_directory(path)):
+            raise
         text = "interrupted; the same command goes on with what has arrived"
         raise KeyboardInterrupt(text) from None
     nbytes = os.path.getsize(path)

@@ -17,6 +17,8 @@ from onnxarchive.remote.urls import shown_url
 from onnxarchive.storage.files import MappedFile, make_file, opened
 from onnxarchive.storage.replacement import replacing
 
+_LOCK = "lock"  # a file in the directory of a download
+
 
 def download(
     url: str,
@@ -71,12 +73,17 @@ def target_of(url: str, path: str | os.PathLike[str] | None) -> str:
     return os.path.realpath(path)
 
 
+def partial_directory(target: str) -> str:
+    """The hidden directory that holds what has arrived of a download."""
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.download")
+
+
 def _download(remote: RemoteFile, key: str, target: str, progress: Progress | None) -> None:
     """Fetches what is missing in a file beside the target, verifies all of it and moves it."""
-    folder, name = os.path.split(target)
-    directory = os.path.join(folder, f".{name}.download")
+    directory = partial_directory(target)
     os.makedirs(directory, 0o700, exist_ok=True)
-    lock = os.path.join(directory, "lock")
+    lock = os.path.join(directory, _LOCK)
     with contextlib.suppress(FileExistsError):
         make_file(lock).close()
     with (
@@ -88,13 +95,16 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
             with PartialFile(remote, key, directory) as partial:
                 Archive(partial).verify(progress)
                 partial.move(target)
+            for name in set(os.listdir(directory)) - {_LOCK}:  # of other versions
+                os.unlink(os.path.join(directory, name))
         except ArchiveFormatError:
             partial.discard()
             raise
         finally:
-            if os.listdir(directory) == ["lock"]:
-                os.unlink(lock)
-                os.rmdir(directory)
+            if os.listdir(directory) == [_LOCK]:
+                with contextlib.suppress(PermissionError):  # Windows removes no open file
+                    os.unlink(lock)
+                    os.rmdir(directory)
 
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:

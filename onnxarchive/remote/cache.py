@@ -293,11 +293,16 @@ class CachedFile(RandomAccessFile):
     def discard(self) -> None:
         """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.
 
-        This object and others that have it open keep it.
+        This object and others that have it open keep it. Windows removes no open file: there the
+        next open does, since the header is damaged.
         """
         if self.local.is_at(self.local.absolute_path):
-            with contextlib.suppress(FileNotFoundError):  # another one was faster
+            try:
                 os.unlink(self.local.absolute_path)
+            except FileNotFoundError:  # another one was faster
+                pass
+            except PermissionError:
+                self.local.write(self.size, b"\0")
 
     def close(self) -> None:
         """Closes the remote file and the cache's; views remain valid."""
@@ -357,6 +362,7 @@ class PartialFile(CachedFile):
         with _naming(self.local.path):
             os.ftruncate(self.local.fileno(), self.size)
             super()._sync()
+        self.local.close()  # Windows renames no open file
         os.replace(self.local.path, target)
         sync_directory(os.path.dirname(target))
 

@@ -17,6 +17,7 @@ from written import files_below, saved
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, LockedError, ObjectChangedError
+from onnxarchive.cli import main
 from onnxarchive.remote import cache, objects
 from onnxarchive.storage.files import MappedFile
 
@@ -182,6 +183,27 @@ def test_another_version_begins_anew(web: WebServer, url: str, folder: Path) -> 
     onnxarchive.download(url, folder / "m.onnxa")
     assert asked(web) == len(other) - objects.END_SIZE
     assert (folder / "m.onnxa").read_bytes() == other
+    assert list(folder.iterdir()) == [folder / "m.onnxa"]
+
+
+@pytest.mark.parametrize("with_validator", [True, False])
+def test_an_interrupted_command_says_if_something_has_arrived(
+    web: WebServer,
+    url: str,
+    folder: Path,
+    with_validator: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxarchive.conversion.downloading.Archive.verify", interrupted)
+    if not with_validator:
+        without_etag(web)
+    assert main(["download", url, str(folder / "m.onnxa")]) == 130
+    assert ("goes on with what has arrived" in capsys.readouterr().err) is with_validator
+    assert (files_below(folder) != set()) is with_validator
 
 
 def test_one_download_runs_at_a_time(web: WebServer, url: str, folder: Path) -> None:

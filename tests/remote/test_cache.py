@@ -255,6 +255,20 @@ def test_bytes_that_failed_a_check_are_fetched_again_by_the_next_reader(director
     assert not require_right(directory)
 
 
+def test_a_file_that_cannot_be_removed_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: str) -> None:
+        raise PermissionError(errno.EACCES, "open", path)  # as on Windows
+
+    with opened(tmp_path / "cache") as file:
+        file.read(0, SIZE)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", unlink)
+            file.discard()
+    assert require_right(tmp_path / "cache") == [[(0, SIZE)]]
+
+
 # Errors
 
 
