@@ -75,7 +75,7 @@ def test_set_up_commands_are_those_of_the_development_tool() -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     set_up = [line for line in lines if not line.startswith("$ onnxarchive ")]
     assert set_up == ["$ python3 tools/dev.py demo", "$ python3 tools/dev.py test"]
-    assert '"demo", "test"' in (ROOT / "tools" / "dev.py").read_text(encoding="utf-8")
+    assert '"demo", "test", ' in (ROOT / "tools" / "dev.py").read_text(encoding="utf-8")
     assert "\npython3 tools/dev.py test --all\n" in (ROOT / ".ci" / "run").read_text(
         encoding="utf-8"
     )

@@ -4,6 +4,7 @@
 python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
 python3 tools/dev.py test    formatting, lint, types, rooms, tests; further arguments go to pytest;
                              --all runs every test, also sweeps, large files and outside tools
+python3 tools/dev.py docs    the reference as HTML in build/reference
 python3 tools/dev.py python  the environment's Python with the arguments that follow
 """
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["demo", "test", "python"])
+    parser.add_argument("command", choices=["demo", "test", "docs", "python"])
     parser.add_argument("--all", action="store_true", help=argparse.SUPPRESS)
     arguments, rest = parser.parse_known_args(argv)
     if sys.version_info < OLDEST_PYTHON:
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         set_up()
         if arguments.command == "demo":
             run("tools/demo.py", *rest)
+        elif arguments.command == "docs":
+            run("tools/docs.py", *rest)
         elif arguments.command == "python":
             run(*rest)
         else:
