@@ -26,7 +26,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -325,6 +324,9 @@ class PartialFile(CachedFile):
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Reads `size` bytes from `offset`: what has arrived, and what now does and is written."""
+        # Importing it takes long, and fails while Python exits; a conversion does not need it.
+        from concurrent.futures import ThreadPoolExecutor
+
         end = min(offset + size, self.size)
         missing = self._missing([(offset, size)])
         arriving = _Arriving(self._blocks, missing, self._marks)
