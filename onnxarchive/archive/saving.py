@@ -20,7 +20,12 @@ from onnxarchive.archive.planning import (
     with_further_models,
 )
 from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.referring import referred_key, verified_assets, verified_data
+from onnxarchive.archive.referring import (
+    has_outside_attributes,
+    referred_key,
+    verified_assets,
+    verified_data,
+)
 from onnxarchive.archive.writing import write_archive, write_file
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.buffers.data import Data, SupportsWrite
@@ -51,8 +56,8 @@ def save(
     *,
     models: Mapping[str, Model] | None = None,
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
-    alignment: int = layout.MIN_ALIGNMENT,
-    convert_attribute: bool = False,
+    alignment: int | None = None,
+    convert_attribute: bool | None = None,
     dedupe: bool = False,
     assets: Mapping[str, Asset] | None = None,
     keep: bool = True,
@@ -91,9 +96,11 @@ def save(
             most 64 bytes. Tensors of different models that are equal in data type, dims and bytes
             are stored once, whatever their names.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes.
+        alignment: The data of every entry begins at a multiple of this many bytes. None for that of
+            the archive that the model stays in (`keep`), else 64.
         convert_attribute: Whether to store outside the model not only initializers, but all
-            tensors.
+            tensors. None for True if the archive that the model stays in has any such tensor
+            outside.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
             is not identical. PyTorch's TorchScript exporter makes one of an output layer's weight
             that is tied to an embedding, unless it is called with `do_constant_folding=False`.
@@ -118,10 +125,21 @@ def save(
         TypeError: `model` is no model.
         OSError: The archive cannot be written.
     """
+    given = {
+        identifier: _prepared(found, size_threshold)
+        for identifier, found in with_further_models(model, models).items()
+    }
+    origin = given[""].origin if keep and not isinstance(given[""], onnx.ModelProto) else None
+    if origin is not None:
+        _move_to_own_id(given, origin.model_id)
+        if convert_attribute is None:
+            convert_attribute = has_outside_attributes(origin, origin.models)
+        if alignment is None:
+            alignment = origin.alignment
     options = WriteOptions(
         size_threshold=size_threshold,
-        alignment=alignment,
-        convert_attribute=convert_attribute,
+        alignment=layout.MIN_ALIGNMENT if alignment is None else alignment,
+        convert_attribute=bool(convert_attribute),
         dedupe=dedupe,
         assets=assets,
         progress=progress,
@@ -130,13 +148,6 @@ def save(
     files = files_of(path, access)
     for file in files:
         require_no_input(file, options.asset_files)
-    given = {
-        identifier: _prepared(found, size_threshold)
-        for identifier, found in with_further_models(model, models).items()
-    }
-    origin = given[""].origin if keep and not isinstance(given[""], onnx.ModelProto) else None
-    if origin is not None:
-        _move_to_own_id(given, origin.model_id)
     planned = {} if origin is None else _kept_models(origin)
     planned |= {identifier: _to_store(found) for identifier, found in given.items()}
     splits = {

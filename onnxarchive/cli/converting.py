@@ -147,10 +147,9 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
     there = f", {skipped} there already" * (skipped > 0)
     total = f"{done} {verb}{there}, {len(failed)} failed{_saved(*conversions)}"
     lines = [table(["source", "archive", "bytes"], rows), "", total]
-    lines += [
-        f"failed: {printable(item.source)}: {printable(as_options(item.error or ''))}"
-        for item in failed
-    ]
+    for item in failed:
+        reason = as_options(item.error or "").removeprefix(f"{item.source}: ")
+        lines.append(f"failed: {printable(item.source)}: {printable(reason)}")
     for item in conversions:
         others = _other_files(item)
         lines += ["", printable(item.source), *others] if others else []

@@ -51,7 +51,7 @@ def transform(
     model: str = "",
     weights: Weights = "hidden",
     size_threshold: int = DEFAULT_SIZE_THRESHOLD,
-    alignment: int = layout.MIN_ALIGNMENT,
+    alignment: int | None = None,
     convert_attribute: bool | None = None,
     assets: Mapping[str, Asset] | None = None,
     progress: Progress | None = None,
@@ -93,7 +93,8 @@ def transform(
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         weights: How the function sees large tensors.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes.
+        alignment: The data of every entry begins at a multiple of this many bytes; None for that of
+            the archive.
         convert_attribute: Whether to store outside the model not only initializers, but all
             tensors; None for True if the archive has any such tensor outside.
         assets: Further files for the archive, by relative path: their bytes, or the path of a file.
@@ -115,7 +116,10 @@ def transform(
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")
     options = WriteOptions(
-        size_threshold=size_threshold, alignment=alignment, assets=assets, progress=progress
+        size_threshold=size_threshold,
+        alignment=layout.MIN_ALIGNMENT if alignment is None else alignment,
+        assets=assets,
+        progress=progress,
     )
     require_no_input(destination, options.asset_files)
     # The function may take long. So a destination or an asset that fails is refused first.
@@ -124,7 +128,9 @@ def transform(
     with open(path, model=model) as archive, with_path(path):
         if convert_attribute is None:
             convert_attribute = has_outside_attributes(archive, archive.models)
-        options = replace(options, convert_attribute=convert_attribute)
+        if alignment is None:
+            alignment = archive.alignment
+        options = replace(options, convert_attribute=convert_attribute, alignment=alignment)
         save_referring(_transformed(archive, function, weights), archive, destination, options)
 
 

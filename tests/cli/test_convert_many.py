@@ -73,7 +73,7 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
             assert size == f"{os.path.getsize(target):,}"
     assert "3 models converted, 1 failed" in lines
     (failure,) = [line for line in lines if line.startswith("failed: ")]
-    assert str(tree / "deep" / "broken.onnx") in failure
+    assert failure.count(str(tree / "deep" / "broken.onnx")) == 1
     assert captured.err.startswith("onnxarchive: warning: ")
     assert "notes.txt" in captured.err
     assert len(captured.err.splitlines()) == 1

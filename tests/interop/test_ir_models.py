@@ -393,6 +393,27 @@ def test_a_model_that_was_loaded_is_saved_with_the_other_models_of_its_archive(
     require_loads(other, expected)
 
 
+def test_a_model_that_was_loaded_keeps_how_its_archive_stores_tensors(path: Path) -> None:
+    further = model_of(raw_tensor("w", dims=(300,)))
+    value = helper.make_attribute("value", raw_tensor("value", dims=(500,)))
+    further.graph.node.add(op_type="Constant", output=["c"], attribute=[value])
+    options: dict[str, Any] = {"alignment": 4096, "convert_attribute": True}
+    onnxarchive.save(runnable_model(), path, models={"decoder": further}, **options)
+    expected = path.read_bytes()
+    for id in ("", "decoder"):
+        onnxarchive.save(onnxarchive.ir.load(path, model=id), path)
+        with onnxarchive.open(path) as archive:
+            assert archive.alignment == 4096
+        assert entries_of(path.read_bytes()) == entries_of(expected)
+    onnxarchive.save(onnxarchive.ir.load(path), path, alignment=64, convert_attribute=False)
+    with onnxarchive.open(path) as archive:
+        assert archive.alignment == 64
+        assert "value" not in archive.entries
+    onnxarchive.save(onnxarchive.load(path), path)
+    with onnxarchive.open(path) as archive:
+        assert archive.alignment == 64
+
+
 def test_a_model_that_was_loaded_is_saved_alone_on_request(path: Path) -> None:
     onnxarchive.save(runnable_model(), path, models={"decoder": further_model()})
     for id in ("decoder", ""):

@@ -583,6 +583,9 @@ def test_options_are_those_of_save(clumsy: Path, tmp_path: Path) -> None:
         ]
         assert bytes(archive.assets["tokenizer.json"]) == b"[]"
         assert all(entry.data_offset % 4096 == 0 for entry in archive.entries.values())
+    transform(tmp_path / "out.onnxa", tmp_path / "again.onnxa", _no_change)
+    with onnxarchive.open(tmp_path / "again.onnxa") as archive:
+        assert archive.alignment == 4096  # the archive's
     assert done[-1][0] == done[-1][1]
     for found, expected in zip(_run(tmp_path / "out.onnxa"), _run(clumsy), strict=True):
         np.testing.assert_array_equal(found, expected)
