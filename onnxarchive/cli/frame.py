@@ -32,6 +32,8 @@ FOUND: Final = 1
 WRONG_USE: Final = 2
 FAULTY_FILE: Final = 3
 
+_URL: Final = re.compile(r"\w[\w+.-]*://[^\s'\"]+")
+
 # A terminal sends these to all processes of a command; Windows lacks the second.
 TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
 
@@ -58,6 +60,8 @@ def fail(error: object, status: int) -> int:
     text = describe_error(error) if isinstance(error, OSError) else str(error)
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
+    # A URL that is given in the place of a path is not shown otherwise without its secrets.
+    text = _URL.sub(lambda url: shown_url(url[0]), text)
     text = "\n".join(map(printable, as_options(text).splitlines()))
     print(f"onnxarchive: {text}", file=sys.stderr)
     return status

@@ -147,6 +147,8 @@ def test_errors_show_no_secret(
         ("recover", "{url}"),
         ("convert", "{file}", "{url}"),
         ("export", "{url}", "{file}"),
+        ("check", "--link", "{url}"),
+        ("convert", "{file}", "{file}a", "--asset", "{url}"),
         ("ls", "{url}", "--storage-option", "SECRET"),
         ("ls", "{url}", "--storage-option", "a=SECRET", "--storage-option", "a=SECRET"),
         ("download", "{url}", "--storage-option", "SECRET"),
