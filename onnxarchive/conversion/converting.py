@@ -156,7 +156,8 @@ def convert(
         other_files: Whether to take along the other files of the source's directory or zip and of
             the folders in it, such as `tokenizer.json`, as assets of the same paths. Hidden files,
             litter of tools, other models (`*.onnx*`) and weights in formats of other libraries are
-            left out; the outcome names all. Of a `.onnx` it is the directory in which it lies.
+            left out; the outcome names all. Of a `.onnx` it is the directory in which it lies;
+            a remote `.onnx` has none, with a warning.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
         follow_links: The directory below which symbolic links of the source may lead, too. True

@@ -41,6 +41,10 @@ _MAX_SEARCHED = 1000  # folders, for an error
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
 _REMEDY = "; other_files=True (--assets) takes them along"
+_NOT_SEARCHED = (
+    "other files are not looked for beside a remote .onnx: name them as assets, or convert a copy "
+    "of its directory"
+)
 # The beginning of a zip: an entry, or the end record of an empty zip.
 _ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 
@@ -210,7 +214,8 @@ class _Opening:
         if is_zip(view):
             return self._zip(view)
         found = self._found(Stored(view), place)
-        return Source(found.model, found.data)
+        warnings = (_NOT_SEARCHED,) * self._other_files
+        return Source(found.model, found.data, warnings=warnings)
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""

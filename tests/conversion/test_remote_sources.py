@@ -444,6 +444,15 @@ def test_a_model_too_large_for_a_single_file_is_not_fetched(
     assert web.nbytes < 500_000
 
 
+def test_other_files_beside_a_remote_model_are_left_out_with_a_warning(
+    targets: Path, web: WebServer
+) -> None:
+    web.files |= {"/m.onnx": runnable_model().SerializeToString(), "/tokenizer.json": b"{}"}
+    with pytest.warns(UserWarning, match="not looked for beside a remote"):
+        found = onnxarchive.convert(web.url("/m.onnx"), targets / "target", other_files=True)
+    assert (found.taken, len(found.warnings)) == ((), 1)
+
+
 def test_a_dry_run_writes_nothing(targets: Path, web: WebServer) -> None:
     web.files[PATH] = ARCHIVE
     outcome = onnxarchive.convert(web.url(PATH), targets / "target", dry_run=True)
