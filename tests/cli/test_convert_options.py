@@ -195,7 +195,6 @@ def test_assets_have_their_own_name_or_the_given_one(
 @pytest.mark.parametrize(
     ("assets", "message"),
     [
-        (["file", "file"], "'file'"),
         (["x=file", "x=other"], "'x'"),
         (["x=file", "X=other"], "X"),
         (["../x=file"], "'../x'"),
