@@ -428,7 +428,7 @@ def _export_single(
 def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
     """Copies the tensors of a model to a temporary file; gives a function that reads them there."""
     keys = list(archive._refs)
-    copy = spool(archive._read_all(keys), directory)
+    copy = spool(chain.from_iterable(verified_pieces(archive, key) for key in keys), directory)
     sizes = [archive.entries[key].nbytes for key in keys]
     begins = dict(zip(keys, accumulate(sizes, initial=0), strict=False))
     return lambda key: copy[begins[key] : begins[key] + archive.entries[key].nbytes]
