@@ -36,6 +36,7 @@ def run(request: Request[_Made]) -> _Made:
         return future.result()
     finally:
         future.cancel()
+        del future  # it holds an error, whose traceback holds this frame
 
 
 def in_order(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:

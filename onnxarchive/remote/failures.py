@@ -99,7 +99,10 @@ def attempt(name: str, call: Callable[[], _Made]) -> _Made:
         return call()
     except Exception as error:
         problem = failure(error, name)
-    raise problem
+    try:
+        raise problem
+    finally:
+        del problem  # a cycle would hold all frames, and their files, until it is collected
 
 
 async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
@@ -108,4 +111,7 @@ async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
         return await call()
     except Exception as error:
         problem = failure(error, name)
-    raise problem
+    try:
+        raise problem
+    finally:
+        del problem  # a cycle would hold all frames, and their files, until it is collected

@@ -137,7 +137,10 @@ class StoreOrigin:
         else:
             size = min(size, result.meta["size"])
             return await self._body(result, result.meta["size"] - size, size)
-        raise problem
+        try:
+            raise problem
+        finally:
+            del problem
 
     async def _get(self, range: Any, expected: Version | None = None) -> GetResult:
         import obstore

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import tempfile
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from models import weight_model
+from models import model_of, weight_model
 from obstore.store import MemoryStore
+from onnx import TensorProto
 from written import files_below
 
 import onnxarchive
 from onnxarchive import convert_many
 
 SERIALIZED = weight_model(1).SerializeToString()
+MISSING = model_of(
+    TensorProto(
+        name="w",
+        data_type=TensorProto.FLOAT,
+        dims=[4],
+        data_location=TensorProto.EXTERNAL,
+        external_data=[onnx.StringStringEntryProto(key="location", value="missing.data")],
+    )
+)
 
 
 class _Recording(Executor):
@@ -83,3 +97,21 @@ def test_targets_in_a_store_are_skipped_if_they_exist() -> None:
         (found,) = convert_many(["models"], "archives", store=store, skip_existing=True)
         assert (found.error, found.is_skipped) == (None, is_skipped)
     assert onnxarchive.load("archives/m.onnxa", store=store) == weight_model(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("content", [b"broken", MISSING.SerializeToString(), SERIALIZED])
+def test_a_copy_is_gone_at_once_also_after_a_failure(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store = MemoryStore()
+    store.put("models/m.onnx", content)
+    gc.disable()
+    try:
+        (found,) = convert_many(["models"], "archives", store=store)
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+    assert (found.error is None) == (content == SERIALIZED)
+    assert files_below(tmp_path) == set()

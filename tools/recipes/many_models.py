@@ -1,0 +1,45 @@
+"""Converts the models of a bucket to archives in a bucket, by the workers of a Dask cluster.
+
+pip install 'onnxarchive[remote]' distributed
+python many_models.py s3://bucket/models s3://bucket/archives --scheduler tcp://scheduler:8786
+
+Each worker streams from store to store. Credentials come from the environment of the workers; those
+in `storage_options` are sent to them. Archives that exist are skipped, so a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from distributed import Client, LocalCluster
+
+import onnxarchive
+
+
+def show(done: onnxarchive.Conversion, count: int, total: int) -> None:
+    """Prints the outcome of a conversion."""
+    text = done.error or ("there already" if done.is_skipped else f"{done.nbytes:,} bytes")
+    print(f"{count}/{total} {done.source}: {text}", flush=True)
+
+
+def main() -> None:
+    """Converts what the command line names; the status is 1 if a conversion failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models")
+    parser.add_argument("archives")
+    parser.add_argument("--scheduler", help="without it, four processes of this machine")
+    arguments = parser.parse_args()
+    cluster = arguments.scheduler or LocalCluster(
+        n_workers=4, threads_per_worker=1, dashboard_address=None
+    )
+    with Client(cluster) as client, client.get_executor() as executor:
+        found = onnxarchive.convert_many(
+            [arguments.models], arguments.archives, executor, skip_existing=True, on_done=show
+        )
+    if arguments.scheduler is None:
+        cluster.close()
+    raise SystemExit(any(done.error is not None for done in found))
+
+
+if __name__ == "__main__":
+    main()
