@@ -59,6 +59,12 @@ class ArchiveError(Exception):
         rule: Id of the broken rule in `spec/rules.toml`, such as `"ZIP-6"`; None for other errors.
         entry: Name of the entry at fault, or None.
         path: The file at fault; None for data in memory.
+
+    Example:
+        try:
+            onnxarchive.open("model.onnx")
+        except onnxarchive.ArchiveError as error:
+            print(error.path, error.rule, error.message)
     """
 
     def __init__(self, message: str, *, rule: str | None = None, entry: str | None = None) -> None:
@@ -88,39 +94,100 @@ class ArchiveError(Exception):
 
 
 class ArchiveFormatError(ArchiveError, ValueError):
-    """The bytes break the specification, or the format of a source."""
+    """The bytes break the specification, or the format of a source.
+
+    Example:
+        try:
+            onnxarchive.open(b"no archive")
+        except onnxarchive.ArchiveFormatError as error:
+            print(error.rule)
+    """
 
 
 class ChecksumError(ArchiveFormatError):
-    """The bytes of an entry or a data file do not match its checksum."""
+    """The bytes of an entry or a data file do not match its checksum.
+
+    Example:
+        try:
+            onnxarchive.load("model.onnxa")
+        except onnxarchive.ChecksumError as error:
+            print(error.entry)
+    """
 
 
 class UnsupportedFeatureError(ArchiveError):
-    """The request or file is valid, but this version does not support it."""
+    """The request or file is valid, but this version does not support it.
+
+    Example:
+        try:
+            onnxarchive.open(b"bytes", "r+")
+        except onnxarchive.UnsupportedFeatureError as error:
+            print(error)
+    """
 
 
 class ModelNotFoundError(ArchiveError, KeyError):
-    """The archive has no model of the id that was asked for."""
+    """The archive has no model of the id that was asked for.
+
+    Example:
+        try:
+            onnxarchive.open("model.onnxa", model="encoder")
+        except onnxarchive.ModelNotFoundError as error:
+            print(error)
+    """
 
 
 class TensorNotFoundError(ArchiveError, KeyError):
-    """No tensor, entry or asset has the name, or several tensors have it."""
+    """No tensor, entry or asset has the name, or several tensors have it.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            try:
+                archive.tensors["bias"]
+            except onnxarchive.TensorNotFoundError as error:
+                print(error)
+    """
 
 
 class ObjectChangedError(ArchiveError):
-    """An object in a store, or a file on a server, has changed since it was opened."""
+    """An object in a store, or a file on a server, has changed since it was opened.
+
+    Example:
+        try:
+            onnxarchive.open("models/model.onnxa", store=store)
+        except onnxarchive.ObjectChangedError as error:
+            print(error)
+    """
 
 
 class LockedError(ArchiveError):
-    """Another process or thread has locked the file."""
+    """Another process or thread has locked the file.
+
+    Example:
+        try:
+            onnxarchive.open("model.onnxa", timeout=0)
+        except onnxarchive.LockedError as error:
+            print(error)
+    """
 
 
 class UnfinishedEditError(ArchiveError):
-    """An edit of the archive was interrupted; `recover` rolls it back."""
+    """An edit of the archive was interrupted; `recover` rolls it back.
+
+    Example:
+        try:
+            onnxarchive.open("model.onnxa")
+        except onnxarchive.UnfinishedEditError:
+            onnxarchive.recover("model.onnxa")
+    """
 
 
 class AttributesWarning(UserWarning):
-    """A file was replaced, but its owner, permissions or extended attributes could not be kept."""
+    """A file was replaced, but its owner, permissions or extended attributes could not be kept.
+
+    Example:
+        warnings.simplefilter("error", onnxarchive.AttributesWarning)
+    """
 
 
 def describe_error(error: OSError) -> str:

@@ -27,6 +27,9 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
         path: The archive.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
 
+    Returns:
+        The model, with views of the file as tensors.
+
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
         ModelNotFoundError: There is no model of this id.
@@ -34,6 +37,10 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
             training_info.
         ImportError: onnx_ir is not installed.
         OSError: The file cannot be opened or read.
+
+    Example:
+        model = onnxarchive.ir.load("model.onnxa")
+        onnxarchive.save(model, "model.onnxa")
     """
     with needing("onnx_ir", "hold the model of an archive"):
         from onnxarchive.archive.onnx_ir import load as load_model

@@ -8,10 +8,10 @@ python3 tools/dev.py docs DIRECTORY    into another directory
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -42,7 +42,7 @@ class Annotation(str):
 def example(docstring: str) -> str | None:
     """The code in the section `Example` of a docstring, or None."""
     found = _EXAMPLE.search(docstring + "\n")
-    return None if found is None else inspect.cleandoc(found[1]) + "\n"
+    return None if found is None else textwrap.dedent(found[1]).strip() + "\n"
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -91,7 +91,7 @@ def render(directory: Path) -> None:
 
 
 def _fenced(found: re.Match[str]) -> str:
-    return f"###### Example:\n\n```python\n{inspect.cleandoc(found[1])}\n```\n\n"
+    return f"###### Example:\n\n```python\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
 
 
 def _command_line() -> ModuleType:

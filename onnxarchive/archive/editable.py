@@ -64,14 +64,6 @@ class _Text:
 class EditableArchive(Archive):
     """An archive whose model can be edited, as `open` gives it with mode `"r+"`.
 
-    ::
-
-        with onnxarchive.open("model.onnxa", mode="r+") as archive:
-            archive.metadata["author"] = "Ada"
-            with archive.edit() as model:
-                model.graph.node.append(node)
-                archive.doc_string = "With a softmax"
-
     Every assignment changes the file at once, as `replace_model` does; those in a block of `edit`
     change it together when the block ends. A change is made completely or not at all, also after a
     crash. The archive then shows the new state; earlier views stay as they are. The file is locked
@@ -80,6 +72,16 @@ class EditableArchive(Archive):
 
     Several threads may use it: one edits at a time, the others read the state before the edit. A
     fork of the process may read, but not edit.
+
+    Each method also raises the errors of the function with its name; `edit` and `rename` those of
+    `onnxarchive.replace_model`.
+
+    Example:
+        with onnxarchive.open("model.onnxa", mode="r+") as archive:
+            archive.metadata["author"] = "Ada"
+            with archive.edit() as model:
+                model.graph.node[0].name = "first"
+                archive.doc_string = "A small model"
     """
 
     def __init__(
@@ -155,8 +157,10 @@ class EditableArchive(Archive):
         belongs to the thread and the asyncio task that entered it; others see the state before it,
         and their edits wait or are refused.
 
-        `onnxarchive.replace_model` describes `compact`, `copy`, `timeout` and the errors of an
-        edit.
+        Args:
+            compact: As in `onnxarchive.replace_model`.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
 
         Yields:
             A copy of the model, to be changed in the block.
@@ -164,6 +168,11 @@ class EditableArchive(Archive):
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
             ValueError: An inner block is given arguments.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                with archive.edit() as model:
+                    model.graph.name = "renamed"
         """
         if self._drafted is not None:
             if compact or copy or timeout is not None:
@@ -193,11 +202,19 @@ class EditableArchive(Archive):
     ) -> None:
         """Renames inputs and outputs of the main graph, and all their uses.
 
-        `inputs` and `outputs` map old names to new ones. `onnxarchive.replace_model` describes
-        `compact`, `copy`, `timeout` and the errors of an edit.
+        Args:
+            inputs: The new names of inputs by their old ones.
+            outputs: The new names of outputs by their old ones.
+            compact: As in `onnxarchive.replace_model`.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
 
         Raises:
             ValueError: An old name does not exist, or a new one is taken.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.rename(inputs={"x": "tokens"})
         """
         with self.edit(compact=compact, copy=copy, timeout=timeout) as model:
             self.model = renaming.renamed(model, inputs or {}, outputs or {})
@@ -216,11 +233,22 @@ class EditableArchive(Archive):
     ) -> None:
         """Replaces or adds a model, not in a block of `edit`.
 
-        If `name` is None, it replaces `model`. `onnxarchive.replace_model` describes the other
-        arguments and the errors of an edit.
+        Args:
+            model: As in `onnxarchive.replace_model`.
+            name: Id of the model; None for the one that the archive was opened with.
+            compact: As in `onnxarchive.replace_model`.
+            copy: As in `onnxarchive.replace_model`.
+            size_threshold: As in `onnxarchive.replace_model`.
+            convert_attribute: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
+            progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.replace_model("decoder.onnx", name="decoder")
         """
         options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
         with self._locked(timeout, copy=copy) as current:
@@ -237,11 +265,20 @@ class EditableArchive(Archive):
     ) -> None:
         """Removes a further model, not in a block of `edit`.
 
-        `onnxarchive.remove_model` describes the arguments and errors.
+        Args:
+            name: Id of the model.
+            compact: As in `onnxarchive.replace_model`.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
+            progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
             ValueError: It is the model that this archive was opened with.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.remove_model("decoder")
         """
         if name and name == self.model_id:
             raise ValueError(
@@ -257,10 +294,18 @@ class EditableArchive(Archive):
     ) -> None:
         """Gives a further model another id, not in a block of `edit`.
 
-        `onnxarchive.rename_model` describes the arguments and errors.
+        Args:
+            old: Id of the model.
+            new: Its new id.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.rename_model("decoder", "decoder_with_past")
         """
         with self._locked(timeout, copy=copy) as current:
             write = partial(write_renamed, current, old, new, EditOptions(copy=copy))
@@ -277,10 +322,19 @@ class EditableArchive(Archive):
     ) -> None:
         """Replaces the elements of an initializer, not in a block of `edit`.
 
-        `onnxarchive.replace_tensor` describes the arguments and errors.
+        Args:
+            name: Name of the initializer.
+            array: Its new elements, of the same shape and data type.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
+            progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.replace_tensor("layer.0/weight", np.zeros((64, 32), np.float32))
         """
         with self._locked(timeout, copy=copy) as current:
             self._write(partial(write_tensor, current, name, array, copy, progress))
@@ -294,7 +348,22 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Adds or replaces an asset, not in a block of `edit`; see `onnxarchive.add_asset`."""
+        """Adds or replaces an asset, not in a block of `edit`.
+
+        Args:
+            name: Path of the asset.
+            data: Its bytes, or the path of a file.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
+            progress: Called with the bytes written and the bytes in all; True shows a bar.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.add_asset("config.json", b"{}")
+        """
         self.change_assets({name: data}, copy=copy, timeout=timeout, progress=progress)
 
     def remove_asset(
@@ -305,7 +374,21 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Removes an asset, not in a block of `edit`; see `onnxarchive.remove_asset`."""
+        """Removes an asset, not in a block of `edit`.
+
+        Args:
+            name: Path of the asset.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
+            progress: Called with the bytes written and the bytes in all; True shows a bar.
+
+        Raises:
+            ArchiveError: Others have changed the archive since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.remove_asset("labels.txt")
+        """
         self.change_assets({}, [name], copy=copy, timeout=timeout, progress=progress)
 
     def change_assets(
@@ -319,10 +402,19 @@ class EditableArchive(Archive):
     ) -> None:
         """Adds, replaces and removes assets, not in a block of `edit`.
 
-        `onnxarchive.change_assets` describes the arguments and errors.
+        Args:
+            added: Assets to add or replace by path: their bytes, or the path of a file.
+            removed: Paths of assets to remove.
+            copy: As in `onnxarchive.replace_model`.
+            timeout: As in `onnxarchive.replace_model`.
+            progress: Called with the bytes written and the bytes in all; True shows a bar.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa", "r+") as archive:
+                archive.change_assets({"config.json": b"{}"}, ["labels.txt"])
         """
         with self._locked(timeout, copy=copy) as current:
             self._write(partial(write_assets, current, added, removed, progress))
@@ -332,6 +424,10 @@ class EditableArchive(Archive):
 
         Raises:
             LockedError: This thread is making an edit, such as a block of `edit`.
+
+        Example:
+            archive = onnxarchive.open("model.onnxa", "r+")
+            archive.close()
         """
         if os.getpid() == self._process:
             with with_path(self.path):

@@ -109,6 +109,12 @@ def replace_model(
         ChecksumError: Bytes of the archive that have to be copied have changed.
         ArchiveError: Writing failed, and so did rolling back; `recover` rolls back later.
         OSError: The archive or its directory cannot be read or written; the archive is unchanged.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            model = archive.model
+        model.graph.name = "renamed"
+        onnxarchive.replace_model("model.onnxa", model)
     """
     options = EditOptions(compact, copy, size_threshold, convert_attribute, progress)
     with _locked(path, timeout, copy=copy) as archive:
@@ -139,6 +145,9 @@ def remove_model(
         ModelNotFoundError: There is no model of this id.
         ValueError: `name` is empty, or no other model has a tensor of this one, and `compact` is
             False. Nothing is changed.
+
+    Example:
+        onnxarchive.remove_model("model.onnxa", "decoder")
     """
     options = EditOptions(compact=compact, copy=copy, progress=progress)
     with _locked(path, timeout, copy=copy) as archive:
@@ -166,6 +175,9 @@ def rename_model(
     Raises:
         ModelNotFoundError: There is no model with the id `old`.
         ValueError: `old` is empty, or `new` is not an id or that of another model.
+
+    Example:
+        onnxarchive.rename_model("model.onnxa", "decoder", "decoder_with_past")
     """
     with _locked(path, timeout, copy=copy) as archive:
         _release(write_renamed(archive, old, new, EditOptions(copy=copy)))
@@ -193,6 +205,13 @@ def change_model(
 
     Raises:
         ModelNotFoundError: There is no model of this id.
+
+    Example:
+        def rename(model: onnx.ModelProto) -> onnx.ModelProto:
+            model.graph.name = "renamed"
+            return model
+
+        onnxarchive.change_model("model.onnxa", rename)
     """
     with _locked(path, timeout, copy=copy, model=name) as archive:
         process = os.getpid()
@@ -233,6 +252,10 @@ def replace_tensor(
         ModelNotFoundError: There is no model of this id.
         TensorNotFoundError: There is no such initializer, or several have the name.
         ValueError: The array has another shape or data type.
+
+    Example:
+        zeros = np.zeros((64, 32), np.float32)
+        onnxarchive.replace_tensor("model.onnxa", "layer.0/weight", zeros)
     """
     with _locked(path, timeout, copy=copy, model=model) as archive:
         _release(write_tensor(archive, name, array, copy, progress))
@@ -257,6 +280,13 @@ def add_asset(
         timeout: Seconds to wait until nobody else has the archive locked; None waits without
             limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
+
+    Raises:
+        ValueError: The path is not allowed (rules ASSET-1, NAME-2), or the file is the archive.
+        OSError: The file cannot be read.
+
+    Example:
+        onnxarchive.add_asset("model.onnxa", "config.json", b"{}")
     """
     change_assets(path, {name: data}, copy=copy, timeout=timeout, progress=progress)
 
@@ -281,6 +311,9 @@ def remove_asset(
 
     Raises:
         TensorNotFoundError: There is no such asset.
+
+    Example:
+        onnxarchive.remove_asset("model.onnxa", "labels.txt")
     """
     change_assets(path, {}, [name], copy=copy, timeout=timeout, progress=progress)
 
@@ -314,6 +347,9 @@ def change_assets(
         TensorNotFoundError: There is no asset of a path in `removed`.
         ValueError: A path is not allowed (rules ASSET-1, NAME-2), or a file is the archive.
         OSError: A file cannot be read.
+
+    Example:
+        onnxarchive.change_assets("model.onnxa", {"config.json": b"{}"}, ["labels.txt"])
     """
     with _locked(path, timeout, copy=copy) as archive:
         _release(write_assets(archive, added, removed, progress))

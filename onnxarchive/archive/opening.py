@@ -94,6 +94,9 @@ def open(
             version is not cached. None or False: no cache.
             `store`: An obstore store; `source` is then a path in it.
 
+    Returns:
+        The archive; with mode `"r+"` an `EditableArchive`.
+
     Raises:
         ArchiveFormatError: The file is not an archive: its end records, directory or models break
             a rule of the specification.
@@ -107,6 +110,10 @@ def open(
         TypeError: `source` is of another type.
         ImportError: obstore or fsspec is not installed, and the URL needs it.
         OSError: The archive cannot be opened or read.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            weight = archive.tensors["layer.0/weight"]
     """
     if prefetch not in (None, *get_args(Prefetch)):
         raise ValueError(f"expected prefetch 'willneed' or 'populate', found {prefetch!r}")
@@ -152,11 +159,17 @@ def load(
             tensors.
         access: As in `open`.
 
+    Returns:
+        The model.
+
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of a tensor have changed.
         OSError: The file cannot be opened or read.
+
+    Example:
+        model = onnxarchive.load("model.onnxa")
     """
     opened = open(source, model=model, max_model_nbytes=max_model_nbytes, **access)
     with opened as archive, with_path(archive.path):

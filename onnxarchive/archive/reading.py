@@ -69,6 +69,11 @@ class Archive(Closing):
 
     An archive in a file can be pickled by its path, for workers: unpickling opens the file that has
     the path then, with the same model and limit, and raises the errors of `open`.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            weight = archive.tensors["layer.0/weight"]
+            print(weight.shape, archive.entries["layer_0_weight"].data_offset)
     """
 
     def __init__(
@@ -209,11 +214,21 @@ class Archive(Closing):
         The bytes of a tensor are those of `raw_data`: little-endian, row-major, types of less than
         8 bits packed. The model is copied since an edit may overwrite it in the file.
 
+        Args:
+            name: Name of the entry, as in `entries`.
+
+        Returns:
+            The bytes. A view stays valid after `close`.
+
         Raises:
             TensorNotFoundError: There is no such entry.
             ArchiveFormatError: Its local header does not match the directory.
             ArchiveError: It is the model, which has been replaced since the archive was opened.
             ValueError: The archive is closed.
+
+        Example:
+            with onnxarchive.open("model.onnxa") as archive:
+                data = archive.read("layer_0_weight")
         """
         snapshot = self._snapshot
         if is_model(name) and name in snapshot.entries:
@@ -281,6 +296,9 @@ class Archive(Closing):
         Unlike `tensors` it also gives tensors of attributes, functions and training_info, and
         initializers whose name several graphs define.
 
+        Args:
+            key: Name of the tensor's entry, as in `entries`.
+
         Returns:
             A view of the file; for types of less than 8 bits (int4, uint2, float4e2m1, ...) a copy
             with one byte for each element. `read(key)` gives the packed bytes.
@@ -289,6 +307,10 @@ class Archive(Closing):
             TensorNotFoundError: No tensor has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
             ValueError: The archive is closed.
+
+        Example:
+            with onnxarchive.open("model.onnxa") as archive:
+                weight = archive.tensor_by_key("layer_0_weight")
         """
         snapshot = self._snapshot
         if key not in snapshot.refs:
@@ -313,6 +335,10 @@ class Archive(Closing):
             ChecksumError: Bytes that were fetched have changed.
             ValueError: The archive is closed.
             OSError: They cannot be read.
+
+        Example:
+            with onnxarchive.open("model.onnxa") as archive:
+                weights = archive.fetch(["layer.0/weight"])
         """
         names = list(self.tensors if names is None else dict.fromkeys(names))
         snapshot = self._snapshot
@@ -374,6 +400,10 @@ class Archive(Closing):
             ArchiveFormatError: A local header does not match the directory, or the tensor cannot
                 have these bytes (TENSOR-4, TENSOR-5).
             ArchiveError: The archive has been edited since it was opened.
+
+        Example:
+            with onnxarchive.open("model.onnxa") as archive:
+                archive.verify()
         """
         snapshot = self._snapshot
         entries = snapshot.directory.entries
@@ -432,7 +462,12 @@ class Archive(Closing):
             snapshot.fetch([snapshot.entries.index_of[name] for name in names])
 
     def close(self) -> None:
-        """Closes the file. Views stay valid; no new ones can be made."""
+        """Closes the file. Views stay valid; no new ones can be made.
+
+        Example:
+            archive = onnxarchive.open("model.onnxa")
+            archive.close()
+        """
         self._file.close()
 
     def __repr__(self) -> str:

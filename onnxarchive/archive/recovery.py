@@ -40,6 +40,10 @@ class Recovery:
     Attributes:
         is_rolled_back: True if an interrupted edit was rolled back.
         removed: Paths of the temporary files of killed processes, which were removed.
+
+    Example:
+        recovery = onnxarchive.recover("model.onnxa")
+        print(recovery.is_rolled_back, recovery.removed)
     """
 
     is_rolled_back: bool
@@ -56,12 +60,18 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         path: The archive, which need not exist: its first `save` may have been killed.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
+    Returns:
+        What was rolled back and removed.
+
     Raises:
         LockedError: The archive stayed locked.
         ArchiveError: The file is no archive, and rolling back would not make it one. It is left
             unchanged.
         OSError: The archive cannot be read or written, or there is neither an archive nor a
             temporary file.
+
+    Example:
+        onnxarchive.recover("model.onnxa")
     """
     locking.require_timeout(timeout)
     with recognised(path):

@@ -75,6 +75,10 @@ class Finding:
             `check_model`, which check no rule of the specification.
         entry: Name of the entry at fault, or None.
         message: A sentence that describes the fault.
+
+    Example:
+        for finding in onnxarchive.check("model.onnx"):
+            print(finding.rule, finding.message)
     """
 
     rule: str | None
@@ -157,6 +161,10 @@ def check(
     Raises:
         UnfinishedEditError: An edit of the archive was interrupted.
         OSError: The file cannot be opened or read.
+
+    Example:
+        for finding in onnxarchive.check("model.onnxa", full=True):
+            print(finding)
     """
     findings = _Findings()
     jobs = threads.require_jobs(jobs)

@@ -67,11 +67,6 @@ def save(
 ) -> None:
     """Saves a model as an archive.
 
-    ::
-
-        onnxarchive.save(onnx.load("model.onnx"), "model.onnxa")
-        onnxarchive.save(torch.onnx.export(module, args), "model.onnxa")
-
     The file appears at `path` when it is complete; until then, and after a failure, the file that
     was there is unchanged. If the file system can reserve space, a full disk is an error before
     anything is written. The same model and options give the same bytes. Memory holds copies of the
@@ -124,6 +119,10 @@ def save(
             the file of an asset, or two models are given for an id.
         TypeError: `model` is no model.
         OSError: The archive cannot be written.
+
+    Example:
+        model = onnx.load("model.onnx")
+        onnxarchive.save(model, "new.onnxa", assets={"labels.txt": "labels.txt"})
     """
     given = {
         identifier: _prepared(found, size_threshold)

@@ -47,15 +47,18 @@ if TYPE_CHECKING:
 class Writer(Closing):
     """Writes an archive tensor by tensor, for a model that does not fit memory.
 
-    ::
-
-        with onnxarchive.Writer("model.onnxa") as writer:
-            for name, array in weights:
-                writer.add(name, array)
-            writer.finish(model)
-
     The archive appears at its path when `finish` returns. If the block ends without that, nothing
     is left.
+
+    Args:
+        path: The archive, usually `name.onnxa`.
+        size_threshold: Tensors of the models that have this many bytes or more are stored outside.
+        alignment: The data of every entry begins at a multiple of this many bytes.
+
+    Example:
+        with onnxarchive.Writer("new.onnxa") as writer:
+            writer.add("layer.0/weight", np.zeros((64, 32), np.float32))
+            writer.finish(model)
     """
 
     def __init__(
@@ -107,6 +110,11 @@ class Writer(Closing):
                 can be read: it is sparse, or on the device `meta`.
             ArchiveFormatError: The data of a TensorProto is external, or not what its shape needs.
             OSError: The disk is full, or another error of writing.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                key = writer.add("layer.0/weight", np.zeros((64, 32), np.float32))
+                writer.finish(model)
         """
         self._require_new([name])
         return self._write(name, given_tensor(name, tensor))
@@ -133,6 +141,11 @@ class Writer(Closing):
             UnsupportedFeatureError: ONNX has no data type with the bytes of a tensor.
             ValueError: A name is given twice or was added before, or the writer is closed.
             OSError: The file cannot be read, or the archive not written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                writer.add_from("model.safetensors", {"weight": "layer.0/weight"})
+                writer.finish(model)
         """
         if isinstance(names, str):
             raise TypeError(f"expected a list of names, found a string; write [{names!r}]")
@@ -177,6 +190,11 @@ class Writer(Closing):
         Raises:
             ValueError: The path is not allowed or taken, or the writer is closed.
             OSError: The file cannot be read, or the archive not written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                writer.add_asset("labels.txt", b"cat, dog")
+                writer.finish(model)
         """
         self._require_open()
         (item,) = open_assets({name: data})
@@ -205,6 +223,10 @@ class Writer(Closing):
             ArchiveFormatError: An added tensor does not fit a model.
             ValueError: The writer is closed, or the id of a model is not allowed.
             OSError: The archive cannot be written.
+
+        Example:
+            with onnxarchive.Writer("new.onnxa") as writer:
+                writer.finish(model, {"decoder": decoder})
         """
         self._require_open()
         given = with_further_models(model, models)
@@ -258,6 +280,10 @@ class Writer(Closing):
         Args:
             error: The reason, or None. If it says that the disk is full, it gets the archive's
                 path.
+
+        Example:
+            writer = onnxarchive.Writer("new.onnxa")
+            writer.close()
         """
         if self._is_open:
             self._is_open = False

@@ -92,6 +92,10 @@ def convert_many(
     Raises:
         ValueError: An option or the path of an asset is not allowed.
         OSError: `out_dir` cannot be made, or an asset not opened.
+
+    Example:
+        for outcome in onnxarchive.convert_many(["model.onnx", "decoder.onnx"], "archives"):
+            print(outcome.target, outcome.error)
     """
     open_assets(assets)  # a fault in them is not one of each model
     options = WriteOptions(

@@ -82,6 +82,10 @@ class Conversion:
         is_skipped: Whether the archive was there and is left as it is.
         error_type: Name of the exception's type that `error` describes, such as `"OSError"`; None
             if the conversion raised none.
+
+    Example:
+        outcome = onnxarchive.convert("model.onnx", "new.onnxa", dry_run=True)
+        print(outcome.nbytes, outcome.tensors)
     """
 
     source: str
@@ -183,6 +187,10 @@ def convert(
         ValueError: An option or the path of an asset is not allowed, or `path` is one of the
             source's files.
         OSError: A file cannot be read, or the archive not written.
+
+    Example:
+        onnxarchive.convert("model.onnx", "new.onnxa")
+        onnxarchive.convert("model.onnx", "both.onnxa", models={"decoder": "decoder.onnx"})
     """
     options = WriteOptions(
         size_threshold=size_threshold,
@@ -330,6 +338,10 @@ def export(
         ValueError: `external_data` is not the plain name of another file, or a written file would
             replace the archive.
         OSError: A file cannot be written.
+
+    Example:
+        onnxarchive.export("model.onnxa", "single.onnx")
+        onnxarchive.export("model.onnxa", "large.onnx", external_data="large.data")
     """
     require_no_input(destination, files_of(path, access))
     if external_data is None:
@@ -511,6 +523,10 @@ def extract(
         ArchiveFormatError: The archive breaks a rule.
         ChecksumError: Bytes of an entry have changed.
         OSError: The directory cannot be made, or is not empty.
+
+    Example:
+        onnxarchive.extract("model.onnxa", "unzipped")
+        model = onnx.load("unzipped/__MODEL_PROTO")
     """
     with _opened(path, None, access) as (archive, models), new_directory(directory) as made:
         _fetch_missing(archive, archive.entries)

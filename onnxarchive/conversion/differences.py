@@ -68,6 +68,10 @@ class Difference:
             models were compared, `"models"` has those that one archive lacks, and `"assets"` the
             assets. A section has the parts of the first archive in its order, then the added ones.
             A change within a node, such as a tensor of a subgraph, is a change of the node.
+
+    Example:
+        difference = onnxarchive.diff("model.onnxa", "other.onnxa")
+        print(difference.is_same, list(difference.sections))
     """
 
     path: str
@@ -108,11 +112,18 @@ def diff(
         progress: Called with the bytes done and the bytes in all, if `full`; True shows a bar.
         access: How remote archives are reached; see `onnxarchive.open`.
 
+    Returns:
+        The differences; an empty `sections` if there is none.
+
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
         ModelNotFoundError: An archive has no model of this id.
         UnfinishedEditError: An edit of an archive was interrupted.
         OSError: A file cannot be opened or read.
+
+    Example:
+        for section, changes in onnxarchive.diff("model.onnxa", "other.onnxa").sections.items():
+            print(section, [(change.kind, change.name) for change in changes])
     """
     given = model or ""
     one = _open(path, given, full, access)

@@ -52,6 +52,9 @@ def download(
         LockedError: Another process downloads to this file.
         ObjectChangedError: The object changed meanwhile.
         OSError: A request failed, or the file cannot be written.
+
+    Example:
+        onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)
     """
     target = target_of(shown_url(url), path)
     with open_object(url, store=store, storage_options=storage_options) as remote:

@@ -58,6 +58,9 @@ def check_model(
         ChecksumError: Bytes of a small tensor have changed.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         OSError: The file cannot be read, or temporary files cannot be written.
+
+    Example:
+        assert onnxarchive.check_model("model.onnxa", full_check=True) == []
     """
     with opening.open(path, model=model) as archive, with_path(path):
         serialized = proto.serialize(linked_model(archive, _EMPTY, is_unread, in_place=True))

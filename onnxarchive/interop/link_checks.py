@@ -66,6 +66,10 @@ def check_link(
         ArchiveFormatError: The link is not a model, or the archive breaks a rule.
         ValueError: `archive` is None, and no tensor of the link is external, so it names none.
         OSError: The link, or the archive that was given, cannot be read.
+
+    Example:
+        onnxarchive.link("model.onnxa", "link.onnx")
+        assert onnxarchive.check_link("link.onnx") == []
     """
     model = _parse(path)
     if archive is not None:

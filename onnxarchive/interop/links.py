@@ -61,6 +61,10 @@ def link(
     Warns:
         UserWarning: The archive's file has several names (hard links). onnx.checker and onnx.load
             refuse external data in such files.
+
+    Example:
+        onnxarchive.link("model.onnxa", "link.onnx")
+        session = onnxruntime.InferenceSession("link.onnx")
     """
     require_no_input(destination, files_of(path, access))
     if os.path.islink(destination):

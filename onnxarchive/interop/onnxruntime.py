@@ -101,6 +101,10 @@ def session(
             UTF-8.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
+
+    Example:
+        session = onnxarchive.session("model.onnxa", providers=["CPUExecutionProvider"])
+        (y,) = session.run(None, {"x": np.ones((1, 64), np.float32)})
     """
     make = require_onnxruntime().InferenceSession
     access = Access(store=store, storage_options=storage_options, cache=cache)
@@ -147,6 +151,10 @@ def session_options(
         ArchiveError: As in `session`, like all other errors.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
+
+    Example:
+        model, options = onnxarchive.session_options("model.onnxa")
+        session = onnxruntime.InferenceSession(model, options)
     """
     with contextlib.ExitStack() as files:
         inputs = _inputs(path, model, sess_options, prepack, access, files)

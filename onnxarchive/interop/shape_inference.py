@@ -50,6 +50,9 @@ def infer_shapes(
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         ValueError: `destination` is not allowed.
         OSError: A file cannot be read, or the archive not written.
+
+    Example:
+        model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")
     """
     with open(path, model=model) as archive, with_path(path):
         inferred = onnx.shape_inference.infer_shapes(

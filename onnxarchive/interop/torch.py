@@ -64,11 +64,18 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
         copy: True gives a copy, which may be changed. False gives a tensor over the file's
             read-only map: nothing is read, and writing into it ends the process with SIGSEGV.
 
+    Returns:
+        The tensor, on the CPU.
+
     Raises:
         TensorNotFoundError: No initializer has this name, or several have it.
         UnsupportedFeatureError: PyTorch has no type for the tensor.
         ArchiveFormatError: The entry's local header does not match the directory.
         ImportError: PyTorch is not installed.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            weight = onnxarchive.interop.torch.tensor(archive, "layer.0/weight")
     """
     with with_path(archive.path):
         packed = _packed_float4(archive, name)
@@ -83,12 +90,25 @@ def tensors(archive: Archive, *, copy: bool = False) -> TorchTensors:
     Args:
         archive: The archive. It must stay open until the last lookup.
         copy: As in `tensor`.
+
+    Returns:
+        The tensors by name.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            state = dict(onnxarchive.interop.torch.tensors(archive, copy=True))
     """
     return TorchTensors(archive, copy=copy)
 
 
 class TorchTensors(Mapping[str, "torch.Tensor"]):
-    """The result of `tensors`."""
+    """Initializers by name as PyTorch tensors, as `tensors` gives them.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            tensors = onnxarchive.interop.torch.tensors(archive)
+            weight = tensors["layer.0/weight"]
+    """
 
     def __init__(self, archive: Archive, *, copy: bool = False) -> None:
         self._archive = archive
@@ -117,9 +137,17 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
         copy: True gives a copy. False gives a tensor over the array's memory, except for types of
             less than 8 bits; do not write into it if the array is read-only.
 
+    Returns:
+        The tensor, on the CPU.
+
     Raises:
         UnsupportedFeatureError: PyTorch has no type for the array.
         ImportError: PyTorch is not installed.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            array = archive.tensor_by_key("layer_0_weight")
+            weight = onnxarchive.interop.torch.from_numpy(array, copy=True)
     """
     return _convert(array, "array", copy=copy)
 

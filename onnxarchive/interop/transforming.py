@@ -58,12 +58,6 @@ def transform(
 ) -> None:
     """Applies a function to the model of an archive and saves the result as an archive.
 
-    ::
-
-        onnxarchive.transform("model.onnxa", "simple.onnxa", onnxsim.simplify)
-        onnxarchive.transform("model.onnxa", "slim.onnxa", onnxslim.slim)
-        onnxarchive.transform("model.onnxa", "optimized.onnxa", onnxoptimizer.optimize)
-
     Assets and other models are kept. `weights` says how the function sees large tensors:
 
     - `"hidden"`: large initializers are inputs of the graph with their type and shape. The function
@@ -112,6 +106,10 @@ def transform(
         TypeError: The function did not return a model.
         ValueError: An option is not allowed.
         OSError: A file cannot be read or written.
+
+    Example:
+        to_22 = functools.partial(onnx.version_converter.convert_version, target_version=22)
+        onnxarchive.transform("model.onnxa", "newer.onnxa", to_22)
     """
     if weights not in get_args(Weights):
         raise ValueError(f"expected one of {get_args(Weights)} for weights, found {weights!r}")

@@ -47,6 +47,10 @@ class Change:
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.
         parts: The fields that differ; empty if `before` and `after` show the difference.
+
+    Example:
+        for change in onnxarchive.diff("model.onnxa", "other.onnxa").sections["tensors"]:
+            print(change.name, change.before, change.after)
     """
 
     name: str

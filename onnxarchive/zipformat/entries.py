@@ -23,6 +23,11 @@ class Entry(NamedTuple):
         data_offset: Offset of its data in the file, in bytes.
         nbytes: Size of its data in bytes.
         crc32: CRC-32 of its data as stated by the directory.
+
+    Example:
+        with onnxarchive.open("model.onnxa") as archive:
+            for entry in archive.entries.values():
+                print(entry.name, entry.data_offset, entry.nbytes)
     """
 
     name: str
