@@ -66,8 +66,8 @@ def transform(
       dropped. The function may replace a weight by an initializer if it removes the input. This is
       for functions that change the graph. A function that computes new weights (folds a batch
       normalization into a convolution, changes a data type) skips hidden weights, or its result is
-      refused. If a function leaves the model as it was, as a quantizer does that finds no weights,
-      a warning says so. It is no error, since an optimizer may find nothing to do.
+      refused. If a function changes nothing, or a quantizer no weight since it finds none, a
+      warning says so. It is no error, since an optimizer may find nothing to do.
     - `"external"`: the model is `Archive.model`. Large tensors are external, with their keys as
       location. The function may rename, remove, move and copy them, and add tensors with data. This
       is for functions that support external data. Others may read such tensors as empty:
@@ -144,9 +144,9 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         given.CopyFrom(hidden.model)
         returned = _call(function, hidden.model)
         result = hidden.restore(returned)
-        if hidden.names and _is_left_as_it_was(given, returned):
+        if hidden.names and _weights_are_left(given, returned):
             warnings.warn(
-                f"{archive.path}: {_name(function)} changed nothing; the data of large weights, "
+                f"{archive.path}: {_name(function)} changed no weight; the data of large weights, "
                 f"such as {hidden.names[0]!r}, was hidden from it; a function that needs it, such "
                 "as a quantizer, takes weights='loaded'",
                 stacklevel=3,
@@ -178,17 +178,20 @@ def _name(function: Function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _is_left_as_it_was(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """True if a function made nothing of a model.
+def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
+    """True if a function changed nothing, or is a quantizer and made no weight.
 
     A quantizer without weights still names itself as producer or imports its operators, and may
-    sort nodes and add shapes and metadata. A function that adds only those has done what it is for.
+    sort nodes, add shapes and metadata, and replace Gemm by MatMul. Another function that adds only
+    those has done what it is for.
     """
     if before == after:
         return True
     producer = before.producer_name, before.producer_version
     versions = {it.domain: it.version for it in after.opset_import}
     is_signed = (after.producer_name, after.producer_version) != producer
+    if is_signed and "quant" in after.producer_name.lower():
+        return _all_initializer_names(after) <= _all_initializer_names(before)
     return (
         (is_signed or len(versions) > len(before.opset_import))
         and all(versions.get(it.domain) == it.version for it in before.opset_import)
@@ -425,6 +428,10 @@ def _used_names(model: onnx.ModelProto) -> set[str]:
 def _initializer_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)
+
+
+def _all_initializer_names(model: onnx.ModelProto) -> set[str]:
+    return {name for graph in _graphs(model) for name in _initializer_names(graph)}
 
 
 def _repeated_initializers(model: onnx.ModelProto) -> set[str]:

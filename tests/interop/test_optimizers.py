@@ -35,7 +35,7 @@ import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
 from onnxarchive.interop.transforming import Weights, transform
 
-pytestmark = [pytest.mark.tool, pytest.mark.filterwarnings("ignore:.*changed nothing")]
+pytestmark = [pytest.mark.tool, pytest.mark.filterwarnings("ignore:.*changed no weight")]
 
 MIB = 1 << 20
 ASSETS = {"tokenizer.json": b"{}", "deep/labels.txt": b"cat\ndog\n"}
@@ -282,13 +282,31 @@ def test_a_quantizer_that_sees_no_weights_is_warned_of(
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     path = tmp_path / "out.onnxa"
-    with pytest.warns(UserWarning, match=rf"{quantize.__name__} changed nothing.*'a'.*'loaded'"):
+    with pytest.warns(UserWarning, match=rf"{quantize.__name__} changed no weight.*'a'.*'loaded'"):
         transform(clumsy, path, quantize)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         transform(clumsy, path, quantize, weights="loaded")
     with onnxarchive.open(path) as archive:
         assert operator in [node.op_type for node in archive.model.graph.node]
+
+
+def test_a_quantizer_that_only_replaces_operators_is_warned_of(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    source, path = tmp_path / "m.onnxa", tmp_path / "out.onnxa"
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)],
+        "gemm",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16])],
+        [raw_tensor("w", dims=(16, 32))],
+    )
+    opset = helper.make_opsetid("", 21)
+    onnxarchive.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), source)
+    with pytest.warns(UserWarning, match=r"_quantized changed no weight.*'w'.*'loaded'"):
+        transform(source, path, _quantized)
+    with onnxarchive.open(path) as archive:
+        assert "Gemm" not in [node.op_type for node in archive.model.graph.node]
 
 
 def test_a_function_that_changes_nothing_is_warned_of_where_weights_are_hidden(
@@ -304,7 +322,7 @@ def test_a_function_that_changes_nothing_is_warned_of_where_weights_are_hidden(
         return model
 
     path, small = tmp_path / "out.onnxa", tmp_path / "small.onnxa"
-    with pytest.warns(UserWarning, match=r"clumsy\.onnxa: _no_change changed nothing"):
+    with pytest.warns(UserWarning, match=r"clumsy\.onnxa: _no_change changed no weight"):
         transform(clumsy, path, _no_change)
     onnxarchive.save(model_of(raw_tensor("w")), small)
     with warnings.catch_warnings():
