@@ -54,7 +54,7 @@ def target(tmp_path: Path) -> Path:
 
 @settings(
     deadline=None,
-    max_examples=250,
+    max_examples=100,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -87,7 +87,7 @@ def test_a_converted_model_is_the_archive_of_the_model(tmp_path: Path) -> None:
 
 in_one_directory = settings(
     deadline=None,
-    max_examples=100,
+    max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

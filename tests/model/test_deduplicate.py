@@ -820,14 +820,14 @@ def _all_meanings(model: onnx.ModelProto) -> list[tuple[str, _Meaning]]:
     return found
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(_scoped_models())
 def test_every_name_means_the_same_afterwards(model: onnx.ModelProto) -> None:
     done = _deduplicated(model)
     assert _all_meanings(done.model) == _all_meanings(model)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(_scoped_models())
 def test_there_is_nothing_left_to_do_afterwards(model: onnx.ModelProto) -> None:
     done = _deduplicated(model)
@@ -836,7 +836,7 @@ def test_there_is_nothing_left_to_do_afterwards(model: onnx.ModelProto) -> None:
     assert (again.removed, again.saved_nbytes) == (0, 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(_scoped_models(), st.data())
 def test_what_is_saved_is_the_size_of_what_is_gone(
     model: onnx.ModelProto, data: st.DataObject

@@ -71,7 +71,7 @@ def test_the_walk_visits_every_tensor_of_every_place_once() -> None:
     assert len(found) == 257
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(model_protos())
 def test_the_walk_visits_every_tensor_of_any_model_once(model: onnx.ModelProto) -> None:
     found = list(tensors.walk(model))
@@ -177,7 +177,7 @@ def test_a_copy_without_locations_is_equal() -> None:
     assert copy is not model
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(model_protos(), st.randoms(use_true_random=False))
 def test_only_the_tensors_with_locations_change_in_a_copy(
     model: onnx.ModelProto, random: Any
@@ -281,7 +281,7 @@ def test_raw_data_replaces_a_location() -> None:
 # Bytes
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(model_protos())
 def test_the_bytes_of_every_tensor_are_those_of_onnx(model: onnx.ModelProto) -> None:
     expected = list(every_tensor(normalised(model)))
