@@ -38,6 +38,7 @@ _STANDARD_STREAM = "-"
 
 def convert_command(arguments: argparse.Namespace) -> int:
     """Runs `convert`."""
+    _require_paths(arguments)
     options = {
         "size_threshold": arguments.size_threshold,
         "alignment": arguments.alignment,
@@ -55,12 +56,6 @@ def convert_command(arguments: argparse.Namespace) -> int:
         if models:
             raise ValueError("--model goes with one SOURCE and TARGET, not with --output-dir")
         return _convert_many(arguments, options)
-    if len(arguments.paths) != 2:
-        text = "convert takes SOURCE and TARGET, or sources with --output-dir"
-        if isinstance(arguments.follow_links, str):
-            text += f"; {arguments.follow_links!r} was taken as the DIRECTORY of --follow-links, "
-            text += "which goes after the paths"
-        raise ValueError(text)
     source, target = arguments.paths
     if source == _STANDARD_STREAM:
         raise ValueError("convert cannot read standard input: save it to a file")
@@ -86,6 +81,24 @@ def convert_command(arguments: argparse.Namespace) -> int:
         )
         say(arguments, _as_json(conversion), "\n".join([text, *_other_files(conversion)]))
     return DONE
+
+
+def _require_paths(arguments: argparse.Namespace) -> None:
+    """Refuses another number of paths, and names the options that may have taken them.
+
+    Raises:
+        ValueError: There are no sources, or not SOURCE and TARGET.
+    """
+    given = len(arguments.paths)
+    if given == 2 or (given and arguments.output_dir is not None):
+        return
+    text = "convert takes SOURCE and TARGET, or sources with --output-dir"
+    if isinstance(arguments.follow_links, str):
+        text += f"; {arguments.follow_links!r} was taken as the DIRECTORY of --follow-links, "
+        text += "which goes after the paths"
+    if len(arguments.asset) > 1:
+        text += f"; {arguments.asset[-1]!r} was taken as an asset: --asset goes after the paths"
+    raise ValueError(text)
 
 
 def _as_json(conversion: Conversion) -> dict[str, Any]:

@@ -18,7 +18,7 @@ ASSET: Final = "[NAME=]PATH"
 _ASSET_HELP = (
     "a file, under its own name or NAME; a directory with all files below it, as a folder of its "
     "own name or NAME; or a quoted pattern such as 'llm/*.json' (** matches folders), in a folder "
-    "NAME"
+    "NAME; a link to a file stands for the file"
 )
 
 # Commands whose archives may be remote.
@@ -159,7 +159,7 @@ def _add_convert(commands: Any) -> None:
     )
     command.add_argument(
         "paths",
-        nargs="+",
+        nargs="*",
         metavar="PATH",
         help="SOURCE and TARGET (- for standard output); several files or directory trees with "
         "--output-dir",
