@@ -31,6 +31,7 @@ LAZY = [
     "onnxsim",
     "onnxslim",
     "selenium",
+    "shtab",
     "torch",
     "tqdm",
     "zipfile_deflate64",

@@ -9,6 +9,7 @@ import argparse
 from typing import Any, Final
 
 import onnxarchive
+from onnxarchive.cli.examples import add_examples
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
 
@@ -48,6 +49,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     for name in _TAKES_URLS:
         if name in commands.choices:
             _add_remote(commands.choices[name])
+    add_examples(commands)
     return top
 
 
@@ -561,6 +563,12 @@ def _add_cat(commands: Any) -> None:
     _add_model(command, "take the tensor of this model")
 
 
+def _add_completion(commands: Any) -> None:
+    help = "Print a script for a shell that completes commands, options and files."
+    command = _add(commands, "completion", "completing", help, archive=False)
+    command.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"], help="the shell")
+
+
 _COMMANDS: Final = {
     "convert": _add_convert,
     "export": _add_export,
@@ -583,4 +591,5 @@ _COMMANDS: Final = {
     "download": _add_download,
     "cat": _add_cat,
     "cache": _add_cache,
+    "completion": _add_completion,
 }

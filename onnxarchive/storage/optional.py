@@ -13,6 +13,7 @@ _LIBRARIES: Final = {
     "obstore": ("obstore", "'onnxarchive[remote]'"),
     "onnx_ir": ("onnx_ir", "'onnxarchive[ir]'"),
     "onnxruntime": ("ONNX Runtime", "'onnxarchive[ort]'"),
+    "shtab": ("shtab", "'onnxarchive[completion]'"),
     "torch": ("PyTorch", "torch"),
 }
 

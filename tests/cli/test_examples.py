@@ -1,0 +1,89 @@
+"""The example of each command, and completion in shells."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import docs
+import pytest
+from commands import run
+from readme import make_files
+
+import onnxarchive
+from onnxarchive.cli.examples import EXAMPLES
+from onnxarchive.cli.parser import parser
+
+# These serve a page, or need a network or the user's cache.
+ONLY_PARSED = ("view", "download", "cache", "cache ls", "cache clear")
+
+
+def _arguments(command: str) -> list[str]:
+    return shlex.split(EXAMPLES[command].partition(" > ")[0])
+
+
+def test_every_command_has_an_example() -> None:
+    groups = {name.partition(" ")[0] for name, _ in docs.commands()}
+    assert set(EXAMPLES) == {name for name, _ in docs.commands()} | groups
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_ends_with_the_example(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*command.split(), "--help") == 0
+    last = capsys.readouterr().out.rstrip("\n").splitlines()[-1]
+    assert last == f"Example: onnxarchive {EXAMPLES[command]}"
+    assert EXAMPLES[command].startswith(command)
+    parser().parse_args(_arguments(command))
+
+
+@pytest.mark.parametrize("command", sorted(set(EXAMPLES) - set(ONLY_PARSED)))
+def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, library in (("run", "onnxruntime"), ("completion", "shtab")):
+        if command == name:
+            pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    make_files(tmp_path)
+    models, assets = {"decoder": "decoder.onnx"}, {"labels.txt": "labels.txt"}
+    onnxarchive.convert("model.onnx", "model.onnxa", models=models, assets=assets)
+    onnxarchive.convert("model.onnx", "other.onnxa")
+    assert run(*_arguments(command)) == (1 if command == "diff" else 0)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert run("completion", shell) == 0
+    assert "replace-model" in capsys.readouterr().out
+
+
+@pytest.mark.tool
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["ex"], ["export", "extract"]),
+        (["assets", "a"], ["add"]),
+        (["ls", "--st"], ["--storage-option"]),
+        (["ls", "mod"], ["model.onnxa"]),
+        (["convert", "--output-dir", "mod"], ["model.onnxa"]),
+    ],
+)
+def test_bash_completes(
+    words: list[str], completed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    assert run("completion", "bash") == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "model.onnxa").touch()
+    line = shlex.join(["onnxarchive", *words])
+    code = f"source ./script; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_onnxarchive; "
+    code += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    command = [bash, "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert sorted(found.stdout.split()) == completed
