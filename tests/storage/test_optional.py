@@ -34,6 +34,11 @@ CALLS = [
     ("fsspec", "onnxarchive", "onnxarchive.open('hf://me/model/m.onnxa')"),
     ("netron", "onnxarchive.interop.netron", "onnxarchive.interop.netron.Server(path)"),
     (
+        "shtab",
+        "onnxarchive.cli.completing",
+        "onnxarchive.cli.completing.completion_command(None)",
+    ),
+    (
         "torch",
         "onnxarchive.interop.torch",
         f"onnxarchive.interop.torch.tensor(onnxarchive.open(path), {WEIGHT!r})",
@@ -50,6 +55,7 @@ INSTALL = {
     "obstore": "'onnxarchive[remote]'",
     "onnx_ir": "'onnxarchive[ir]'",
     "onnxruntime": "'onnxarchive[ort]'",
+    "shtab": "'onnxarchive[completion]'",
     "torch": "torch",
 }
 
