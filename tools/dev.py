@@ -70,6 +70,8 @@ def set_up() -> None:
     made_from += " " + sys.version
     if STAMP.exists() and STAMP.read_text() == made_from:
         return
+    if ENVIRONMENT.is_symlink():  # setting up empties it, for all who use it
+        sys.exit(f"expected a directory at {ENVIRONMENT}, found a link; remove the link")
     print(f"setting up {ENVIRONMENT} (once, some minutes)", file=sys.stderr)
     try:
         venv.create(ENVIRONMENT, clear=True, with_pip=True)

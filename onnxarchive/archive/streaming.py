@@ -105,7 +105,7 @@ class Writer(Closing):
             The key under which the tensor is stored.
 
         Raises:
-            ValueError: A tensor of this name was added before, or the writer is closed.
+            ValueError: The name is empty or was added before, or the writer is closed.
             UnsupportedFeatureError: ONNX has no data type for the tensor, or it holds no data that
                 can be read: it is sparse, or on the device `meta`.
             ArchiveFormatError: The data of a TensorProto is external, or not what its shape needs.
@@ -139,7 +139,7 @@ class Writer(Closing):
             TensorNotFoundError: The file lacks a tensor.
             TypeError: `names` is a string.
             UnsupportedFeatureError: ONNX has no data type with the bytes of a tensor.
-            ValueError: A name is given twice or was added before, or the writer is closed.
+            ValueError: A name is empty, given twice or was added before, or the writer is closed.
             OSError: The file cannot be read, or the archive not written.
 
         Example:
@@ -159,10 +159,12 @@ class Writer(Closing):
             return {name: self._write(name, tensor) for name, tensor in given}
 
     def _require_new(self, names: Iterable[str]) -> None:
-        """Refuses names that have been added, and repetitions among these."""
+        """Refuses names that are empty or have been added, and repetitions among these."""
         self._require_open()
         new: set[str] = set()
         for name in names:
+            if not name:
+                raise ValueError("expected the name of an initializer, found ''")
             if name in self._key_of or name in new:
                 raise ValueError(f"expected each tensor once, found {name!r} again")
             new.add(name)

@@ -113,6 +113,7 @@ def test_some_tensors_are_taken_in_their_order_and_under_other_names(path: Path)
         ("F64", TypeError, r"found a string; write \['F64'\]"),
         (["F64", "F64"], ValueError, "'F64' again"),
         ({"F64": "a", "F32": "a"}, ValueError, "'a' again"),
+        ({"F64": ""}, ValueError, "the name of an initializer, found ''"),
         (["F64", "taken"], ValueError, "'taken' again"),
         (["F64", "odd"], UnsupportedFeatureError, "'odd'.*'F6_E2M3'"),
     ],

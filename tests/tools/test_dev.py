@@ -33,3 +33,16 @@ def test_an_environment_is_set_up_with_or_without_a_compiler(
     assert (tmp_path / "made-from").exists()
     printed = capsys.readouterr().err
     assert ("set up without the extra deflate64" in printed) is not has_compiler
+
+
+def test_a_link_to_the_environment_of_others_is_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "file").touch()
+    (tmp_path / ".venv").symlink_to("others", target_is_directory=True)
+    monkeypatch.setattr(dev, "ENVIRONMENT", tmp_path / ".venv")
+    monkeypatch.setattr(dev, "STAMP", tmp_path / ".venv" / "made-from")
+    with pytest.raises(SystemExit, match="found a link"):
+        dev.set_up()
+    assert (tmp_path / "others" / "file").exists()
