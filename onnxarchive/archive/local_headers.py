@@ -38,7 +38,9 @@ class LocalHeaders:
         self.alignment = layout.MIN_ALIGNMENT  # of the next header, most likely
 
     def require(self, number: int) -> None:
-        """Compares a local header with its directory record, perhaps with those that follow.
+        """Compares a local header, unless it was, with its directory record.
+
+        Those that follow are perhaps compared with it.
 
         Args:
             number: Index of the entry.
@@ -46,6 +48,8 @@ class LocalHeaders:
         Raises:
             ArchiveFormatError: They do not match.
         """
+        if self.verified[number]:
+            return
         ahead = min(2 * self._ahead, _MAX_AHEAD) if number == self._next else 1
         stop = min(number + ahead, len(self.verified))
         if ahead == 1 or not self._are_equal_ahead(number, stop):
