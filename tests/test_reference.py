@@ -167,4 +167,6 @@ def test_the_reference_has_every_public_name_and_command(tmp_path: Path) -> None
         assert any(f'id="{short}"' in text for text in one.values()), name
     for name, _ in docs.commands():
         assert f"usage: onnxarchive {name} " in one["cli.html"]
+    for page in ("ir", "interop/torch", "cli"):
+        assert f'href="onnxarchive/{page}.html"' in one["onnxarchive.html"]
     assert "Unpack[Access]" in re.sub("<[^>]+>", "", one["onnxarchive.html"])

@@ -80,6 +80,7 @@ def render(directory: Path) -> None:
     for name, value in list(vars(onnxarchive.Archive).items()):
         if isinstance(value, EvaluatedProperty):
             setattr(onnxarchive.Archive, name, property(value._get))
+    onnxarchive.__doc__ = f"{onnxarchive.__doc__}\nThe commands: `onnxarchive.cli`."
     sys.modules["onnxarchive.cli"] = _command_line()
     pdoc.render.configure(docformat="google", show_source=False, footer_text="onnxarchive")
     names = [*(module.__name__ for module in MODULES), "onnxarchive.cli"]

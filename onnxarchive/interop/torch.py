@@ -1,7 +1,5 @@
 """Initializers of archives as PyTorch tensors, without copying them if PyTorch has their type.
 
-::
-
     from onnxarchive.interop import torch as archived
 
     with onnxarchive.open("model.onnxa") as archive:
@@ -10,15 +8,14 @@
 
 PyTorch lacks some types of ONNX. These become others:
 
-=================================  =============================================================
-ONNX                               PyTorch
-=================================  =============================================================
-INT4, INT2                         `int8`, an unpacked copy
-UINT4, UINT2                       `uint8`, an unpacked copy
-FLOAT4E2M1                         `float4_e2m1fn_x2`, two numbers in an element: the last
-                                   dimension is half as long, and must be even
-FLOAT6E2M3, FLOAT6E3M2, STRING     an error with an alternative
-=================================  =============================================================
+| ONNX | PyTorch |
+| --- | --- |
+| INT4, INT2 | `int8`, an unpacked copy |
+| UINT4, UINT2 | `uint8`, an unpacked copy |
+| FLOAT4E2M1 | `float4_e2m1fn_x2`, two numbers in an element: the last dimension is halved |
+| FLOAT6E2M3, FLOAT6E3M2, STRING | an error with an alternative |
+
+The last dimension of a FLOAT4E2M1 tensor must be even.
 
 PyTorch has no read-only tensors. A tensor made without `copy=True` lies in a read-only map of the
 file: **writing into it ends the process** with SIGSEGV. Reading it is safe (`load_state_dict`,
