@@ -3,7 +3,8 @@
 Opening reads end records, directory and model, by position and not through the map, and raises on
 each broken rule that they show. The local header of an entry is compared with the directory when
 the entry is first read; that of the model on opening. Tensors are views of one map of the file, so
-a weight is read when its view is.
+a weight is read when its view is; of a file that is not mapped they are arrays in memory, given
+after their CRC-32 was compared.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ if TYPE_CHECKING:
 class Archive(Closing):
     """An open ONNX archive, as `onnxarchive.open` gives it.
 
-    Views and arrays are read-only and lie in a map of the file. They stay valid after `close`, and
-    after this library has edited or replaced the archive. But another program that rewrites the
-    file changes them; if it truncates the file, reading them ends the process with SIGBUS. Several
-    threads may use an archive at once.
+    Views and arrays are read-only and lie in a map of the file; those of a remote archive without a
+    cache, or of a file object, lie in memory. They stay valid after `close`, and after this library
+    has edited or replaced the archive. But another program that rewrites the file changes them; if
+    it truncates the file, reading them ends the process with SIGBUS. Several threads may use an
+    archive at once.
 
     An archive in a file can be pickled by its path, for workers: unpickling opens the file that has
     the path then, with the same model and limit, and raises the errors of `open`.
@@ -209,7 +211,7 @@ class Archive(Closing):
         return Assets(self._state)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of an entry, as a read-only view of the file; those of the model as a copy.
+        """The bytes of an entry, read-only: a view of the file if it is mapped; models as a copy.
 
         The bytes of a tensor are those of `raw_data`: little-endian, row-major, types of less than
         8 bits packed. The model is copied since an edit may overwrite it in the file.
@@ -300,12 +302,14 @@ class Archive(Closing):
             key: Name of the tensor's entry, as in `entries`.
 
         Returns:
-            A view of the file; for types of less than 8 bits (int4, uint2, float4e2m1, ...) a copy
-            with one byte for each element. `read(key)` gives the packed bytes.
+            A view of the file, if it is mapped; for types of less than 8 bits (int4, uint2,
+            float4e2m1, ...) a copy with one byte for each element. `read(key)` gives the packed
+            bytes.
 
         Raises:
             TensorNotFoundError: No tensor has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: Bytes of a remote archive, or of a file object, have changed.
             ValueError: The archive is closed.
 
         Example:
