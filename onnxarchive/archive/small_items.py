@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from onnxarchive.archive.planning import AnyItem
 from onnxarchive.buffers.checksums import crc32
-from onnxarchive.buffers.data import Stored
 from onnxarchive.model import tensors
 from onnxarchive.model.initializers_at_once import SMALL_SIZE, SmallInitializer
 from onnxarchive.storage.file_data import FileData, read_all
@@ -50,7 +49,7 @@ def in_groups(items: Sequence[AnyItem]) -> list[Sequence[AnyItem]]:
 
 
 def fetch_small(group: Sequence[AnyItem]) -> SmallEntries | None:
-    """Fetches the data of small items; None if there is more to check, or a size is wrong."""
+    """Fetches the data of small items; None if there is more to check, or a fault to report."""
     contents: list[bytes] = []
     parts: list[FileData] = []
     places: list[int] = []  # of their contents
@@ -66,10 +65,11 @@ def fetch_small(group: Sequence[AnyItem]) -> SmallEntries | None:
             places.append(len(contents))
             parts.append(data)
             contents.append(b"")
-        elif isinstance(data, Stored) and data.crc32 is None:
-            contents.append(data.view.tobytes())
         else:
-            return None
+            content = b"".join(data)
+            if data.crc32 not in (None, crc32(content)):
+                return None
+            contents.append(content)
     for place, content in zip(places, read_all(parts), strict=True):
         contents[place] = content
     if any(len(content) != item.nbytes for content, item in zip(contents, group, strict=True)):
