@@ -24,12 +24,22 @@ if TYPE_CHECKING:
 Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
 
 
-class Access(TypedDict, total=False):
-    """How remote archives are reached; `onnxarchive.open` describes it. Others ignore it."""
+class StoreAccess(TypedDict, total=False):
+    """How a store is reached; `onnxarchive.open` describes it."""
 
     store: Any
     storage_options: Mapping[str, Any] | None
+
+
+class Access(StoreAccess, total=False):
+    """How remote archives are reached; `onnxarchive.open` describes it. Others ignore it."""
+
     cache: str | os.PathLike[str] | bool | None
+
+
+def without_cache(access: Access) -> StoreAccess:
+    """How a store is reached, for what is not cached."""
+    return StoreAccess(store=access.get("store"), storage_options=access.get("storage_options"))
 
 
 def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
@@ -38,10 +48,15 @@ def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str
     Raises:
         TypeError: `access` has another key, which is a misspelled argument of the caller's.
     """
-    for key in access.keys() - Access.__annotations__.keys():
+    for key in access.keys() - Access.__optional_keys__:
         raise TypeError(f"expected an argument that this function has, found {key!r}")
     is_path = isinstance(source, str | os.PathLike)
     return is_url(source) or (is_path and access.get("store") is not None)
+
+
+def is_local(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether an archive is named by a path of this machine."""
+    return isinstance(source, str | os.PathLike) and not is_remote(source, access)
 
 
 def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
@@ -50,7 +65,7 @@ def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
     Raises:
         UnsupportedFeatureError: It is not a file of this machine.
     """
-    if isinstance(source, str | os.PathLike) and not is_remote(source, access):
+    if is_local(source, access):
         return source
     raise not_a_file(source)
 
@@ -61,15 +76,12 @@ def exists(path: str, access: Access) -> bool:
         return os.path.lexists(path)
     from onnxarchive.remote.objects import has_object
 
-    store, storage_options = access.get("store"), access.get("storage_options")
-    return has_object(path, store=store, storage_options=storage_options)
+    return has_object(path, **without_cache(access))
 
 
 def files_of(source: object, access: Access) -> list[str]:
     """The path of a file of this machine; nothing of others."""
-    if isinstance(source, str | os.PathLike) and not is_remote(source, access):
-        return [os.fspath(source)]
-    return []
+    return [os.fspath(source)] if is_local(source, access) else []
 
 
 @contextlib.contextmanager
@@ -93,7 +105,7 @@ def opened(
         ValueError: A file object is not seekable or not binary.
         OSError: It cannot be opened.
     """
-    if isinstance(source, str | os.PathLike) and not is_remote(source, access):
+    if is_local(source, access):
         with (
             recognised(source),
             opened_archive(source, rule="FILE-1", timeout=timeout) as file,

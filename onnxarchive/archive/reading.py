@@ -465,6 +465,11 @@ class Archive(Closing):
             snapshot = self._snapshot
             snapshot.fetch([snapshot.entries.index_of[name] for name in names])
 
+    def _fetch_missing(self, names: Iterable[str]) -> None:
+        """Fetches the entries that a cache lacks, together; does nothing with other archives."""
+        if not self._file.is_complete:
+            self._fetch_entries(names)
+
     def close(self) -> None:
         """Closes the file. Views stay valid; no new ones can be made.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from onnxarchive.archive.openable import Access, is_remote
+from onnxarchive.archive.openable import Access, is_remote, without_cache
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import AnyItem, Plan, require_names
 from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
@@ -69,8 +69,7 @@ def _write_object(plan: Plan, url: str, options: WriteOptions, access: Access) -
 
     require_names(item.name for item in plan.items)
     nbytes = plan.size(options.alignment)
-    store, storage_options = access.get("store"), access.get("storage_options")
-    with create_object(url, nbytes, store=store, storage_options=storage_options) as target:
+    with create_object(url, nbytes, **without_cache(access)) as target:
         _stream_all(plan, target, options)
         target.commit()
     return nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnxarchive
 from onnxarchive.archive.editing import change_assets
@@ -29,24 +29,25 @@ def ls_command(arguments: argparse.Namespace) -> int:
 
 def add_command(arguments: argparse.Namespace) -> int:
     """Runs `assets add`."""
-    with progress_bar("assets add") as progress:
-        change_assets(
-            arguments.archive,
-            named_assets(arguments.assets),
-            copy=arguments.copy,
-            timeout=arguments.timeout,
-            progress=progress,
-        )
-    return say_size(arguments)
+    return _change(arguments, "add", named_assets(arguments.assets))
 
 
 def rm_command(arguments: argparse.Namespace) -> int:
     """Runs `assets rm`."""
-    with progress_bar("assets rm") as progress:
+    return _change(arguments, "rm", {}, set(arguments.names))
+
+
+def _change(
+    arguments: argparse.Namespace,
+    action: str,
+    added: Mapping[str, str],
+    removed: Collection[str] = (),
+) -> int:
+    with progress_bar(f"assets {action}") as progress:
         change_assets(
             arguments.archive,
-            {},
-            set(arguments.names),
+            added,
+            removed,
             copy=arguments.copy,
             timeout=arguments.timeout,
             progress=progress,

@@ -381,12 +381,6 @@ def _opened(
         yield archive, models
 
 
-def _fetch_missing(archive: Archive, names: Iterable[str]) -> None:
-    """Fetches the entries that a cache lacks, together."""
-    if not archive._file.is_complete:
-        archive._fetch_entries(names)
-
-
 def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
     directory, name = os.path.split(os.fspath(destination))
     is_plain = os.path.basename(external_data) == external_data and "\\" not in external_data
@@ -411,7 +405,7 @@ def _export_single(
             f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
             f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
-    _fetch_missing(archive, archive._refs)
+    archive._fetch_missing(archive._refs)
     read = archive.read if archive._file.is_mapped else _copied(archive, directory_of(destination))
     filled: set[str] = set()
 
@@ -452,7 +446,7 @@ def _export_external(
     external_data: str,
     progress: Progress | None,
 ) -> None:
-    _fetch_missing(archive, archive._refs)
+    archive._fetch_missing(archive._refs)
     model, offsets, nbytes = _with_external_data(archive, external_data)
     serialized = proto.serialize(model)
     data_replacement = Replacement(_beside(destination, external_data))
@@ -529,7 +523,7 @@ def extract(
         model = onnx.load("unzipped/__MODEL_PROTO")
     """
     with _opened(path, None, access) as (archive, models), new_directory(directory) as made:
-        _fetch_missing(archive, archive.entries)
+        archive._fetch_missing(archive.entries)
         total = sum(entry.nbytes for entry in archive.entries.values())
         counter = ProgressCounter(progress, total)
         process = os.getpid()

@@ -155,8 +155,8 @@ def _open(source: Openable, model: str, full: bool, access: Access) -> Archive:
     """Opens an archive; if all of it will be read, a remote one is streamed or cached."""
     with opened(source, **access) as file:
         archive = Archive(streamed(file) if full else file, model=model)
-        if full and not file.is_complete:
-            archive._fetch_entries(archive.entries)
+        if full:
+            archive._fetch_missing(archive.entries)
         return archive
 
 

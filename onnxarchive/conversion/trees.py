@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from onnxarchive.archive.openable import Access
+from onnxarchive.archive.openable import Access, without_cache
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.remote.listing import list_objects
 from onnxarchive.remote.urls import shown_url
@@ -91,8 +91,7 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
     if name.lower().endswith(_MODEL_SUFFIXES):
         yield url, os.path.basename(name)
         return
-    store, options = access.get("store"), access.get("storage_options")
-    for found in sorted(list_objects(url, store=store, storage_options=options)):
+    for found in sorted(list_objects(url, **without_cache(access))):
         is_hidden = any(it[:1] == "." and it not in (".", "..") for it in found.path.split("/"))
         if found.path.lower().endswith(_MODEL_SUFFIXES) and not is_hidden:
             yield found.url, found.path

@@ -221,8 +221,7 @@ def _inputs(
         if buffers:
             _lend_buffers(options, buffers)
     else:
-        if not archive._file.is_complete:
-            archive._fetch_entries(archive._refs)
+        archive._fetch_missing(archive._refs)
         file, path = archive._local_file, real_path(archive)
         require_utf8(path)
         entries[DIRECTORY], name = os.path.split(path)
