@@ -69,35 +69,28 @@ def open_source(
     """
     with contextlib.ExitStack() as resources:
         if is_remote(path, access):
-            url = os.fspath(path)
-            file = resources.enter_context(open_remote(url, **access))
+            file = resources.enter_context(open_remote(os.fspath(path), **access))
             resources.enter_context(with_path(file.path))
             archive = _open_remote_archive(file)
             if archive is not None:
                 resources.enter_context(archive)  # ends its stream
-        else:
-            resources.enter_context(recognised(path, expected="a model"))
-            resources.enter_context(with_path(path))
-            archive = None if os.path.isdir(path) else _open_archive(path, resources)
-        if archive is not None:
-            yield _source(archive, verify_checksum)
-        elif is_remote(path, access):
-            if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
-                raise ArchiveFormatError(
-                    f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"
-                    f" found another file of {file.size} bytes"
-                )
-            copy = spool(map(memoryview, file.pieces(0, file.size)), temporary)
-            place = RemotePlace(partial(open_beside, url, **access), resources, temporary)
+                yield _source(archive, verify_checksum)
+                return
+            open_location = partial(open_beside, os.fspath(path), **access)
             opened = open_copy(
-                copy,
-                place,
+                _copy(file, temporary),
+                RemotePlace(open_location, resources, temporary),
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,
             )
-            yield resources.enter_context(opened)
         else:
+            resources.enter_context(recognised(path, expected="a model"))
+            resources.enter_context(with_path(path))
+            archive = None if os.path.isdir(path) else _open_archive(path, resources)
+            if archive is not None:
+                yield _source(archive, verify_checksum)
+                return
             opened = open_model(
                 path,
                 verify_checksum=verify_checksum,
@@ -105,7 +98,21 @@ def open_source(
                 other_files=other_files,
                 follow_links=follow_links,
             )
-            yield resources.enter_context(opened)
+        yield resources.enter_context(opened)
+
+
+def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
+    """A temporary copy of a remote file, if it may be a model or a zip.
+
+    Raises:
+        ArchiveFormatError: It is too large for a model, and no zip.
+    """
+    if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
+        raise ArchiveFormatError(
+            f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"
+            f" found another file of {file.size} bytes"
+        )
+    return spool(map(memoryview, file.pieces(0, file.size)), temporary)
 
 
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
