@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from onnxarchive.archive.planning import AnyItem
 from onnxarchive.buffers.checksums import crc32
+from onnxarchive.buffers.data import copied
 from onnxarchive.model import tensors
 from onnxarchive.model.initializers_at_once import SMALL_SIZE, SmallInitializer
 from onnxarchive.storage.file_data import FileData, read_all
@@ -68,7 +69,10 @@ def fetch_small(group: Sequence[AnyItem]) -> SmallEntries | None:
             parts.append(data)
             contents.append(b"")
         else:
-            contents.append(b"".join(data))
+            copy = copied(data)
+            if copy is None:
+                return None
+            contents.append(copy)
     for place, content in zip(places, read_all(parts), strict=True):
         contents[place] = content
     if any(len(content) != item.nbytes for content, item in zip(contents, group, strict=True)):

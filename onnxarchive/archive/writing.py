@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from onnxarchive.archive.planning import AnyItem, Plan, require_names
 from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
-from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite
+from onnxarchive.buffers.data import Data, Pieces, Stored, SupportsWrite, copied
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import tensors
 from onnxarchive.storage import locking, threads
@@ -207,12 +206,8 @@ def _copied(data: Data) -> Data:
     """A copy of data in memory; the data itself if it is longer than it says."""
     if isinstance(data, FileData):
         return Stored(memoryview(data.read()))
-    copy = io.BytesIO()
-    for piece in data:
-        if copy.tell() + len(piece) > data.nbytes:
-            return data
-        copy.write(piece)
-    return Stored(memoryview(copy.getvalue()))
+    copy = copied(data)
+    return data if copy is None else Stored(memoryview(copy))
 
 
 def _checked(item: AnyItem, data: Data) -> Iterable[memoryview]:

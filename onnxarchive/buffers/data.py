@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,6 +76,16 @@ def pieces(data: Buffer) -> Iterator[memoryview]:
     view = as_bytes(data)
     for start in range(0, len(view), PIECE_SIZE):
         yield view[start : start + PIECE_SIZE]
+
+
+def copied(data: Data) -> bytes | None:
+    """A copy of data in memory; None if it is longer than it says, and no more is read then."""
+    copy = io.BytesIO()
+    for piece in data:
+        if copy.tell() + len(piece) > data.nbytes:
+            return None
+        copy.write(piece)
+    return copy.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 import threading
 import time
 import urllib.error
@@ -319,6 +320,7 @@ def test_another_kind_of_netron_is_told(
     (package / "__init__.py").touch()
     (package / "index.html").write_text("<html></html>")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "netron", raising=False)  # imported by another test
     with pytest.raises(onnxarchive.UnsupportedFeatureError, match="expected Netron's page"):
         netron.Server(path)
 
