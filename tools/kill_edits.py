@@ -499,7 +499,7 @@ def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
         return event.kind in ("in place", "impatient", "block of edit") and "--compact" in message
     if error == "LockedError":
         return event.kind == "impatient"
-    return (error, event.kind) == ("ArchiveError", "block of edit") and "open it anew" in message
+    return (error, event.kind) == ("ArchiveError", "block of edit") and "open it again" in message
 
 
 # The processes

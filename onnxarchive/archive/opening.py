@@ -55,43 +55,39 @@ def open(
     prefetch: Prefetch | None = None,
     **access: Unpack[Access],
 ) -> Archive:
-    """Opens an archive.
+    """Opens an archive without reading its weights.
 
     Time and memory grow with the number of entries and the size of the models without external
-    tensors. No weight is read, and no local header except the models'. If another process edits
-    the file in its place, `open` waits.
+    tensors. While another process edits the file, `open` waits.
 
-    A remote archive is opened with one request for its end, which usually holds directory and
-    model, and two more at most. A tensor takes one request; it is an array in memory, or a view of
-    the cache's file. Its CRC-32 is compared before it is given. `Archive.fetch` brings many tensors
-    at once. If the object changes while it is read, `ObjectChangedError` is raised: the store is
-    asked for the same ETag, or if it gives none, size and time of the last change are compared.
+    Opening a remote archive takes one to three requests, and each tensor one more; `Archive.fetch`
+    reads many tensors at once. A remote tensor is checked against its CRC-32; it is an array in
+    memory, or a view of a cached file. If the object changes between requests (ETag, or size and
+    modification time), `ObjectChangedError` is raised.
 
     Args:
-        source: The archive: a path; its bytes; a binary file object that is seekable, which one
-            thread reads at a time and `close` leaves open; or a URL. Those of `http`, `https`,
-            `s3`, `gs`, `az` are read by obstore, others (`hf://`, `github://`, ...) by fsspec.
-        mode: `"r"` to read, `"r+"` to edit as well (see `EditableArchive`); an edit that a crash
-            interrupted is then rolled back first.
-        model: Id of the model that `Archive.model` and `Archive.tensors` give, such as
-            `"decoder"`; `""` for the default one.
-        timeout: Seconds to wait while others edit the file, with `"r+"` also while they open
-            it; None waits without limit, 0 not at all.
-        max_model_nbytes: Largest size in bytes of all models together, without their external
-            tensors; the format's own limit is 2 GiB for each. A lower limit bounds the memory that
-            an untrusted file can take.
-        prefetch: Use it if most of the weights will be read. `"willneed"`: the system begins to
-            read the whole file in the background (`madvise`); this is faster if tensors are read
-            in another order than that of the file. `"populate"`: the whole file is read and mapped
-            before `open` returns (`MAP_POPULATE`); no view waits for a page afterwards, and the
-            resident memory of the process grows by the size of the file. None: pages are read when
-            they are used. An edit of the archive ends the prefetch. Only a file has a prefetch.
-        access: For remote archives; others ignore it:
-            `storage_options`: A mapping for obstore or fsspec, as in pandas and polars, with
-            credentials, a region, timeouts and so on.
-            `cache`: A directory for what was read, or True for the user's cache directory; views
-            are then maps of a file there, which processes share. An object without an ETag or a
-            version is not cached. None or False: no cache.
+        source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
+            reads `http`, `https`, `s3`, `gs` and `az`, fsspec other schemes (`hf://`, ...). One
+            thread at a time reads a file object, and `close` leaves it open.
+        mode: `"r"` to read, `"r+"` to edit as well (see `EditableArchive`). `"r+"` first rolls back
+            an edit that a crash interrupted.
+        model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
+            for the default one.
+        timeout: Seconds to wait while another process edits the file, and with `"r+"` also while
+            one opens it; None waits without limit, 0 fails at once.
+        max_model_nbytes: Limit in bytes on all models together, without external tensors. It bounds
+            the memory that an untrusted file can take. The format allows 2 GiB for each model.
+        prefetch: Reads a local file ahead, for programs that use most weights. `"willneed"`: the
+            system reads it in the background (`madvise`), which helps if tensors are not used in
+            file order. `"populate"`: `open` reads and maps all of it before it returns
+            (`MAP_POPULATE`), so it counts as resident memory. None: pages are read when they are
+            used. An edit of the archive ends the prefetch.
+        access: For remote archives only:
+            `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
+            credentials, region, timeouts, ...
+            `cache`: A directory for a local copy of what is read, or True for the user's cache
+            directory. Views are then maps of the copy, which processes share. An object without
+            ETag or version is not cached.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:
@@ -104,11 +100,11 @@ def open(
         ModelNotFoundError: There is no model of this id.
         LockedError: The archive stayed locked until `timeout`.
         ObjectChangedError: A remote archive changed while it was opened.
-        UnsupportedFeatureError: An archive that is not a file is opened with `"r+"`.
+        UnsupportedFeatureError: `mode` is `"r+"`, and `source` is not a local file.
         ValueError: `mode`, `timeout` or `prefetch` is not allowed, or a file object is not
             seekable.
         TypeError: `source` is of another type.
-        ImportError: obstore or fsspec is not installed, and the URL needs it.
+        ImportError: The URL needs obstore or fsspec, which is not installed.
         OSError: The archive cannot be opened or read.
 
     Example:
@@ -143,20 +139,18 @@ def load(
     max_model_nbytes: int = MAX_MODEL_NBYTES,
     **access: Unpack[Access],
 ) -> onnx.ModelProto:
-    """A complete model of an archive, in memory.
+    """Loads a model of an archive into memory, with all weights.
 
-    Every tensor holds its bytes, as `raw_data`. The model equals the one that `save` was given,
-    except that elements of type-specific fields are in `raw_data`, and that a `data_location` of
-    DEFAULT, which means the same as none, is not set.
+    The model equals the one that was saved, except that all elements are in `raw_data`, and that a
+    `data_location` of DEFAULT is not set.
 
-    The model does not remember its archive: `save(load(path), path)` replaces the whole file, and
-    loses assets and further models. `replace_model(path, model)` keeps them.
+    It does not remember its archive: `save(load(path), path)` replaces the whole file and loses
+    assets and other models. `replace_model(path, model)` keeps them.
 
     Args:
         source: The archive, as in `open`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        max_model_nbytes: Largest size in bytes of all models together, without their external
-            tensors.
+        max_model_nbytes: As in `open`.
         access: As in `open`.
 
     Returns:
@@ -165,7 +159,7 @@ def load(
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of a tensor have changed.
+        ChecksumError: The bytes of a tensor do not match their CRC-32.
         OSError: The file cannot be opened or read.
 
     Example:

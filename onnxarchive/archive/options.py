@@ -19,24 +19,21 @@ Asset: TypeAlias = Buffer | str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How an archive is written.
+    """Options of the functions that write an archive.
 
     Attributes:
         size_threshold: Tensors of this many bytes or more are stored outside the model. Smaller
             ones stay in it, since runtimes need them to infer shapes.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768. With 4096 every tensor begins on a page of its own.
-        convert_attribute: Whether to store outside the model also tensors of attributes, sparse
-            tensors, and tensors in functions and training_info, and not only initializers of the
-            graph and its subgraphs. `load` reads all of them; `onnx.load`, on the unzipped
-            directory, reads attributes but not the rest.
+        convert_attribute: Whether to store outside the model not only initializers, but also
+            sparse tensors and tensors of attributes, functions and training_info. `load` reads all
+            of them; `onnx.load`, on the unzipped directory, reads only those of attributes.
         dedupe: Whether identical initializers of a graph become one initializer.
-        assets: Further files for the archive, by relative path: the bytes themselves, or the path
-            of a file. They replace assets of the same paths that the source has.
-        progress: Called with the bytes done and the bytes in all, after every few MiB; True shows a
-            bar.
-        jobs: Number of threads; None for one for each core. It changes neither the bytes nor the
-            error.
+        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
+            They replace assets of the source that have the same path.
+        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
+        jobs: Number of threads; None for one per core. The archive's bytes do not depend on it.
 
     Raises:
         ValueError: `size_threshold`, `alignment` or `jobs` is not allowed.

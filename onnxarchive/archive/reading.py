@@ -61,16 +61,16 @@ if TYPE_CHECKING:
 
 
 class Archive(Closing):
-    """An open ONNX archive, as `onnxarchive.open` gives it.
+    """An open ONNX archive, as `onnxarchive.open` returns it.
 
-    Views and arrays are read-only and lie in a map of the file; those of a remote archive without a
-    cache, or of a file object, lie in memory. They stay valid after `close`, and after this library
-    has edited or replaced the archive. But another program that rewrites the file changes them; if
-    it truncates the file, reading them ends the process with SIGBUS. Several threads may use an
+    Arrays are read-only views of the mapped file. From a file object, or a remote archive without a
+    cache, they are read-only arrays in memory. They stay valid after `close`, and after this
+    library edits or replaces the archive. If another program rewrites the file, they change; if it
+    truncates the file, reading them ends the process with SIGBUS. Several threads may use an
     archive at once.
 
-    An archive in a file can be pickled by its path, for workers: unpickling opens the file that has
-    the path then, with the same model and limit, and raises the errors of `open`.
+    An archive in a file can be pickled, for worker processes. Unpickling calls `open` with the same
+    path, `model` and `max_model_nbytes`.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -93,20 +93,20 @@ class Archive(Closing):
         is_settable = hasattr(attribute, "__set__") and getattr(attribute, "fset", 1) is not None
         if not (name.startswith("_") or is_settable):
             raise AttributeError(
-                f"{self._path}: expected an attribute that can be assigned, found {name!r}; opened "
-                "with mode='r+' an archive takes another model, doc_string, domain, producer_name "
-                "and producer_version, and items of its metadata"
+                f"{self._path}: expected an attribute that can be assigned, found {name!r}; with "
+                "mode='r+' these can: model, doc_string, domain, producer_name, producer_version, "
+                "and items of metadata"
             )
         super().__setattr__(name, value)
 
     @property
     def path(self) -> str:
-        """The path of the archive as it was given; of a URL without credentials and query."""
+        """The path as it was given; a URL without credentials and query."""
         return self._path
 
     @property
     def max_model_nbytes(self) -> int:
-        """Largest size in bytes of all models together that are read."""
+        """Limit in bytes on all models together, as given to `open`."""
         return self._max_model_nbytes
 
     def _read(self, file: RandomAccessFile) -> None:
@@ -129,8 +129,8 @@ class Archive(Closing):
         if isinstance(local, MappedFile):
             return local
         error = UnsupportedFeatureError(
-            "expected an archive in a file of this machine, found one in memory or elsewhere; "
-            "'onnxarchive download' makes a file of a remote one"
+            "expected a local file, found an archive in memory or at a URL; 'onnxarchive download' "
+            "copies a remote archive to a file"
         )
         error.path = self.path
         raise error
@@ -156,10 +156,7 @@ class Archive(Closing):
 
     @EvaluatedProperty
     def models(self) -> Models:
-        """Every model by id; the default one, whose id is `""`, is the first.
-
-        They are the archive's own, as `model` is.
-        """
+        """Every model by id, the default one (`""`) first; like `model`, they are not copied."""
         snapshot = self._snapshot
         snapshot.refs.keep()
         return Models(snapshot)
@@ -171,7 +168,7 @@ class Archive(Closing):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model that was asked for, its large tensors external with their keys as location.
+        """The model chosen in `open`; its large tensors are external, with their keys as location.
 
         It is parsed once and not copied: copy it before you change it.
         """
@@ -181,9 +178,9 @@ class Archive(Closing):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The model's metadata (`metadata_props`) by key; the last value if a key occurs twice.
+        """The model's metadata (`metadata_props`) by key; of a repeated key, the last value.
 
-        It can be changed if the archive is open with mode `"r+"`.
+        Mode `"r+"` allows changing it.
         """
         return ReadOnlyMetadata(self.path, proto.metadata(self._snapshot.model))
 
@@ -194,27 +191,27 @@ class Archive(Closing):
 
     @property
     def alignment(self) -> int:
-        """Alignment in bytes of the data of the model's entry, as its local header states it."""
+        """Alignment of the data of entries in bytes, as the model's local header states it."""
         return self._snapshot.alignment
 
     @EvaluatedProperty
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
-        Names that several graphs define are ambiguous; see `Tensors`.
+        A name that several graphs define raises an error; use `tensor_by_key` for it.
         """
         return Tensors(self._state)
 
     @EvaluatedProperty
     def assets(self) -> Assets:
-        """The assets by path (without the prefix `assets/`), as bytes: verified copies."""
+        """The assets by path (without the prefix `assets/`), as copies that match their CRC-32."""
         return Assets(self._state)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of an entry, read-only: a view of the file if it is mapped; models as a copy.
+        """The bytes of an entry, read-only: a view of a mapped file, or a copy.
 
         The bytes of a tensor are those of `raw_data`: little-endian, row-major, types of less than
-        8 bits packed. The model is copied since an edit may overwrite it in the file.
+        8 bits packed. A model is always copied, since an edit may overwrite it in the file.
 
         Args:
             name: Name of the entry, as in `entries`.
@@ -225,7 +222,7 @@ class Archive(Closing):
         Raises:
             TensorNotFoundError: There is no such entry.
             ArchiveFormatError: Its local header does not match the directory.
-            ArchiveError: It is the model, which has been replaced since the archive was opened.
+            ArchiveError: The entry is a model that was edited after the archive was opened.
             ValueError: The archive is closed.
 
         Example:
@@ -255,10 +252,7 @@ class Archive(Closing):
         raise self._changed()
 
     def _changed(self) -> ArchiveError:
-        error = ArchiveError(
-            "expected the archive as it was when it was opened, found that it has been changed "
-            "since; open it anew"
-        )
+        error = ArchiveError("the archive has been changed since it was opened; open it again")
         error.path = self.path
         return error
 
@@ -293,23 +287,22 @@ class Archive(Closing):
             yield
 
     def tensor_by_key(self, key: str) -> NDArray[Any]:
-        """The tensor of a key as a read-only array.
+        """The tensor with this key, as a read-only array.
 
-        Unlike `tensors` it also gives tensors of attributes, functions and training_info, and
-        initializers whose name several graphs define.
+        Unlike `tensors`, it also finds tensors of attributes, functions and training_info, and
+        initializers whose name is not unique.
 
         Args:
             key: Name of the tensor's entry, as in `entries`.
 
         Returns:
-            A view of the file, if it is mapped; for types of less than 8 bits (int4, uint2,
-            float4e2m1, ...) a copy with one byte for each element. `read(key)` gives the packed
-            bytes.
+            A view if the file is mapped. Types of less than 8 bits (int4, uint2, float4e2m1, ...)
+            are unpacked to a copy with one byte per element; `read(key)` gives the packed bytes.
 
         Raises:
             TensorNotFoundError: No tensor has this key.
             ArchiveFormatError: The entry's local header does not match the directory.
-            ChecksumError: Bytes of a remote archive, or of a file object, have changed.
+            ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
             ValueError: The archive is closed.
 
         Example:
@@ -322,21 +315,18 @@ class Archive(Closing):
         return snapshot.array(snapshot.entries.index_of[key])
 
     def fetch(self, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Several initializers at once, as `tensors` gives each.
-
-        Of a remote archive they come in parts of some MiB, many of them at a time; with a cache
-        they are in its file afterwards.
+        """Reads several initializers at once, by parallel requests if the archive is remote.
 
         Args:
             names: Their names; None for all of `tensors`.
 
         Returns:
-            The arrays by name: views of a file or of the cache, otherwise arrays in memory.
+            The arrays by name, each as `tensors` gives it.
 
         Raises:
             TensorNotFoundError: No initializer has one of the names, or several have it.
             ArchiveFormatError: A local header does not match the directory.
-            ChecksumError: Bytes that were fetched have changed.
+            ChecksumError: Remote bytes do not match their CRC-32.
             ValueError: The archive is closed.
             OSError: They cannot be read.
 
@@ -389,21 +379,20 @@ class Archive(Closing):
     def verify(self, progress: Progress | None = None, *, jobs: int | None = None) -> None:
         """Reads every entry, and checks the rules that opening does not check.
 
-        These are: local header and CRC-32 match the directory, a SHA-1 `checksum` matches the
-        bytes, unused bits are zero, and booleans are 0 or 1. An archive that opens and passes
-        breaks no rule.
+        Local headers, CRC-32s and SHA-1 `checksum`s must match, unused bits must be zero, and
+        booleans 0 or 1. An archive that opens and passes is valid.
 
         Args:
-            progress: Called with the bytes done and the bytes in all, after every MiB or less; from
-                any thread, one at a time. True shows a bar.
-            jobs: Number of threads; None for one for each core. The outcome is the same: of
-                several faults the first in the file is raised.
+            progress: Called with the bytes done and the bytes in all, at least once per MiB, by one
+                thread at a time; True shows a bar.
+            jobs: Number of threads; None for one per core. Of several faults the first in the file
+                is raised.
 
         Raises:
-            ChecksumError: Bytes of an entry have changed (ZIP-15, DATA-6).
-            ArchiveFormatError: A local header does not match the directory, or the tensor cannot
+            ChecksumError: The bytes of an entry do not match a checksum (ZIP-15, DATA-6).
+            ArchiveFormatError: A local header does not match the directory, or a tensor cannot
                 have these bytes (TENSOR-4, TENSOR-5).
-            ArchiveError: The archive has been edited since it was opened.
+            ArchiveError: The archive was edited after it was opened.
 
         Example:
             with onnxarchive.open("model.onnxa") as archive:
@@ -493,8 +482,8 @@ class Archive(Closing):
         file = self._file
         if not isinstance(file, MappedFile):
             raise TypeError(
-                f"{self.path}: expected an archive in a file to pickle, found one in memory or "
-                "elsewhere; open it where it is used"
+                f"{self.path}: expected a local file to pickle, found an archive in memory or at a "
+                "URL; open it in the process that uses it"
             )
         file.fileno()  # raises if it is closed
         return type(self)._reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)

@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 class EvaluatedProperty(Generic[_Value]):
     """A read-only property that IPython evaluates, as to complete `archive.tensors["`.
 
-    It evaluates no `property`, which might have an effect.
+    IPython does not evaluate a `property`, which might have an effect.
     """
 
     def __init__(self, get: Callable[[Any], _Value]) -> None:
@@ -37,11 +37,10 @@ class EvaluatedProperty(Generic[_Value]):
 class Tensors(Mapping[str, "NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
-    These are the initializers of the main graph and of every subgraph of its nodes, also small
-    ones and strings, which the model itself holds. In ONNX two subgraphs may define the same name
-    (the branches of an If). Such a name is ambiguous: it is not iterated over, and its lookup
-    raises an error that lists the keys for `Archive.tensor_by_key`. So a lookup never gives the
-    tensor of another graph.
+    These are the initializers of the main graph and of its subgraphs, including small ones and
+    strings in the model itself. Two subgraphs may define the same name (the branches of an If).
+    Such a name is not iterated over, and its lookup raises an error that lists the keys for
+    `Archive.tensor_by_key`.
 
     Args:
         state: Gives the current state of the archive.
@@ -76,11 +75,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         """The initializer of this name.
 
         Returns:
-            A view of the file; an unpacked copy for types of less than 8 bits; a copy if the model
-            itself holds the initializer.
+            A view of the file; a copy if its type has less than 8 bits or the model itself holds
+            its data.
 
         Raises:
-            ArchiveFormatError: The model holds it, and it cannot be an array.
+            ArchiveFormatError: The model holds its data, which does not fit its type and shape.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._state()
@@ -150,10 +149,10 @@ class Assets(Mapping[str, bytes]):
         self._state = state
 
     def __getitem__(self, path: str) -> bytes:
-        """The asset of this path, as a copy; `Archive.read("assets/" + path)` gives a view.
+        """The asset with this path, as a copy; `Archive.read("assets/" + path)` gives a view.
 
         Raises:
-            ChecksumError: Its bytes have changed.
+            ChecksumError: Its bytes do not match their CRC-32.
             TensorNotFoundError: There is no such asset.
         """
         snapshot = self._state()
@@ -207,8 +206,8 @@ class ReadOnlyMetadata(Mapping[str, str]):
 
     def __setitem__(self, key: str, value: str) -> None:
         raise TypeError(
-            f"{self._path}: expected metadata of an archive that is open for edits; "
-            "onnxarchive.open(path, mode='r+') opens it so"
+            f"{self._path}: the archive is open for reading; onnxarchive.open(path, mode='r+') "
+            "allows changing metadata"
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -222,7 +221,7 @@ class ReadOnlyMetadata(Mapping[str, str]):
 
 
 class Models(Mapping[str, onnx.ModelProto]):
-    """The models of an archive by id, as they were when it was opened or edited last.
+    """The models of an archive by id, as of its opening or last edit.
 
     Args:
         snapshot: The state of the archive.

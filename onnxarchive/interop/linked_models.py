@@ -144,7 +144,7 @@ def real_path(archive: Archive) -> str:
         if archive._local_file.is_at(candidate):
             return candidate
     error = ArchiveError(
-        "expected the file that was opened, found another in its place or none; open it anew"
+        "expected the file that was opened, found another in its place or none; open it again"
     )
     error.path = archive.path
     raise error

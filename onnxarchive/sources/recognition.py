@@ -85,11 +85,11 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
 
 
 def not_a_file(found: object) -> UnsupportedFeatureError:
-    """The error for a URL, bytes or a file object where only a file of this machine will do."""
+    """The error for a URL, bytes or a file object where a local file is needed."""
     kind = "a URL" if is_url(found) else "bytes, a file object or a path in a store"
     error = UnsupportedFeatureError(
-        f"expected a file of this machine, found {kind}; 'onnxarchive download' makes a file of a "
-        "remote archive"
+        f"expected a local file, found {kind}; 'onnxarchive download' copies a remote archive to a "
+        "file"
     )
     error.path = shown_url(found) if is_url(found) else None
     return error

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
         header_offset: Offset of its local header in the file, in bytes.
         data_offset: Offset of its data in the file, in bytes.
         nbytes: Size of its data in bytes.
-        crc32: CRC-32 of its data as stated by the directory.
+        crc32: CRC-32 of its data, as the directory states it.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:

@@ -773,9 +773,9 @@ def test_a_file_that_became_shorter_is_refused_and_not_mapped(path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["doc_string", "metadata", "model", "path", "tensors", "new"])
 def test_nothing_can_be_assigned_to_an_archive_that_is_read(archive: Archive, name: str) -> None:
-    with pytest.raises(AttributeError, match=f"can be assigned, found '{name}'; opened with mode"):
+    with pytest.raises(AttributeError, match=f"can be assigned, found '{name}'; with mode"):
         setattr(archive, name, "x")
-    with pytest.raises(TypeError, match="metadata of an archive that is open for edits"):
+    with pytest.raises(TypeError, match=r"open for reading; onnxarchive.open\(path, mode='r\+'\)"):
         archive.metadata["author"] = "Ada"  # type: ignore[index]
 
 

@@ -198,7 +198,7 @@ def test_assets_are_not_changed_in_a_block_of_edit(archive: Path) -> None:
 def test_a_change_by_others_is_not_lost(archive: Path, way: dict[str, Any]) -> None:
     with onnxarchive.open(archive, mode="r+") as opened:
         onnxarchive.add_asset(archive, "theirs", b"kept", **way)
-        with pytest.raises(ArchiveError, match="open it anew"):
+        with pytest.raises(ArchiveError, match="open it again"):
             opened.add_asset("mine", b"lost", **way)
     with onnxarchive.open(archive) as reopened:
         assert list(reopened.assets) == ["b", "deep/er", "theirs"]

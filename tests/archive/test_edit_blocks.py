@@ -252,7 +252,7 @@ def test_a_block_does_not_begin_if_others_have_changed_the_archive(
 ) -> None:
     replace_model(path, new_model(), **way)
     theirs = path.read_bytes()
-    with pytest.raises(ArchiveError, match="it has been changed since"), archive.edit(**way):
+    with pytest.raises(ArchiveError, match="changed since it was opened"), archive.edit(**way):
         pytest.fail("the block begins")
     require(path, theirs)
 

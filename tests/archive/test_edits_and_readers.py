@@ -341,10 +341,7 @@ assert [archive.tensors["w2"].shape for archive in archives] == [(300,), (300,)]
 """,
         path,
     )
-    expected = (
-        f"{path}: expected the archive as it was when it was opened, found that it has been "
-        "changed since; open it anew"
-    )
+    expected = f"{path}: the archive has been changed since it was opened; open it again"
     assert told.splitlines() == [expected, expected]
 
 
@@ -377,11 +374,10 @@ def test_a_change_by_another_is_not_overwritten(
         act(path)
         theirs = path.read_bytes()
         for _ in range(2):
-            with pytest.raises(ArchiveError, match="it has been changed since") as caught:
+            with pytest.raises(ArchiveError, match="changed since it was opened") as caught:
                 change(archive)
             assert str(caught.value) == (
-                f"{path}: expected the archive as it was when it was opened, found that it has "
-                "been changed since; open it anew"
+                f"{path}: the archive has been changed since it was opened; open it again"
             )
         require(path, theirs)
     with onnxarchive.open(path, mode="r+") as archive:

@@ -129,7 +129,7 @@ def test_the_first_view_of_an_archive_that_has_become_shorter_since_is_right(pat
         assert path.stat().st_size < size
         expected = onnxarchive.open(path).tensors["w"].copy()
         assert np.array_equal(archive.tensors["w"].view(np.uint8), expected.view(np.uint8))
-        with pytest.raises(onnxarchive.ArchiveError, match="changed since; open it anew"):
+        with pytest.raises(onnxarchive.ArchiveError, match="opened; open it again"):
             archive.read("__MODEL_PROTO")
 
 
@@ -231,7 +231,7 @@ def test_a_clone_or_a_new_file_has_the_owner_of_the_old_one(path: Path) -> None:
 def test_verifying_an_archive_that_was_changed_since_says_so(path: Path, padding: int) -> None:
     with onnxarchive.open(path) as archive:
         onnxarchive.replace_model(path, model("second", padding=padding))
-        with pytest.raises(onnxarchive.ArchiveError, match="changed since; open it anew") as caught:
+        with pytest.raises(onnxarchive.ArchiveError, match="opened; open it again") as caught:
             archive.verify()
         assert not isinstance(caught.value, onnxarchive.ArchiveFormatError)
     with onnxarchive.open(path) as archive:

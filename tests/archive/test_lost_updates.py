@@ -186,7 +186,7 @@ def test_no_edit_is_lost_without_an_error_whatever_the_order_of_two_editors(
         errors = [outcome.error for outcome in run.outcomes.values() if outcome.error is not None]
         for error in errors:
             assert isinstance(error, onnxarchive.ArchiveError), run
-            assert "it has been changed since; open it anew" in str(error), run
+            assert "has been changed since it was opened; open it again" in str(error), run
         assert len(errors) < 2, run
         both += not errors
         assert state_of(path) in list(serial_states(start, run, editors)), run
@@ -269,7 +269,7 @@ def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edite
         edit(path)
         edited.append(path.read_bytes())
 
-    with pytest.raises(onnxarchive.ArchiveError, match="it has been changed since") as caught:
+    with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened") as caught:
         replace(given, meanwhile)
     assert caught.value.path == str(given)
     assert [path.read_bytes()] == edited
@@ -301,7 +301,7 @@ def test_an_ir_model_is_saved_over_its_archive_again_and_again(path: Path, tmp_p
         assert referring(path).doc_string == text
     set_doc_string(path)
     for copy in (model, model.clone(), model.clone(deep_copy=True)):
-        with pytest.raises(onnxarchive.ArchiveError, match="it has been changed since"):
+        with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened"):
             onnxarchive.save(copy, path)
     assert referring(path).doc_string == "by another"
 
@@ -314,5 +314,5 @@ def test_an_ir_model_with_other_weights_is_not_saved_over_an_edit_either(path: P
         assert value.const_value is not None
         value.const_value = ir.tensor(value.const_value.numpy() * 2, name=value.name)
     set_doc_string(path)
-    with pytest.raises(onnxarchive.ArchiveError, match="it has been changed since"):
+    with pytest.raises(onnxarchive.ArchiveError, match="changed since it was opened"):
         onnxarchive.save(model, path)

@@ -124,7 +124,7 @@ for call, expected in [
 try:
     archive.read("__MODEL_PROTO")
 except onnxarchive.ArchiveError as error:
-    print("open it anew" in str(error))
+    print("open it again" in str(error))
 """
     lines = run_python(code, path).splitlines()
     assert lines == [str(LARGE), "True True", "True True", "True"]

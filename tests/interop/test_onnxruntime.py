@@ -207,7 +207,7 @@ def test_an_open_archive_is_not_taken_for_what_has_its_name_now(archive: Path) -
         os.replace(other, archive)
         with pytest.raises(onnxarchive.ArchiveError, match="found another in its place or none"):
             session(opened)
-        with pytest.raises(onnxarchive.ArchiveError, match="open it anew"):
+        with pytest.raises(onnxarchive.ArchiveError, match="open it again"):
             onnxarchive.session_options(opened)
 
 
