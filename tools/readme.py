@@ -50,6 +50,8 @@ def make_files(directory: Path) -> None:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
         (directory / file).write_bytes(model.SerializeToString())
+        (directory / "models").mkdir(exist_ok=True)
+        (directory / "models" / file).write_bytes(model.SerializeToString())
     (directory / "labels.txt").write_text("cat\ndog\n")
 
 

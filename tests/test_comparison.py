@@ -1,0 +1,192 @@
+"""The README's comparison of formats: each cell is what a file of that format shows."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxarchive
+
+pytestmark = pytest.mark.tool
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+# Sizes that leave what follows at no multiple of anything, unless the format pads.
+TENSORS: dict[str, Any] = {
+    "a": np.arange(1201, dtype=np.int8),
+    "b": np.arange(1001, dtype=np.float32),
+    "c": np.arange(999, dtype=np.float16),
+    "d": np.arange(1003, dtype=np.float32) + 0.5,
+    "e": np.arange(333, dtype=np.int8)[::-1].copy(),
+}
+FORMATS = ["ONNX archive", "ONNX external data", "safetensors", "GGUF", "PyTorch's zip"]
+
+
+def _model() -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["b"], ["y"])],
+        "graph",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1001])],
+        [numpy_helper.from_array(array, name) for name, array in TENSORS.items()],
+    )
+    return helper.make_model(graph)
+
+
+def _write_gguf(path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    writer = gguf.GGUFWriter(path, "none")
+    for name, array in TENSORS.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(params=FORMATS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def path(name: str, tmp_path: Path) -> Path:
+    """The file that is opened, written by the library of the format."""
+    if name == "ONNX archive":
+        onnxarchive.save(_model(), tmp_path / "m.onnxa", size_threshold=0)
+    elif name == "ONNX external data":
+        options: Any = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
+        onnx.save(_model(), tmp_path / "m.onnx", **options)
+        return tmp_path / "m.onnx"
+    elif name == "safetensors":
+        library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+        library.save_file(TENSORS, tmp_path / "m.safetensors")
+    elif name == "GGUF":
+        _write_gguf(tmp_path / "m.gguf")
+    else:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        state = {key: torch.from_numpy(array) for key, array in TENSORS.items()}
+        torch.save(state, tmp_path / "m.pt")
+    (file,) = tmp_path.iterdir()
+    return file
+
+
+def _cell(row: str, name: str) -> str:
+    """A cell of the table in the README."""
+    found = re.search(rf"^\| {re.escape(row)} \| (.*) \|$", README.read_text("utf-8"), re.MULTILINE)
+    assert found, row
+    cells: list[str] = found[1].split(" | ")
+    return dict(zip(FORMATS, cells, strict=True))[name]
+
+
+def _yes(condition: bool) -> str:
+    return "yes" if condition else "no"
+
+
+def _data_file(path: Path) -> Path:
+    return path.with_name("m.data") if path.suffix == ".onnx" else path
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """The tensors, without a copy where the format's library can give them so."""
+    if path.suffix == ".onnxa":
+        with onnxarchive.open(path) as archive:
+            return dict(archive.tensors)
+    if path.suffix == ".onnx":
+        model = onnx.load(path)
+        return {it.name: numpy_helper.to_array(it) for it in model.graph.initializer}
+    if path.suffix == ".safetensors":
+        with pytest.importorskip("safetensors").safe_open(path, "numpy") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if path.suffix == ".gguf":
+        return {it.name: it.data for it in pytest.importorskip("gguf").GGUFReader(path).tensors}
+    state = pytest.importorskip("torch").load(path, mmap=True)
+    return {key: tensor.numpy() for key, tensor in state.items()}
+
+
+def _load(path: Path) -> object:
+    """Reads all tensors, as the format's library does by default."""
+    if path.suffix == ".onnxa":
+        return onnxarchive.load(path)
+    if path.suffix == ".pt":
+        return pytest.importorskip("torch").load(path)
+    if path.suffix == ".safetensors":
+        return pytest.importorskip("safetensors.numpy").load_file(path)
+    return {key: array.copy() for key, array in _arrays(path).items()}
+
+
+def test_every_format_gives_the_tensors_back(path: Path) -> None:
+    arrays = _arrays(path)
+    assert arrays.keys() == TENSORS.keys()
+    assert all(np.array_equal(arrays[key], array) for key, array in TENSORS.items())
+
+
+def test_number_of_files(path: Path, name: str) -> None:
+    assert _cell("files for one model", name) == str(len(list(path.parent.iterdir())))
+
+
+def test_which_formats_hold_the_graph(path: Path, name: str) -> None:
+    readers: dict[str, Callable[[Path], onnx.ModelProto]] = {
+        ".onnxa": onnxarchive.load,
+        ".onnx": onnx.load,
+    }
+    read = readers.get(path.suffix)
+    node = b"Identity"
+    assert _cell("holds the graph", name) == _yes(read is not None)
+    if read is None:
+        assert node not in path.read_bytes()
+    else:
+        assert read(path).graph.node[0].op_type == node.decode()
+
+
+def test_which_formats_unzip(path: Path, name: str) -> None:
+    assert _cell("opened by `unzip`", name) == _yes(zipfile.is_zipfile(path))
+
+
+def test_where_tensors_begin(path: Path, name: str) -> None:
+    content = _data_file(path).read_bytes()
+    offsets = {key: content.index(array.tobytes()) for key, array in TENSORS.items()}
+    cell = _cell("tensors begin at multiples of", name)
+    if cell == "their elements' size":
+        assert all(offsets[key] % array.itemsize == 0 for key, array in TENSORS.items())
+        assert any(offset % 2 for offset in offsets.values())
+        return
+    unit = int(cell.split()[0])
+    assert all(offset % unit == 0 for offset in offsets.values())
+    assert any(offset % (2 * unit) for offset in offsets.values())
+
+
+def test_which_arrays_are_views_of_the_file(path: Path, name: str) -> None:
+    """A view shows what is written into the file; a copy does not."""
+    array = _arrays(path)["b"]
+    file = _data_file(path)
+    offset = file.read_bytes().index(TENSORS["b"].tobytes())
+    with open(file, "r+b") as opened:
+        opened.seek(offset)
+        opened.write(np.float32(99).tobytes())
+    assert _cell("numpy views without a copy", name) == _yes(array[0] == 99)
+
+
+def test_where_a_flipped_bit_is_found(path: Path, name: str) -> None:
+    file = _data_file(path)
+    content = bytearray(file.read_bytes())
+    content[content.index(TENSORS["b"].tobytes()) + 2000] ^= 1
+    file.write_bytes(content)
+    try:
+        _load(path)
+        found = False
+    except onnxarchive.ChecksumError:
+        found = True
+    assert _cell("one flipped bit is found on loading", name) == _yes(found)
+
+
+def test_which_formats_hold_pickles(path: Path, name: str) -> None:
+    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    assert _cell("holds pickles", name) == _yes(any(it.endswith(".pkl") for it in names))
