@@ -1,7 +1,7 @@
-"""Reads an archive but for the data of tensors and assets, and checks that data on request.
+"""Reads an archive except the data of tensors and assets, and checks that data on request.
 
-End records, directory and models are read by position and not through a map: a file that becomes
-shorter meanwhile gives an error and not a fault.
+End records, directory and models are read by position and not through a map: a file that is
+truncated meanwhile gives an error and not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
-# Bytes between the models and the directory that are read with them: headers and padding. There
-# are more only if the archive is hostile.
+# Most bytes of headers and padding that are read along with the models; only a hostile archive has
+# more.
 _MAX_BESIDE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ModelContents:
-    """What one model says.
+    """A parsed model.
 
     Attributes:
         model: The model.
         refs: The tensor of each key that it names.
-        shapes: Data type and shape of the tensor of each entry, without the last entries, which
-            hold no tensors; None if the tensors were checked one by one.
+        shapes: Data type and shape of the tensor of each entry by index (tensors are the first
+            entries); None if the tensors were checked one by one.
     """
 
     model: onnx.ModelProto
@@ -51,7 +51,7 @@ class ModelContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """What end records, central directory and models say.
+    """The central directory and the parsed models of an archive.
 
     Attributes:
         directory: The directory.
@@ -81,11 +81,11 @@ class Contents:
 def read_contents(
     file: RandomAccessFile, report: Report, max_model_nbytes: int = MAX_MODEL_NBYTES
 ) -> Contents:
-    """Reads all of an archive but the tensors and assets, data and local headers.
+    """Reads all of an archive except local headers and the data of tensors and assets.
 
     Args:
         file: The archive.
-        report: Receives each broken rule that they show.
+        report: Receives each broken rule.
         max_model_nbytes: Size in bytes above which models, taken together, are reported and not
             read.
     """
@@ -134,7 +134,7 @@ def _read_models(
 
 
 def model_numbers(names: Sequence[str]) -> range:
-    """Which entries hold models: the last ones."""
+    """Indexes of the entries that hold models, which are the last ones."""
     first = len(names)
     while first and keys.is_model(names[first - 1]):
         first -= 1
@@ -183,7 +183,7 @@ def _models(
         if model is None:
             break  # the messages after a malformed model are not counted
         models[name] = model
-    # Assets are after the tensors.
+    # Assets follow the tensors.
     is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
     if is_usual and list(data) == list(models) == [MODEL_PROTO]:
         sizes = listed.entries.sizes[: len(named)]
@@ -229,7 +229,7 @@ def check_data(
         counter: Counts the bytes that are read.
     """
     pieces = summed(file, entry, report)
-    if refs and tensors.array_type(refs[0].tensor) is not None:  # which all models agree on
+    if refs and tensors.array_type(refs[0].tensor) is not None:  # the same in all models
         pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
     stated = [
         (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None

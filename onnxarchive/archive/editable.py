@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from onnxarchive.archive.contents import MAX_MODEL_NBYTES
-from onnxarchive.archive.editing import copied, require_one_name
+from onnxarchive.archive.editing import require_one_name
 from onnxarchive.archive.entry_edits import write_assets, write_tensor
 from onnxarchive.archive.options import Asset
 from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.recovery import roll_back
+from onnxarchive.archive.recovery import opened_for_edit, roll_back
 from onnxarchive.archive.rewriting import (
     EditOptions,
     GivenModel,
@@ -31,9 +31,9 @@ from onnxarchive.archive.snapshot import Snapshot
 from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveError, LockedError, shown, with_path
 from onnxarchive.model import proto, renaming, tensors
+from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
-from onnxarchive.sources.recognition import recognised
-from onnxarchive.storage import files, locking
+from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile, require_process
 
 if TYPE_CHECKING:
@@ -99,13 +99,7 @@ class EditableArchive(Archive):
         # entered the block.
         self._draft = threading.local()
         self._shown: onnx.ModelProto | None = None  # the model that `model` has given
-        with (
-            recognised(path),
-            with_path(path),
-            files.opened(
-                path, rule="FILE-1", is_exclusive=True, is_writable=None, timeout=timeout
-            ) as file,
-        ):
+        with opened_for_edit(path, is_writable=None, timeout=timeout) as file:
             roll_back(file)
             super().__init__(file, max_model_nbytes, model)
 

@@ -22,7 +22,7 @@ import onnx
 from onnxarchive.archive.entry_edits import write_assets, write_tensor
 from onnxarchive.archive.options import Asset
 from onnxarchive.archive.reading import Archive
-from onnxarchive.archive.recovery import require_finished, roll_back
+from onnxarchive.archive.recovery import opened_for_edit, require_finished, roll_back
 from onnxarchive.archive.rewriting import (
     EditOptions,
     GivenModel,
@@ -31,9 +31,8 @@ from onnxarchive.archive.rewriting import (
     write_without,
 )
 from onnxarchive.buffers.counting import Progress
-from onnxarchive.errors import with_path
-from onnxarchive.sources.recognition import recognised
-from onnxarchive.storage import files, locking
+from onnxarchive.model.copying import copied
+from onnxarchive.storage import locking
 from onnxarchive.storage.files import MappedFile, require_process
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ __all__ = [
     "add_asset",
     "change_assets",
     "change_model",
-    "copied",
     "remove_asset",
     "remove_model",
     "rename_model",
@@ -360,18 +358,8 @@ def _locked(
     path: str | os.PathLike[str], timeout: float | None, *, copy: bool, model: str = ""
 ) -> Iterator[Archive]:
     """Opens an archive and locks it while the block runs."""
-    with (
-        recognised(path),
-        with_path(path),
-        files.opened(
-            path,
-            rule="FILE-1",
-            is_exclusive=True,
-            is_writable=None if copy else True,
-            timeout=timeout,
-        ) as file,
-        file,
-    ):
+    is_writable = None if copy else True
+    with opened_for_edit(path, is_writable=is_writable, timeout=timeout) as file, file:
         if copy:
             require_finished(file)
         else:
@@ -384,7 +372,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     """Refuses to change a file that has further names.
 
     Raises:
-        ValueError: It has, or is a symbolic link.
+        ValueError: It has several hard links, or `path` is a symbolic link.
     """
     names = os.fstat(file.fileno()).st_nlink
     found = None
@@ -403,10 +391,3 @@ def _release(file: MappedFile) -> None:
     """Closes a file that an edit has written, and unlocks it: a fork may share the lock."""
     with file:
         locking.unlock(file.fileno())
-
-
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

@@ -1,4 +1,4 @@
-"""Writes an archive of which a tensor was replaced, or assets were added, replaced or removed.
+"""Replaces a tensor of an archive, or adds, replaces and removes assets.
 
 A clone is changed and gets the archive's name, if the file system can share blocks; else a new
 file is written. So views of the old tensors and assets stay as they are.
@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
@@ -41,7 +40,7 @@ from onnxarchive.buffers.counting import Progress, ProgressCounter
 from onnxarchive.buffers.data import Buffer, Stored, pieces
 from onnxarchive.errors import ChecksumError, shown
 from onnxarchive.model import dtypes, keys, proto, tensors, walking
-from onnxarchive.model.copying import with_locations
+from onnxarchive.model.copying import copied, with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, is_key
 from onnxarchive.storage.files import MappedFile, PositionalWriter
 from onnxarchive.storage.paths import require_no_input
@@ -57,7 +56,7 @@ __all__ = ["write_assets", "write_tensor"]
 def write_tensor(
     archive: Archive, name: str, array: ArrayLike, copy: bool, progress: Progress | None
 ) -> MappedFile:
-    """Gives an initializer other elements; see `onnxarchive.replace_tensor`.
+    """Replaces the elements of an initializer; see `onnxarchive.replace_tensor`.
 
     Returns:
         The file that then has the archive's path, open and still locked.
@@ -75,8 +74,7 @@ def write_tensor(
     key = tensors.location(ref.tensor)
     if key is not None and len(archive._snapshot.all_refs(key)) == 1:
         return _replace_entry(archive, key, data, progress)
-    model = onnx.ModelProto()
-    model.CopyFrom(archive.model)
+    model = copied(archive.model)
     tensor = walking.at(model, ref.path)
     for field in tensors.DATA_FIELDS:
         tensor.ClearField(field)
@@ -161,7 +159,7 @@ def _replace_entry(
 
 def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
     """The local header of an entry with another CRC-32."""
-    archive.read(key)  # its local header is compared with the directory
+    archive.read(key)  # compares its local header with the directory
     entry = archive.entries[key]
     packed = archive._local_file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     header = LocalHeader.unpack(packed, 0)

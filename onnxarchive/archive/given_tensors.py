@@ -1,7 +1,6 @@
 """Tensors given to `Writer`, of numpy, onnx, onnx_ir and PyTorch, as data type, dims and bytes.
 
-Their libraries are recognised by the class and not imported: whoever has a tensor of PyTorch has
-imported it.
+Other libraries are recognised by the names of their classes and not imported.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
 
     Args:
         name: Its name, for messages.
-        tensor: An array or whatever numpy makes one of; a TensorProto; a tensor of onnx_ir or
-            PyTorch.
+        tensor: An array or anything that numpy converts to one; a TensorProto; a tensor of onnx_ir
+            or PyTorch.
 
     Raises:
         UnsupportedFeatureError: ONNX has no data type for it, or it has no bytes that can be read.
-        ArchiveFormatError: A TensorProto's data is external, or not what its shape needs.
+        ArchiveFormatError: A TensorProto's data is external, or does not fit its shape.
     """
     try:
         if isinstance(tensor, onnx.TensorProto):

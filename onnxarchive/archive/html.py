@@ -18,7 +18,7 @@ def table(
     rows: Iterable[tuple[Sequence[str], int | None]],
     count: int,
 ) -> str:
-    """The first rows, each with a size and a bar for it, and how many more there are.
+    """A table of the first rows, each with a size and a bar, and the number of the others.
 
     Args:
         caption: The line above the table.

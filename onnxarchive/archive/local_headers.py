@@ -1,7 +1,7 @@
 """Compares the local headers of an archive with its directory, each when its entry is first read.
 
-Entries that are read in order will be followed by the next ones, so headers are read ahead and
-compared together. This takes less than half of the time.
+If entries are read in order, the next headers are read ahead and compared together, which takes
+less than half of the time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class LocalHeaders:
         self.alignment = layout.MIN_ALIGNMENT  # of the next header, most likely
 
     def require(self, number: int) -> None:
-        """Compares a local header, unless it was, with its directory record.
+        """Compares a local header with its directory record, unless that was done before.
 
-        Those that follow are perhaps compared with it.
+        Headers of the next entries may be compared with it.
 
         Args:
             number: Index of the entry.
@@ -52,7 +52,7 @@ class LocalHeaders:
             return
         ahead = min(2 * self._ahead, _MAX_AHEAD) if number == self._next else 1
         stop = min(number + ahead, len(self.verified))
-        if ahead == 1 or not self._are_equal_ahead(number, stop):
+        if ahead == 1 or not self._are_equal(number, stop):
             ahead, stop = 1, number + 1
             self.compare(number, Report())
         self.verified[number:stop] = b"\1" * (stop - number)
@@ -84,17 +84,13 @@ class LocalHeaders:
             alignment = check_local_header(header, entry, record, report)
             self.alignment = alignment or self.alignment
 
-    def _are_equal_ahead(self, start: int, stop: int) -> bool:
-        """As `_are_equal`, but False if a read fails: only the first header is needed."""
-        try:
-            return self._are_equal(start, stop)
-        except OSError:
-            return False
-
     def _are_equal(self, start: int, stop: int) -> bool:
         """Compares local headers, without unpacking, with those that this library would write."""
         expected = pack_local_headers(self._listed, start, stop, self.alignment)
-        return expected is not None and b"".join(self._read(start, stop)) == expected
+        try:
+            return expected is not None and b"".join(self._read(start, stop)) == expected
+        except OSError:  # only the first header is needed
+            return False
 
     def _read(self, start: int, stop: int) -> list[bytes]:
         entries = self._listed.entries

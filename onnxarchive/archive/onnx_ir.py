@@ -115,7 +115,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
                 piece = piece[written if isinstance(written, int) else len(piece) :]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchiveTensor:
-        """A tensor of its own over the same bytes, which never change."""
+        """A new tensor over the same bytes, which never change."""
         return _with_names_of(self, self.archive, self.key)
 
     def __repr__(self) -> str:
@@ -200,7 +200,7 @@ def _require_no_loss(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SplitModel:
-    """A model as a proto without its large tensors, and these tensors.
+    """A model, its proto without large tensors, and these tensors.
 
     Attributes:
         model: The model.
@@ -234,7 +234,7 @@ class SplitModel:
         return [archive for archive in self.archives if archive._is_at(path)]
 
     def saved_as(self, file: MappedFile, model: str) -> None:
-        """Makes a new file, still locked, the origin of the model, which has this id there."""
+        """Sets the origin to a new file, still locked, in which the model has the id `model`."""
         self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened(), model=model))
 
 

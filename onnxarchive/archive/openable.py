@@ -1,4 +1,4 @@
-"""Opens what an archive is read from: a file, bytes, a file object, or a remote object."""
+"""Opens the source of an archive: a file, bytes, a file object, or a remote object."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class StoreAccess(TypedDict, total=False):
 
 
 class Access(StoreAccess, total=False):
-    """How remote archives are reached; `onnxarchive.open` describes it. Others ignore it."""
+    """How remote archives are reached; `onnxarchive.open` describes it. Files ignore it."""
 
     cache: str | os.PathLike[str] | bool | None
 
 
 def without_cache(access: Access) -> StoreAccess:
-    """How a store is reached, for what is not cached."""
+    """The access without its cache."""
     return StoreAccess(store=access.get("store"), storage_options=access.get("storage_options"))
 
 
@@ -46,7 +46,7 @@ def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str
     """Whether an archive is in a store and not on this machine.
 
     Raises:
-        TypeError: `access` has another key, which is a misspelled argument of the caller's.
+        TypeError: `access` has another key: the caller has misspelled an argument.
     """
     for key in access.keys() - Access.__optional_keys__:
         raise TypeError(f"expected an argument that this function has, found {key!r}")
@@ -80,7 +80,7 @@ def exists(path: str, access: Access) -> bool:
 
 
 def files_of(source: object, access: Access) -> list[str]:
-    """The path of a file of this machine; nothing of others."""
+    """A list of the source's path if it is a file of this machine, else an empty list."""
     return [os.fspath(source)] if is_local(source, access) else []
 
 
@@ -100,8 +100,8 @@ def opened(
     Raises:
         UnfinishedEditError: The block found no archive, since an edit was interrupted.
         LockedError: The archive stayed locked.
-        ArchiveFormatError: The path leads to something else than a file.
-        TypeError: It is of another type.
+        ArchiveFormatError: It is not a regular file.
+        TypeError: `source` is of another type.
         ValueError: A file object is not seekable or not binary.
         OSError: It cannot be opened.
     """
@@ -129,7 +129,7 @@ def opened_archive(
 
     Args:
         path: The archive.
-        rule: The rule that anything but a regular file breaks, if one does.
+        rule: The rule that is broken if it is no regular file, or None.
         timeout: Seconds to wait for the lock; None waits without limit.
 
     Raises:

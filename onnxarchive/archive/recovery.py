@@ -6,7 +6,9 @@ decides. It is rolled back only if the result is an archive.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onnxarchive.archive.contents import read_contents
@@ -30,7 +32,7 @@ from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
 
 _USUAL_HEADER_SIZE = 512  # bytes; with name and extra fields it may be 128 KiB
 
-__all__ = ["Recovery", "recover", "require_finished", "roll_back"]
+__all__ = ["Recovery", "opened_for_edit", "recover", "require_finished", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +80,29 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         removed = tuple(remove_abandoned(path, _is_leftover))
     if removed and not os.path.exists(path):
         return Recovery(False, removed)
-    with (
-        recognised(path),
-        with_path(path),
-        files.opened(
-            path, rule="FILE-1", is_exclusive=True, is_writable=True, timeout=timeout
-        ) as file,
-        file,
-    ):
+    with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:
         is_rolled_back = roll_back(file)
         if not is_rolled_back:
             _require_whole(file)
         return Recovery(is_rolled_back, removed)
+
+
+@contextlib.contextmanager
+def opened_for_edit(
+    path: str | os.PathLike[str], *, is_writable: bool | None, timeout: float | None
+) -> Iterator[MappedFile]:
+    """Opens the file of an archive, with the exclusive lock during the block; see `files.opened`.
+
+    An error names the path and, if it is no archive, the kind of the file.
+    """
+    with (
+        recognised(path),
+        with_path(path),
+        files.opened(
+            path, rule="FILE-1", is_exclusive=True, is_writable=is_writable, timeout=timeout
+        ) as file,
+    ):
+        yield file
 
 
 def require_finished(file: MappedFile) -> None:

@@ -78,16 +78,17 @@ def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
     """The bytes of an external tensor whose location is a key of the archive.
 
     Raises:
-        ArchiveFormatError: It is none, or the type and shape need another size.
+        ArchiveFormatError: As for `referred_key`.
     """
     return entry_data(archive, referred_key(archive, ref))
 
 
 def referred_key(archive: Archive, ref: TensorRef) -> str:
-    """The key that an external tensor names, whose entry has the size that it needs.
+    """The key that an external tensor names.
 
     Raises:
-        ArchiveFormatError: It names none of the archive, or its type and shape need another size.
+        ArchiveFormatError: The archive has no such key, or its entry has another size than the
+            tensor's type and shape need.
     """
     reference = tensors.external_data(ref, Report())
     assert reference is not None  # the report would have raised
@@ -109,10 +110,10 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
 
 
 def require_referring(model: onnx.ModelProto, archive: Archive) -> None:
-    """Refuses a model with an external tensor that is none of the archive.
+    """Refuses a model with an external tensor that does not fit an entry of the archive.
 
     Raises:
-        ArchiveFormatError: There is one, or the type and shape of one need another size.
+        ArchiveFormatError: As for `referred_key`.
     """
     for ref in tensors.walk(model):
         if ref.tensor.data_location == tensors.EXTERNAL:
@@ -130,12 +131,11 @@ def save_referring(
     Args:
         model: The model. It is not changed.
         archive: The archive.
-        path: The archive to write; it may be the path of the other one.
+        path: The archive to write; it may be the path of `archive`, which is then replaced.
         options: Its options.
 
     Raises:
-        ArchiveFormatError: An external tensor is none of the archive, or has another size; or the
-            new archive would break a rule.
+        ArchiveFormatError: As for `referred_key`; or the new archive would break a rule.
         ChecksumError: Bytes of the archive have changed.
         ArchiveError: `path` is the archive, and others have changed it since it was opened.
         OSError: The new archive cannot be written.

@@ -1,4 +1,4 @@
-"""Writes an archive of which a model was replaced, added, removed or renamed.
+"""Replaces, adds, removes and renames models of an archive.
 
 Entries that stay are neither read nor moved: another model is a new end of the file. It is written
 to a clone if the file system can share blocks and the clone can have the owner and the name, else
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import onnx
 
@@ -65,9 +65,6 @@ from onnxarchive.zipformat import writer
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 from onnxarchive.zipformat.writer import ZipWriter
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = [
     "EditOptions",
     "GivenModel",
@@ -103,7 +100,7 @@ class EditOptions:
 def write_model(
     archive: Archive, given: GivenModel, options: EditOptions, identifier: str | None = None
 ) -> MappedFile:
-    """Gives an archive another model; see `onnxarchive.replace_model`.
+    """Replaces or adds a model; see `onnxarchive.replace_model`.
 
     Args:
         archive: The archive. Its file is locked, and open for writing unless `options.copy`.
@@ -159,7 +156,7 @@ def _require_further(archive: Archive, identifier: str) -> None:
 def _write_models(
     archive: Archive, given: Mapping[str, GivenModel], options: EditOptions
 ) -> MappedFile:
-    """Gives an archive other models; see `write_model`.
+    """Replaces the models of an archive; see `write_model`.
 
     Args:
         archive: The archive.
@@ -200,7 +197,7 @@ def _write_models(
 
 
 def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
-    """The given options; by default those that keep the archive's tensors where they are."""
+    """The given options; for None, those that keep the archive's tensors where they are."""
     planned = list(archive.models) if options.compact or not replaced else replaced
     outside_attributes = has_outside_attributes(archive, planned)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
@@ -215,7 +212,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold that fits all tensors, or at least those that the models hold."""
+    """The size threshold that keeps all tensors where they are, or at least those in the models."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):
@@ -246,7 +243,7 @@ def _open_given(
 
 
 def _by_entry(source: Source, archive: Archive) -> Resolve:
-    """Gives the bytes of the source; those that lie in the archive, as a link's do, as entries.
+    """Resolves the tensors of a source; bytes in the archive, as of a link, become its entries.
 
     Raises:
         ArchiveFormatError: Bytes of a tensor lie in the model or the directory of the archive.
@@ -277,7 +274,7 @@ def kept_names(archive: Archive) -> list[str]:
 
 
 def end_offset(archive: Archive) -> int:
-    """Offset of the first byte after these entries."""
+    """Offset of the end of all entries but the models, in bytes."""
     first = archive._snapshot.model_numbers.start
     return archive.entries[archive.entries.names[first]].header_offset
 
@@ -410,7 +407,7 @@ def _stored(
 
 
 def write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFile:
-    """Writes a new archive, which then has the name of the other one."""
+    """Writes a new file, which then replaces the archive."""
     archive._local_file.require_locking_process()
     return write_file(plan, archive._local_file.absolute_path, options, is_locked=True)
 
@@ -431,7 +428,7 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
         return changed
     if copy or archive._local_file.size - offset > undo.MAX_END_NBYTES:
         return write_anew(archive, plan, options)
-    archive._fetch_entries(archive.entries)  # or an edit that is cut off could not be rolled back
+    archive._fetch_entries(archive.entries)  # compares the local headers, as a rollback does
     undo.change_end(archive._local_file, offset, new.size(options.alignment, offset, kept), write)
     return archive._local_file.reopened()
 
@@ -439,7 +436,7 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
 def continued_writer(
     archive: Archive, target: PositionalWriter, kept: tuple[int, bytes]
 ) -> ZipWriter:
-    """Goes on with an archive in a file after the entries that stay."""
+    """A writer that continues an archive after the entries that stay."""
     count, _ = kept
     entries = archive._snapshot.directory.entries
     return ZipWriter(

@@ -211,7 +211,7 @@ def _check_headers(file: RandomAccessFile, contents: Contents, findings: _Findin
 def _check_in_one_pass(
     file: RandomAccessFile, contents: Contents, findings: _Findings, counter: ProgressCounter
 ) -> None:
-    """Checks local headers and data of all entries; the findings of data are the last."""
+    """Checks local headers and data of all entries; findings about data come last."""
     headers, of_data = LocalHeaders(file, contents.directory), _Findings()
     for number, entry in enumerate(contents.directory.entries):
         headers.compare(number, findings)

@@ -37,7 +37,7 @@ class _Content:
 
 
 class _Alike:
-    """Entries of one data type and dims; none is read before another such tensor is looked for."""
+    """Entries of one data type and dims; none is read before `find` is called."""
 
     def __init__(self) -> None:
         self._unread: list[tuple[str, Callable[[], Data]]] = []
@@ -82,7 +82,7 @@ class SharedEntries:
         self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
         self._taken: set[str] = set()
-        self._numbers: dict[int, int] = {}  # of the next key of a content to be given, by its id
+        self._numbers: dict[int, int] = {}  # of the next unused key of a content, by its id
         self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
 

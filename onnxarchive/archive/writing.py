@@ -26,8 +26,8 @@ from onnxarchive.storage.random_access_data import RandomAccessData
 from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat.writer import ZipWriter
 
-# Threads copy data up to this many bytes, and so read it once. Larger data is as fast through a
-# map, since each copy would need new memory.
+# Threads copy data of up to this many bytes, so that it is read once. Larger data is read twice
+# through a map, which is as fast as a copy in new memory.
 COPIED_SIZE = 1 << 25
 
 
@@ -139,7 +139,7 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
 
 
 def _fetched(group: Sequence[AnyItem], copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
-    """Fetches small entries together, others when they are asked for, but a single one at once."""
+    """Fetches a single entry, or small ones together; others are fetched when they are iterated."""
     if len(group) == 1:
         return [fetched_entry(group[0], copied_size)]
     return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
@@ -176,8 +176,8 @@ def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
         copied_size: Largest size in bytes of data that is copied, unless nobody can change it.
 
     Raises:
-        ArchiveFormatError: The data has another size than the item, or is none that its tensor may
-            have.
+        ArchiveFormatError: The data has another size than the item, or breaks a rule about the
+            elements of its tensor.
     """
     data = item.data()
     stated = data.crc32
@@ -203,7 +203,7 @@ def _is_constant(data: Data) -> bool:
 
 
 def _copied(data: Data) -> Data:
-    """A copy of data in memory; the data itself if it is longer than it says."""
+    """A copy of data in memory; the data itself if it is longer than `data.nbytes`."""
     if isinstance(data, FileData):
         return Stored(memoryview(data.read()))
     copy = copied(data)
@@ -211,7 +211,7 @@ def _copied(data: Data) -> Data:
 
 
 def _checked(item: AnyItem, data: Data) -> Iterable[memoryview]:
-    """The pieces of data, compared with the rules for the item's tensor as they pass."""
+    """Yields the pieces of data, and checks the rules about the elements of the item's tensor."""
     if item.ref is None:
         return data
     return tensors.checked(item.ref, data, Report(), entry=item.name)
@@ -222,7 +222,7 @@ def write_entry(
     target: ZipWriter,
     counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
 ) -> None:
-    """Writes an entry; `counted` is called with its pieces and gives them back."""
+    """Writes an entry; `counted` takes its pieces and yields them unchanged."""
     target.add_stream(
         entry.name,
         entry.nbytes,

@@ -1,4 +1,4 @@
-"""Bytes wherever they are: the lowest room.
+"""The bytes of entries, in memory or elsewhere: the lowest room.
 
 `data` has the types of an entry's bytes (`Data`), `checksums` their CRC-32, `counting` the progress
 of reading them, `file_names` the check of a plain path, and `columns` reads many numbers and names

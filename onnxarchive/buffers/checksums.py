@@ -14,12 +14,12 @@ _Piece = TypeVar("_Piece", bound="bytes | memoryview")
 
 
 def crc32(data: Buffer, before: int = 0) -> int:
-    """CRC-32 of `data`, following bytes whose CRC-32 is `before` (APPNOTE 4.4.7)."""
+    """CRC-32 of `data` appended to bytes whose CRC-32 is `before` (APPNOTE 4.4.7)."""
     return zlib_ng.crc32(data, before)
 
 
 class Crc32:
-    """CRC-32 and size of bytes in pieces.
+    """Counts CRC-32 and size of bytes in pieces.
 
     Attributes:
         value: CRC-32 of the pieces so far.
@@ -32,13 +32,13 @@ class Crc32:
 
     @classmethod
     def of(cls, pieces: Iterable[bytes | memoryview]) -> Crc32:
-        """The CRC-32 and size of all pieces; they are read."""
+        """CRC-32 and size of all pieces; exhausts the iterable."""
         found = cls()
         deque(found(pieces), maxlen=0)
         return found
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Passes pieces on; each is counted before it is passed."""
+        """Yields the pieces; each is counted before it is yielded."""
         for piece in pieces:
             self.value = crc32(piece, self.value)
             self.nbytes += len(piece)

@@ -1,4 +1,4 @@
-"""For speed only: many numbers, or many spans of some bytes, taken together with numpy."""
+"""For speed only: copies columns of numbers and spans of bytes with numpy."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ if TYPE_CHECKING:
 
 _NEWLINE: Final = ord("\n")
 _ROWS: Final = 1 << 10  # spans gathered together
-_MAX_SIZE: Final = 1 << 16  # in bytes of such spans; the offset of each takes 8 bytes
+_MAX_SIZE: Final = 1 << 16  # bytes of such spans; each byte takes an index of 8 bytes
 
 
 def integers(column: NDArray[np.int64]) -> Sequence[int]:
-    """A column as a sequence of `int`, each made when it is read.
-
-    Python's array gives one in a third of numpy's time.
-    """
+    """Copies a column into an `array`, whose items are read in a third of numpy's time."""
     numbers = array("q")
     numbers.frombytes(np.ascontiguousarray(column, np.int64).data.cast("B"))
     return numbers
 
 
 def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:
-    """Spans of some bytes, one to a line, without a newline at the end; a copy.
+    """Copies spans of `data`, joined by newlines.
 
     Args:
         data: The bytes.
         begins: Offset of each span.
-        ends: Offset of its end, not before its begin and inside `data`.
+        ends: Offset of the end of each: at least its begin, at most the size of `data`.
     """
     parts = range(0, len(begins), _ROWS)
     return b"\n".join([_lines(data, begins[i : i + _ROWS], ends[i : i + _ROWS]) for i in parts])
@@ -46,6 +43,6 @@ def _lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> b
         return b"\n".join([data[begin:end] for begin, end in spans])
     places: NDArray[Any] = np.repeat(begins - (stops - sizes), sizes)
     places += np.arange(places.size)
-    gathered = np.frombuffer(data, np.uint8).take(places, mode="clip")  # one may end with `data`
+    gathered = np.frombuffer(data, np.uint8).take(places, mode="clip")  # a span may end with `data`
     gathered[stops - 1] = _NEWLINE
     return gathered[:-1].tobytes()

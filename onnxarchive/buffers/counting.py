@@ -1,4 +1,4 @@
-"""Progress of reading or writing many bytes, told to a function or shown by a bar."""
+"""Progress of reading or writing many bytes, reported to a function or shown by a bar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# Takes the bytes done and the bytes in all; or True for a bar, in a notebook or a terminal.
+# A function of the bytes done and the bytes in all; True for a bar in a notebook or a terminal.
 Progress: TypeAlias = Callable[[int, int], None] | bool
 _Piece = TypeVar("_Piece", bytes, memoryview)
 
@@ -18,8 +18,8 @@ class ProgressCounter:
     """Counts the bytes done, in one thread or several, and reports them.
 
     Args:
-        progress: Called with the bytes done and the bytes in all after each piece; True shows a
-            bar; None or False for neither.
+        progress: Called after each piece, by one thread at a time, with the bytes done and the
+            bytes in all. True shows a bar; None and False report nothing.
         total: The bytes in all.
     """
 
@@ -30,7 +30,7 @@ class ProgressCounter:
         self._lock = Lock()
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Passes pieces on and counts each once the caller asks for the next."""
+        """Yields the pieces; each is counted when the next one is requested."""
         for piece in pieces:
             yield piece
             self.add(len(piece))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-PIECE_SIZE = 8 << 20  # bytes handed to `write`, and to `progress`, at a time
+PIECE_SIZE = 8 << 20  # most bytes in one call of `write`
 
 
 class SupportsWrite(Protocol):
     """A target of bytes: a binary file, a pipe, a socket's file."""
 
     def write(self, data: memoryview, /) -> int | None:
-        """Writes `data`, or its first bytes; gives their number, None for all."""
+        """Writes the first bytes of `data`; returns their number, or None if it wrote all."""
 
 
 class Data(Protocol):
@@ -28,10 +28,10 @@ class Data(Protocol):
 
     @property
     def crc32(self) -> int | None:
-        """Their CRC-32 if it is known beforehand; it is verified when they are written."""
+        """Their CRC-32, or None if unknown; it is verified when they are written."""
 
     def __iter__(self) -> Iterator[memoryview]:
-        """The pieces, of at most a few MiB each."""
+        """Yields views of successive pieces, each of at most `PIECE_SIZE` bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Stored:
         return self.view.nbytes
 
     def part(self, offset: int, nbytes: int) -> Stored:
-        """A range of these bytes."""
+        """A range of these bytes; nothing is copied."""
         return Stored(self.view[offset : offset + nbytes])
 
     @property

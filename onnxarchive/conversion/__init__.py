@@ -1,5 +1,6 @@
 """Conversions of other files to archives and back, one or many, and comparing two archives.
 
-`sources` opens the file to convert, `converting` has `convert`, `export` and `extract`, `batch`
-many conversions at once, `differences` the comparison. This room imports archive and below.
+`sources` opens the file to convert, `converting` has `convert`, `export` and `extract`. `batch`
+runs many conversions, `trees` finds their models. `downloading` copies a remote archive to a file,
+`differences` compares two archives. This room imports archive and below.
 """

@@ -97,7 +97,7 @@ def convert_many(
         for outcome in onnxarchive.convert_many(["model.onnx", "decoder.onnx"], "archives"):
             print(outcome.target, outcome.error)
     """
-    open_assets(assets)  # a fault in them is not one of each model
+    open_assets(assets)  # a fault in them is raised once, and not for each model
     options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,

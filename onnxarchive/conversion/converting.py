@@ -39,6 +39,7 @@ from onnxarchive.buffers.data import Data, SupportsWrite, pieces
 from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
+from onnxarchive.model.copying import copied
 from onnxarchive.model.initializers_at_once import SmallInitializer
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
@@ -58,8 +59,8 @@ if TYPE_CHECKING:
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
-# Largest number of bytes that deflate makes of one. The disk is asked for no more room, whatever
-# sizes a source states.
+# Most bytes that deflate inflates from one. No more disk space is reserved, whatever sizes a source
+# states.
 _MAX_EXPANSION = 1032
 
 
@@ -292,7 +293,7 @@ def convert_silently(
 
 
 def _without_data_files(files: Mapping[str, Data], opened: Iterable[Source]) -> dict[str, Data]:
-    """Those of some files in which no tensor of the models to convert lies."""
+    """The files that hold no tensor of the models to convert."""
     if not files:
         return {}
     found = [*(data for source in opened for data in source.data.values())]
@@ -474,8 +475,7 @@ def _with_external_data(
     Returns:
         The model, the offset of the data of each key in that file, and the size of the file.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(archive.model)
+    model = copied(archive.model)
     offsets: dict[str, int] = {}
     end = 0
     for ref in list(tensors.walk(model)):
@@ -483,7 +483,7 @@ def _with_external_data(
         if key is None:
             continue
         nbytes = archive.entries[key].nbytes
-        # Other tools fail on empty external tensors, and pass over some kinds of tensors.
+        # Other tools fail on empty external tensors, and skip some kinds of tensors.
         if not nbytes or not ref.is_loaded_by_onnx:
             tensors.set_raw_data(ref.tensor, bytes(read_verified(archive, key)))
             continue

@@ -55,8 +55,8 @@ def open_source(
         verify_checksum: Whether to compare data with the `checksum` that tensors state.
         other_files: Whether to give the other files of a directory or zip, too.
         follow_links: See `open_model`.
-        temporary: Directory for files that have to be inflated, and for a remote file that is no
-            archive, and large tensors of its external data, one at a time; None for the system's.
+        temporary: Directory for temporary files: inflated files, a copy of a remote file that is no
+            archive, and of one large tensor of its external data at a time; None for the system's.
         access: How a remote source is reached; see `onnxarchive.open`.
 
     Raises:
@@ -117,7 +117,7 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
 
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
     """Opens a file as an archive and compares all local headers; None if it is not an archive."""
-    with _none_of_an_archive():
+    with _if_archive():
         with opened_archive(path) as file:
             if not is_zip(file.read(0, 4)):
                 file.close()
@@ -129,8 +129,8 @@ def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack)
 
 
 @contextlib.contextmanager
-def _none_of_an_archive() -> Iterator[None]:
-    """Ends the block if it finds no archive, but for errors that say why an archive is none."""
+def _if_archive() -> Iterator[None]:
+    """Ends the block without an error if its file is no archive, of this or a later version."""
     try:
         yield
     except (LockedError, UnfinishedEditError, ObjectChangedError):
@@ -142,7 +142,7 @@ def _none_of_an_archive() -> Iterator[None]:
 
 def _open_remote_archive(file: RandomAccessFile) -> Archive | None:
     """Opens a remote file as an archive, which is streamed or cached; None if it is not one."""
-    with _none_of_an_archive():
+    with _if_archive():
         archive = Archive(streamed(file))
         archive._fetch_entries(archive.entries)
         return archive

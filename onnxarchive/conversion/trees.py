@@ -98,6 +98,6 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
 
 
 def with_suffix(place: str) -> str:
-    """The path of the archive that is made of a model's path."""
+    """The path of a model's archive, by the path of the model."""
     stem, suffix = os.path.splitext(place)
     return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX

@@ -69,7 +69,7 @@ def check_model(
         with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # As large as the archive if files can have holes. So far onnx does not look.
+            # As large as the archive, if files can have holes. So far onnx does not read the size.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(

@@ -1,4 +1,4 @@
-"""Comparing the outputs of two models on the same inputs."""
+"""Compares the outputs of two models on the same inputs."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def compare(
         ours: Results of one model.
         theirs: Results of the other model, run on the inputs of the first (`Outcome.feed`).
         absolute: Absolute tolerance.
-        relative: Relative tolerance, a factor of their number that is added to `absolute`. If both
-            are 0, every bit must be equal. NaN equals NaN, and no number, whatever the tolerances.
+        relative: Relative tolerance: `relative` times the other model's number is added to
+            `absolute`. If both are 0, every bit must be equal. NaN equals only NaN in any case.
 
     Raises:
         ValueError: A tolerance is negative or NaN, or the other model has further inputs.

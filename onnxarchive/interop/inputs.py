@@ -1,4 +1,4 @@
-"""Inputs for running a model: given arrays, checked, and random arrays for the rest."""
+"""Makes the inputs for a model: checks the given arrays, and makes random ones for the rest."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The model of an archive with its large tensors as external data in the archive's file.
 
-`link` writes this model. Sessions, the checker, shape inference and `transform` are given it too.
+`link` writes this model. Sessions, the checker, shape inference and `transform` use it, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import onnx
 from onnxarchive.archive.reading import Archive, read_all_verified
 from onnxarchive.errors import ArchiveError, UnsupportedFeatureError
 from onnxarchive.model import proto, tensors, walking, weights
+from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import model_entry
 from onnxarchive.model.tensors import TensorRef
 
@@ -81,7 +82,7 @@ def linked_model(
     *,
     in_place: bool = False,
 ) -> onnx.ModelProto:
-    """Makes `archive.model` with external data in the archive's file.
+    """The model of an archive with its large tensors as external data in the archive's file.
 
     Compares every local header with the directory. Reads and verifies the tensors that the model
     is to hold; of the others no byte is read.
@@ -99,10 +100,7 @@ def linked_model(
         UnsupportedFeatureError: The model would take 2 GiB or more.
         ValueError: The archive is closed.
     """
-    model = archive.model
-    if not in_place:
-        model = onnx.ModelProto()
-        model.CopyFrom(archive.model)
+    model = archive.model if in_place else copied(archive.model)
     encoded_external_data = None if location is None else weights.external_data_encoder(location)
     held: list[tuple[str, onnx.TensorProto]] = []
     nbytes = archive.entries[model_entry(archive.model_id)].nbytes

@@ -126,7 +126,7 @@ class Server(http.server.ThreadingHTTPServer):
         return "application/octet-stream", found.nbytes, pieces
 
     def _set_up(self, page: bytes) -> bytes:
-        """Has Netron's page show the model, and renames its own version and date."""
+        """Makes Netron's page show the model, and hides the page's own version and date."""
         name = os.path.basename(self._archive.path)
         if self._archive.model_id:
             name += f" ({self._archive.model_id})"

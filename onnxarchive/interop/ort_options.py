@@ -1,7 +1,7 @@
 """Session options of a caller, for sessions of archives: a copy, or lent to one session.
 
 A session needs further entries in its options, such as the directory of external data. The caller's
-options shall not keep them. ONNX Runtime can copy most options; others are lent.
+options must not keep them. ONNX Runtime can copy most options; others are lent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running a model with ONNX Runtime on given or random inputs; its outputs, times and memory."""
+"""Runs a model with ONNX Runtime on given or random inputs, and measures time and memory."""
 
 from __future__ import annotations
 

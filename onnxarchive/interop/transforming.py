@@ -25,6 +25,7 @@ from onnxarchive.buffers.counting import Progress
 from onnxarchive.errors import ArchiveFormatError, with_path
 from onnxarchive.interop.linked_models import linked_model, stays_outside
 from onnxarchive.model import dtypes, tensors, walking
+from onnxarchive.model.copying import copied
 from onnxarchive.model.renaming import defined_names
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
@@ -140,8 +141,7 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         result = _call(function, archive.model)  # not used again
     else:
         hidden = _HiddenWeights(archive)
-        given = onnx.ModelProto()
-        given.CopyFrom(hidden.model)
+        given = copied(hidden.model)
         returned = _call(function, hidden.model)
         result = hidden.restore(returned)
         if hidden.names and _weights_are_left(given, returned):
@@ -182,8 +182,8 @@ def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
     """True if a function changed nothing, or is a quantizer and made no weight.
 
     A quantizer without weights still names itself as producer or imports its operators, and may
-    sort nodes, add shapes and metadata, and replace Gemm by MatMul. Another function that adds only
-    those has done what it is for.
+    sort nodes, add shapes and metadata, and replace Gemm by MatMul. Another function that does only
+    this has done its work.
     """
     if before == after:
         return True
@@ -230,9 +230,9 @@ class _Weight:
 
 
 class _HiddenWeights:
-    """The large initializers of an archive, replaced by inputs of the graph and back.
+    """Replaces the large initializers of an archive by inputs of the graph, and back.
 
-    The doc_string of each input has the key of its weight, by which a renamed input is recognised.
+    The doc_string of an input holds the key of its weight, by which it is recognised if renamed.
 
     Attributes:
         model: The model with inputs instead of the weights.
@@ -258,8 +258,7 @@ class _HiddenWeights:
 
     def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """A copy of the model that the function returned, with the weights as initializers."""
-        result = onnx.ModelProto()
-        result.CopyFrom(model)
+        result = copied(model)
         inputs = [(value, self._weight_of(value)) for value in result.graph.input]
         weights = [(value, weight) for value, weight in inputs if weight is not None]
         initializers = _initializers(result, weights)
@@ -355,8 +354,7 @@ def _initializers(
                 "or two such inputs; remove the input that an initializer replaces"
             )
         taken.add(value.name)
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(weight.tensor)
+        tensor = copied(weight.tensor)
         tensor.name = value.name
         found.append((tensor, weight))
     return found

@@ -1,7 +1,7 @@
 """Differences between two messages of models; elements of lists are matched by name.
 
-Tensors with a location are compared by data type, shape and location, not by bytes: their locations
-must tell the bytes apart.
+Tensors with a location are compared by data type, shape and location, not by bytes: different bytes
+must have different locations.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
 
 
 def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Change]:
-    """Compares the fields of two messages of a type and of the messages within them.
+    """Compares the fields of two messages of one type, and of the messages in them.
 
     Args:
         one: The first message.
@@ -129,7 +129,7 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
 
 
 def _values(message: Message) -> Iterator[tuple[str, Any]]:
-    """Name and value of every field that is set and not the default, and of elements of lists."""
+    """Name and value of each field that is set and not the default; each message of a list."""
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
             yield from _by_name(field.name, value, f"{field.name} ").items()

@@ -1,10 +1,10 @@
-"""Copies of models whose tensors are external, made without copying the tensors' bytes."""
+"""Copies of models, also without the bytes of their tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -17,6 +17,15 @@ from onnxarchive.model.wire import varint
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+_Copied = TypeVar("_Copied", onnx.ModelProto, onnx.TensorProto)
+
+
+def copied(message: _Copied) -> _Copied:
+    """A copy of a model or a tensor, with all bytes."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
 
 def with_locations(
     model: onnx.ModelProto, locations: Mapping[Path, str], *, without: Iterable[int] = ()
@@ -28,7 +37,7 @@ def with_locations(
     Args:
         model: The model.
         locations: The location of each tensor.
-        without: Indexes of initializers of the main graph that the copy does not have.
+        without: Indexes of the initializers of the main graph that are left out.
     """
     copy = onnx.ModelProto()
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
@@ -57,7 +66,7 @@ def with_locations(
 
 
 class _Branch:
-    """The paths below one message, as a tree; at its leaves the locations."""
+    """A tree of the paths below one message, with locations at its leaves."""
 
     __slots__ = ("fields", "location")
 

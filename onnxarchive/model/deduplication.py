@@ -1,8 +1,8 @@
 """Merges identical initializers of a graph.
 
-Of initializers of a graph with the same data type, shape and bytes the first one stays. It replaces
-the others as input of nodes, in the graph and in its subgraphs. Initializers with another use stay
-as well: inputs of the model, outputs of a graph, and names used by anything but a node's input.
+Of a graph's initializers with the same data type, shape and bytes, the first stays. It replaces the
+others as input of nodes, in the graph and in its subgraphs. Initializers with another use stay as
+well: inputs of the model, outputs of a graph, and names used by anything but a node's input.
 
 Names are resolved as ONNX scopes them (IR.md, "Names Within a Graph"): a name that a subgraph does
 not define is that of the graph around it. Functions do not see the names of the calling graph.
@@ -61,7 +61,7 @@ def deduplicate(
     Every graph is treated by itself: the main one, its subgraphs and those in functions. The
     graphs of training_info are left as they are. Initializers are identical if they have the same
     data type, shape, bytes, doc_string and metadata_props; whether the bytes are external makes no
-    difference. The first one stays, or one that is an output of a graph, since its name has to.
+    difference. The first one stays, or those that are outputs of a graph, whose names must stay.
 
     Left alone are initializers
 
@@ -72,9 +72,9 @@ def deduplicate(
     - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
     - that a subgraph captures, if the name of the one that stays is shadowed in a subgraph.
 
-    Of those that may be identical, judged by type, shape and first bytes, each is read once for its
-    CRC-32 and again to be compared. External data is read in the pieces that `resolve` gives; of
-    data in the model two tensors are held at a time.
+    Initializers with equal types, shapes and first bytes are read twice: for their CRC-32, and to
+    be compared. External data is read in the pieces that `resolve` gives; of data in the model, at
+    most two tensors are copied at a time.
 
     Args:
         model: The model. It is not changed.
@@ -116,7 +116,7 @@ class _Scope:
             of a function's node.
         defined: How often it defines each name.
         captured: Names that it defines and that nodes of a subgraph take.
-        shadowed: Names that it defines and that a subgraph defines anew, also in the new model.
+        shadowed: Names that it defines and that a subgraph defines anew and keeps.
         outputs: Names that it defines and that are an output of it or of a subgraph.
         left_alone: Names that it defines, with a further use than a node's input or an output.
         replaced: The new name by the name of each initializer to be removed.
@@ -138,7 +138,7 @@ class _Scope:
         self.replaced: dict[str, str] = {}
 
     def follow_names(self) -> None:
-        """Notes the uses of names in this graph in the scopes that define them."""
+        """Notes each use of a name in this graph at the scope that defines the name."""
         for node in self.graph.node:
             for name in node.input:
                 scope = self._definer(name)
@@ -156,7 +156,7 @@ class _Scope:
                 self._leave_alone(parameter.value)
 
     def shadow_names(self) -> None:
-        """Notes in the scopes around it the names that this graph still defines anew."""
+        """Notes at each outer scope which of its names this graph still defines anew."""
         names = self.defined.keys() - self.replaced.keys()
         scope = self.outer
         while scope is not None:
@@ -183,8 +183,8 @@ class _Scope:
 def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
     """The scopes whose initializers may be merged, each before those in it.
 
-    Names that training changes or uses are left alone (onnx.proto, TrainingInfoProto): equal
-    variables may differ after it.
+    Names that training changes or uses are left alone (onnx.proto, TrainingInfoProto): variables
+    that are equal now may differ after training.
     """
     scopes: dict[Path, _Scope] = {}
     trained: dict[Path, _Scope] = {}
@@ -287,7 +287,7 @@ def _groups(
 
 
 def _description(ref: TensorRef) -> object:
-    """The fields of a tensor, but its name, its elements and their location."""
+    """The fields that identical tensors share, but for their elements."""
     tensor = ref.tensor
     return (
         tensor.data_type,
@@ -315,7 +315,7 @@ def _alike_at_first(alike: list[TensorRef], resolve: _Resolve) -> Iterable[list[
 
 
 def _beginning(data: Iterable[memoryview]) -> int:
-    """The CRC-32 of the first bytes; the pieces may differ."""
+    """The CRC-32 of the first bytes, whatever the pieces."""
     found, rest = 0, _BEGINNING
     for piece in data:
         found = crc32(piece[:rest], found)
@@ -333,7 +333,7 @@ def _sha256(data: Iterable[memoryview]) -> bytes:
 
 
 def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
-    """Whether the bytes are the same; the pieces may differ."""
+    """True if the bytes are the same, whatever the pieces."""
     end = memoryview(b"")
     pieces, others = filter(len, first), filter(len, second)
     piece, other = next(pieces, end), next(others, end)

@@ -2,8 +2,7 @@
 
 The bytes are those of `TensorProto.raw_data` (onnx.proto): little-endian, row-major, and for types
 of less than 8 bits a stream of codes that begins at the least significant bit of the first byte.
-Every numpy type is declared little-endian, so arrays are right on a host of either byte
-order.
+Every numpy type is declared little-endian, so arrays are right on hosts of either byte order.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BITS_PER_BYTE = 8
-MAX_RANK = 64  # numpy's
-MAX_NBYTES = (1 << 63) - 1  # of an array, numpy's
+MAX_RANK = 64  # limit of numpy
+MAX_NBYTES = (1 << 63) - 1  # of an array; limit of numpy
 
-# Type-specific fields whose numbers are their own bytes, and how many those are.
+# Type-specific fields of floating-point numbers, and the size of a number in bytes.
 _FLOAT_FIELDS = {"float_data": 4, "double_data": 8}
 
 
@@ -166,8 +165,8 @@ def as_array(
 
     Returns:
         An array of shape `dims` and type `data_type.dtype`: a view of `data` which keeps it alive,
-        or for packed types an unpacked copy of one byte an element. On a big-endian host also
-        the extension types of 2 bytes (bfloat16) are copies, since numpy cannot swap them in place.
+        or for packed types a copy with one byte per element. On a big-endian host, extension types
+        of 2 bytes (bfloat16) are copies, too, since numpy cannot swap their bytes on access.
     """
     shape = tuple(dims)
     if data_type.is_viewed:
@@ -179,7 +178,7 @@ def as_array(
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)
     else:
-        # Numpy knows no byte order of an extension type, but that of the integers it lies over.
+        # numpy has no byte order for an extension type, but one for integers of the same size.
         bits = np.frombuffer(data, np.dtype(f"<u{data_type.dtype.itemsize}"))
         array = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(data_type.dtype)
     array = array.reshape(shape)
@@ -196,7 +195,6 @@ def as_raw_data(array: NDArray[Any]) -> memoryview:
         UnsupportedFeatureError: ONNX has no data type for the array.
     """
     data_type = of_array(array)
-    # ascontiguousarray would give a scalar a dimension; the bytes are the same.
     flat = np.ascontiguousarray(array).reshape(-1)
     if data_type.is_packed:
         return _bytes_of(pack(flat.view(np.uint8), data_type.bit_width))
@@ -210,9 +208,9 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
     """The elements of a type-specific field as the bytes that `raw_data` would hold.
 
     Args:
-        elements: The numbers in `data_type.typed_field`, of the field's own type. In `int32_data`
-            an element stands in the low bits of a number, 4- and 2-bit types with as many as fill
-            a byte, 6-bit types one by one (onnx.proto).
+        elements: The numbers in `data_type.typed_field`, of the field's own type. The low bits of
+            an `int32_data` hold one element, or as many 4- or 2-bit ones as fill a byte
+            (onnx.proto).
         data_type: The tensor's data type.
     """
     if data_type.bit_width == 6:
@@ -229,7 +227,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np.uint8]:
-    """Codes of `bit_width` bits, the first in the lowest bits, as one byte each."""
+    """Unpacks a stream from `pack` into `count` codes of one byte each."""
     codes_in_group, bytes_in_group = _group(bit_width)
     group_count = -(-count // codes_in_group)
     groups = np.zeros((group_count, bytes_in_group), np.uint8)
@@ -267,6 +265,6 @@ def pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
 
 
 def _group(bit_width: int) -> tuple[int, int]:
-    """How many codes fill how many whole bytes."""
+    """The least number of codes that fills whole bytes, and the number of those bytes."""
     bits = math.lcm(bit_width, BITS_PER_BYTE)
     return bits // bit_width, bits // BITS_PER_BYTE

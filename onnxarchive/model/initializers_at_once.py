@@ -1,8 +1,8 @@
-"""For speed only: small initializers of a model in memory, which become external all together.
+"""For speed only: makes many small initializers of a model in memory external.
 
-A protobuf object takes microseconds for each field of each tensor. Almost all initializers have a
-name, a type, dims and `raw_data`, and nothing else; their messages are made of bytes here. Others
-are left to `copying.with_locations`.
+Protobuf takes microseconds for each field of each tensor. Almost all initializers have a name, a
+type, dims and `raw_data`, and nothing else; here their messages are put together from bytes. The
+others are left to `copying.with_locations`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxarchive.model.tensors import (
 )
 from onnxarchive.model.wire import LEN, fields_in, fields_of, tag_of, varint
 
-SMALL_SIZE: Final = 1 << 16  # bytes of a tensor; larger ones are not copied to look at them
+SMALL_SIZE: Final = 1 << 16  # most bytes of a small tensor: it is copied to be looked at
 
 _GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
 _INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, INITIALIZER, LEN)
@@ -41,8 +41,8 @@ _IS_EXTERNAL: Final = onnx.TensorProto(data_location=EXTERNAL).SerializeToString
 _LENGTHS: Final = [varint(length) for length in range(1 << 10)]
 
 
-# What follows the name of an external tensor: location, and perhaps offset and length. The groups
-# of each are the size of the pair of key and value, that of the value, and the value.
+# The fields after the name of an external tensor: location, and perhaps offset and length. Each has
+# three groups: the size of the pair of key and value, the size of the value, and the value.
 _PAIR: Final = rb"j(.)\n%c%b\x12(.)(%b)"
 # Bytes of a pair beside its value.
 _LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
@@ -62,13 +62,13 @@ _EXTERNAL: Final = re.compile(
 
 # Location, offset and length of an external tensor's data; see `tensors.ExternalData`.
 ExternalPlace: TypeAlias = tuple[str, int | None, int | None]
-# A tensor's name, the size of its data in bytes, its serialized dims, data type and name, and where
-# the data is; None for `raw_data`. The garbage collector forgets plain tuples, but no named ones.
+# A tensor's name; size of its data in bytes; serialized dims, data type and name; place of its
+# data, None for `raw_data`. The garbage collector untracks plain tuples, but not named ones.
 SmallTensor: TypeAlias = tuple[str, int, bytes, ExternalPlace | None]
 
 
 class SmallInitializer(NamedTuple):
-    """An initializer of the main graph that is stored outside; it is planned as an entry.
+    """A small initializer of the main graph, planned as an entry.
 
     Attributes:
         name: The key of its entry.
@@ -91,14 +91,14 @@ class SmallInitializer(NamedTuple):
 
     @property
     def raw_data(self) -> bytes:
-        """Its `raw_data`, as a copy; the bytes are checked by no rule."""
+        """Its `raw_data`, as a copy; no rule checks the bytes."""
         return self.initializers[self.number].raw_data
 
     def data(self) -> Data:
         """Its data.
 
         Raises:
-            ArchiveFormatError: It has not as many bytes as shape and type need any more.
+            ArchiveFormatError: It no longer has as many bytes as shape and type need.
         """
         if self.resolve is not None:
             return self.resolve(self.ref)
@@ -106,12 +106,12 @@ class SmallInitializer(NamedTuple):
 
 
 def find_small(model: onnx.ModelProto) -> dict[int, SmallTensor]:
-    """Finds small initializers of the main graph with nothing unusual, by index.
+    """Finds the small initializers of the main graph that have nothing unusual, by index.
 
-    They have a name, a data type whose bytes are checked by no rule, dims, and their data in
-    `raw_data` or an external location.
+    They have a name, dims, a data type whose bytes no rule checks, data in `raw_data` or at an
+    external location, and nothing else.
     """
-    if len(UnknownFieldSet(model.graph)):  # they would follow the initializers
+    if len(UnknownFieldSet(model.graph)):  # `insert` cannot order them
         return {}
     found: dict[int, SmallTensor] = {}
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}

@@ -123,7 +123,7 @@ class Keys:
     def assign_all(self, names: Sequence[str]) -> list[str]:
         """A key for each tensor, as `assign` gives them in this order.
 
-        Most names give keys that no other name gives; these are found together, for speed.
+        If no two names give the same key, as usual, all keys are found together, for speed.
         """
         assigned: list[str] = []
         folded: set[str] = set()
@@ -161,7 +161,7 @@ class Keys:
             self._next_number[searched] = 10**digits
 
 
-# The same for names in lines, and a line that `_derive` changes further.
+# `_NOT_IN_KEY` for names in lines, and a line that `_derive` changes further.
 _NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
 _CHANGED_LINE = re.compile(
     rf"^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE.pattern}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$",

@@ -1,8 +1,8 @@
-"""For speed only: the external initializers of a serialized model, all looked at together.
+"""For speed only: reads the external initializers of a serialized model with numpy.
 
-A protobuf object takes microseconds for each tensor and each of its fields. Here numpy looks at one
-field of thousands of tensors at a time. Almost all models are of the form that it reads; for others
-`read_references` gives None: ask `proto.check_references`, which reads the tensors one by one.
+Protobuf takes microseconds for each field of each tensor. Here numpy reads one field of thousands
+of tensors at a time. Almost all models have a form that it can read; for others `read_references`
+returns None: ask `proto.check_references`, which reads the tensors one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = NDArray[np.int64]
 
-ROWS: Final = 1 << 12  # tensors that are looked at together: their columns stay in a core's cache
+ROWS: Final = 1 << 12  # tensors read together: their columns stay in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class References:
     Attributes:
         count: How many initializers there are, external or not.
         indexes: The index of each external one among the initializers.
-        locations: The location of each, one to a line; as Latin-1, so only ASCII is right.
+        locations: The location of each, one per line, decoded as Latin-1: right if it is ASCII.
         nbytes: The size in bytes that shape and data type of each need.
         shapes: The data type and shape of each.
     """
@@ -107,8 +107,8 @@ class _Fields(NamedTuple):
     Attributes:
         tag: Its tag.
         rows: The messages.
-        numbers: The number after the tag in each: a value, or the size in bytes of what follows.
-        ends: Where that number ends.
+        numbers: The number after the tag in each: the value, or its size in bytes.
+        ends: Offset of the end of that number.
     """
 
     tag: int
@@ -120,12 +120,12 @@ class _Fields(NamedTuple):
 def _fields(
     raw: NDArray[np.uint8], begins: Numbers, ends: Numbers, first: int
 ) -> Iterator[_Fields]:
-    """The fields of many messages: one of each, then the next of each, grouped by tag.
+    """Yields the first field of all messages, then the second of all, and so on, grouped by tag.
 
     Args:
         raw: Bytes that hold the messages.
-        begins: Where each message begins in them.
-        ends: Where it ends.
+        begins: Offset of each message in them.
+        ends: Offset of its end.
         first: The row of the first message.
     """
     rows = np.flatnonzero(begins < ends)
@@ -159,7 +159,7 @@ def _fields(
 
 
 def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
-    """The varints at many positions, and where each ends."""
+    """The varints at many positions, and the offset of the end of each."""
     byte = raw.take(positions)
     ends = positions + 1
     if byte.max(initial=0) < VARINT_CONTINUES:  # as almost always
@@ -220,7 +220,7 @@ class _Columns:
         self._location_ends = np.full(count, _UNSET)
         self._is_held = np.zeros(count, np.bool_)
         self._is_empty = np.zeros(count, np.bool_)
-        self._elements = np.ones(count)  # but for zeros; exact unless it is too large
+        self._elements = np.ones(count)  # product of dims but zeros; exact up to _MAX_ELEMENTS
         self._ranks = np.zeros(count, np.int64)
         self._dims: list[_Dims] = []
 
@@ -250,7 +250,7 @@ class _Columns:
         self._ranks[rows] += 1
 
     def references(self, model: bytes) -> References:
-        """The external ones of the tensors, once all fields are taken."""
+        """The external tensors, after all fields were taken."""
         is_external = self._data_locations == EXTERNAL
         if (is_external != (self._location_begins != _UNSET)).any():
             raise _UnusualError
@@ -263,7 +263,7 @@ class _Columns:
         return References(len(is_external), indexes, locations, nbytes, self._shapes(indexes))
 
     def _nbytes(self, indexes: Numbers) -> Numbers:
-        # The last width is that of all other types, and that of _UNSET.
+        # The last width, 0, is that of unknown types, and that of _UNSET.
         data_types = np.minimum(self._data_types[indexes], len(_BIT_WIDTHS) - 1)
         bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[indexes]
         if (bit_widths == 0).any() or elements.max(initial=0) > _MAX_ELEMENTS:
@@ -281,7 +281,7 @@ class _Columns:
 
 
 class _Dims(NamedTuple):
-    """A dimension of some tensors: the tensors, which of its dimensions, and its size in each."""
+    """One dimension of some tensors: the tensors, and its axis and size in each."""
 
     rows: Numbers | slice
     axis: Numbers
@@ -296,13 +296,13 @@ def _set(column: Numbers, rows: Numbers | slice, values: Numbers) -> None:
 
 
 def _int32(numbers: Numbers) -> Numbers:
-    if (numbers > _MAX_INT32).any():  # of which protobuf takes the lower half
+    if (numbers > _MAX_INT32).any():  # protobuf keeps only the low 32 bits
         raise _UnusualError
     return numbers
 
 
 def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:
-    """Where the locations begin that pairs of external data hold, each up to the pair's end."""
+    """Offset of the location in each pair of external data; it ends with the pair."""
     size = len(_BEFORE_LOCATION)
     if (ends - begins <= size).any():
         raise _UnusualError

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 from onnxarchive.errors import shown
+from onnxarchive.model.copying import copied
 from onnxarchive.model.walking import MAIN_GRAPH, GraphRef, Path, graphs
 
 
@@ -22,12 +23,11 @@ def renamed(
 
     Args:
         model: The model. It is not changed.
-        inputs: The new name of each input of the main graph by its old one.
-        outputs: The new name of each output of the main graph by its old one.
+        inputs: New names of inputs of the main graph, by old name.
+        outputs: New names of outputs of the main graph, by old name.
 
     Raises:
-        ValueError: There is none of an old name, a new name is taken, or the same value would get
-            two names.
+        ValueError: An old name is unknown, a new name is taken, or a value would get two names.
     """
     _require_known("input", inputs, [value.name for value in model.graph.input])
     _require_known("output", outputs, [value.name for value in model.graph.output])
@@ -40,8 +40,7 @@ def renamed(
                 f"found {shown(inputs.get(name, name))} and {shown(outputs.get(name, name))}"
             )
     names = {**inputs, **outputs}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     renamings = list(_renamings(copy, names))
     _require_free(renamings)
     names_in = {ref.path: inside for ref, inside in renamings}
@@ -65,7 +64,7 @@ def renamed(
 def _renamings(
     model: onnx.ModelProto, names: Mapping[str, str]
 ) -> Iterator[tuple[GraphRef, Mapping[str, str]]]:
-    """The graphs that see the main graph's names, each with its own new names.
+    """The graphs that see the main graph's names, each with the new names that it sees.
 
     A name that a graph defines itself is another value there, and stays.
     """

@@ -39,7 +39,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
 
 def is_repeated(field: Any) -> bool:
     """Whether a field descriptor is of a repeated field, in old and new protobuf alike."""
-    # FieldDescriptor.label is deprecated since protobuf 6, is_repeated is there since then.
+    # protobuf 6 added FieldDescriptor.is_repeated and deprecated label.
     repeated = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 

@@ -25,7 +25,7 @@ _SHAPES: Final = [Struct(f"={rank}q").unpack_from for rank in range(dtypes.MAX_R
 
 
 class Shapes:
-    """Data types and shapes by number, each made when it is read."""
+    """Data types and shapes by index; each is made on access."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Shapes:
         self._dims = dims.tobytes()
 
     def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
-        """The data types and shapes of these numbers, in this order."""
+        """The data types and shapes at these indexes, in this order."""
         dims = np.frombuffer(self._dims, np.int64)
         begins = np.array(self._begins, np.int64) // dims.itemsize
         return Shapes(
@@ -60,7 +60,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
-        """Data types and shapes of tensors that break no rule; None for a number that has none."""
+        """Data types and shapes of tensors that break no rule; None for an index without one."""
         data_types: list[int] = []
         ranks: list[int] = []
         dims: list[int] = []

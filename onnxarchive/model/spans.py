@@ -59,14 +59,14 @@ class Span:
 
 
 def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
-    """Gives the raw data of a tensor: little-endian, row-major, sub-byte types packed.
+    """Decodes the data of a tensor to raw data: little-endian, row-major, sub-byte types packed.
 
-    A number in a typed field too large for the data type is cut to its low bits, as onnx
-    cuts it. How many elements there are is not compared with the tensor's dims.
+    A number in a typed field too large for the data type is cut to its low bits, as onnx does. The
+    number of elements is not compared with the tensor's dims.
 
     Args:
-        data: The model that it is a span of.
-        span: A span of it.
+        data: The serialized model.
+        span: The data of the tensor in it.
 
     Yields:
         Pieces of at most 2 MiB. They are views of `data` if the payload is raw data already.

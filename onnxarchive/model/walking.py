@@ -62,8 +62,7 @@ def below(
 ) -> Iterator[tuple[Path, Message]]:
     """Every message of one type below another message, with its path, depth first.
 
-    It takes memory in proportion to the depth of the model, and no stack: subgraphs may be nested
-    to any depth.
+    Subgraphs may be nested to any depth: there is no recursion, and memory grows with the depth.
 
     Args:
         message: The message.

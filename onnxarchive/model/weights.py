@@ -199,7 +199,7 @@ def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
 
 
 def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
-    """Gives the messages one step nearer to a tensor that may hold one of `smallest` bytes."""
+    """The messages directly in a frame that may hold a tensor of `smallest` bytes or more."""
     leading = _FIELDS_TO_TENSORS[frame.message]
     children: list[tuple[int, _Frame]] = []
     singular: set[int] = set()
@@ -266,7 +266,7 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
 
 
 def _span(field: Field, data_type: int) -> Span | None:
-    """Gives the span of a data field, if it can be read without the tensor around it."""
+    """The span of a data field, if it can be decoded without the rest of the tensor."""
     tag, _, _, value, end = field
     name = _PACKED_FIELDS.get(tag)
     if name is None or data_type == onnx.TensorProto.STRING:
@@ -310,7 +310,7 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
 
 
 def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | None:
-    """Gives the location that a pair of external_data names, if it names one."""
+    """The location that a pair of external_data holds, or None."""
     key = value = b""
     for tag, _, _, begin, end in fields_in(wire, start, stop, depth):
         if tag == _KEY:
@@ -351,7 +351,7 @@ _SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(_LOCA
 
 
 class _Edits:
-    """Replacements in a model; the lengths of the messages around them follow."""
+    """Replacements in a serialized model, with new lengths of the messages around them."""
 
     def __init__(self, wire: memoryview) -> None:
         self._wire = wire
@@ -359,7 +359,7 @@ class _Edits:
         self._frames: dict[int, _Frame] = {}  # the edited messages, by the offset of their start
 
     def replace(self, frame: _Frame, begin: int, end: int, *contents: _Piece) -> None:
-        """Puts `contents` in the place of the bytes from `begin` to `end`, fields of `frame`."""
+        """Replaces the bytes from `begin` to `end`, whole fields of `frame`, by `contents`."""
         self._edits.append((begin, end, contents))
         frame.growth += sum(map(len, contents)) - (end - begin)
         edited: _Frame | None = frame

@@ -195,10 +195,10 @@ def is_model(data: Buffer) -> bool:
 
 
 def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
-    """Whether models have more messages than that together, the ModelProtos not counted.
+    """True if models together have more than `limit` messages, not counting the ModelProtos.
 
     A message takes at least two bytes here, and a hundred or more as an object: this bounds the
-    memory of parsing, before parsing. Only as much is scanned as may decide it.
+    memory of parsing, before parsing. Scanning ends as soon as the answer is certain.
 
     Args:
         models: Serialized ModelProtos.

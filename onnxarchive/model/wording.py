@@ -1,4 +1,4 @@
-"""Parts of a model in a line for people: types, tensors, nodes, numbers."""
+"""Describes parts of a model in a line: types, tensors, nodes, numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _describe_dims(dims: Sequence[object]) -> str:
 
 
 def describe_values(values: Sequence[Any], index: int | None = None) -> str:
-    """Numbers, strings or messages with commas between them; or the length and one of them."""
+    """Values joined by commas; with an index, their number and the value at this index."""
     if index is None:
         return ", ".join(map(_describe_value, values))
     value = f", [{index}] {_describe_value(values[index])}" if index < len(values) else ""

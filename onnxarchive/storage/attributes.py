@@ -45,9 +45,9 @@ def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """Copies owner, permissions and attributes of a file or directory to the one that replaces it.
 
-    If the owner is lost, the new file gets the permissions of any new file that the old one had
-    too. If the group or an access control list is lost, group and others get the permissions that
-    all of them had.
+    If the owner is lost, the old mode is reduced to the bits of a newly created file (umask). If
+    the group or an access control list is lost, group and others get only the permissions that all
+    of them had.
 
     Args:
         descriptor: The new file, open. So far it grants permissions to its owner only.

@@ -1,10 +1,10 @@
-"""Opens files beneath a directory only, even if its names change meanwhile.
+"""Opens files beneath a directory only, even if names in it are changed meanwhile.
 
 A checked path may lead elsewhere when it is opened: anyone with write permission can replace a name
 by a symbolic link in between. So each component is opened relative to the previous one, from the
 open directory on, without following links. If there is a link, the path is resolved first, refused
-if it leads outside, and then opened in the same way. Linux does most of this in one call. Links may
-be allowed to lead below a second directory, where they are opened in the same way, too.
+if it leads outside, and then opened in the same way. Linux does most of this in one call (openat2).
+Links may also lead below a second directory, if it is allowed.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Root:
 
         Args:
             path: The directory. Links in this path are followed.
-            above: An open directory and how many levels `path` is above it: the directory that is
-                really there is opened, even if names have changed; None opens `path`.
+            above: An open directory and the number of levels up to `path`. The levels are followed
+                (`..`), not the names, which may have changed. None opens `path`.
 
         Raises:
             OSError: It cannot be opened.
@@ -72,7 +72,7 @@ class Root:
             self._descriptor = os.open(path, _PASSED)
 
     def allow_links_below(self, root: Root) -> None:
-        """Lets links lead below another directory, too, which is closed with this one."""
+        """Follows links below another directory, too; it is closed with this one."""
         self._linked = root
 
     def open(self, path: str) -> int:
@@ -114,7 +114,7 @@ class Root:
             os.close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """True if a name in the directory leads to the file, which may be anywhere.
+        """True if a name in the directory leads to the file, also by links to any place.
 
         Args:
             name: The name.
@@ -152,7 +152,7 @@ class Root:
             raise
 
     def _walked(self, path: str, flags: int) -> int:
-        """Opens a path with or without links."""
+        """Opens a path, with or without links, without openat2."""
         root, below = self, path
         for _ in range(_RESOLVED):
             try:
@@ -179,7 +179,7 @@ class Root:
         return opened
 
     def _judged(self, path: str, flags: int) -> int:
-        """Opens a path, and refuses a file outside the directory."""
+        """Opens a path on Windows, then refuses a file outside the directory."""
         descriptor = os.open(self._joined(path), flags)
         try:
             self._root_of(_final_path(descriptor), path)
@@ -200,7 +200,7 @@ class Root:
         return os.path.join(self.path, path)
 
     def _root_of(self, found: str, path: str) -> Root:
-        """The directory that a file is beneath; `path` leads to it."""
+        """The allowed directory above the file `found`, to which `path` leads."""
         roots = [self] if self._linked is None else [self, self._linked]
         for root in roots:
             if is_below(_unprefixed(found), _unprefixed(root.path)):
@@ -216,8 +216,8 @@ class Root:
 def openat2() -> Callable[[int, str, int], int] | None:
     """Linux's openat2, which opens a path beneath a directory and follows links inside it.
 
-    It takes a third of the time. It returns a negative number if it fails, as for an absolute link
-    or in a container that forbids it.
+    It takes a third of the time of a walk, and returns -1 if it fails, as for an absolute link or
+    in a container that forbids it.
     """
     if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
         return None

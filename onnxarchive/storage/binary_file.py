@@ -13,10 +13,10 @@ class SupportsSeek(Protocol):
     """A seekable binary file, such as `io.BytesIO` or a file of fsspec."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Sets the position, and gives it."""
+        """Sets the position and returns it."""
 
     def read(self, size: int, /) -> bytes:
-        """Gives `size` bytes, or fewer."""
+        """Returns up to `size` bytes; none at the end of the file."""
 
 
 class BinaryFile(RandomAccessFile):

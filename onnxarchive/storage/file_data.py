@@ -28,7 +28,7 @@ class FileData:
         nbytes: Number of the bytes.
         file: The open file; None to open it on access.
         root: The directory beneath which it is opened; None for any place.
-        crc32: None: unknown.
+        crc32: None, since it is unknown.
     """
 
     path: str
@@ -63,7 +63,7 @@ class FileData:
         return cls(path, file.identity, 0, file.size, file, root)
 
     def part(self, offset: int, nbytes: int) -> FileData:
-        """A range of these bytes."""
+        """A range of these bytes; nothing is read."""
         return FileData(
             self.path, self.identity, self.offset + offset, nbytes, self.file, self.root
         )
@@ -73,7 +73,7 @@ class FileData:
 
     @property
     def view(self) -> memoryview:
-        """The bytes as a view of a map of the file, which lives as long as the view.
+        """The bytes as a view of a map, which lives as long as the view.
 
         Raises:
             ArchiveFormatError: The file was truncated, or another file has its path.
@@ -113,9 +113,9 @@ class FileData:
 
 
 def read_all(parts: Sequence[FileData]) -> list[bytes]:
-    """The bytes of each part as `FileData.read` gives them.
+    """Reads parts into copies, in order.
 
-    The file of successive parts is opened once, and read once if they lie close to each other.
+    The file of successive parts is opened once, and read once if they are half of the bytes read.
 
     Raises:
         ArchiveFormatError: A file was truncated, or another file has its path.

@@ -1,4 +1,4 @@
-"""Files: opened, locked, read and written by position, and mapped."""
+"""Regular files: opened, locked, read and written by position, and mapped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MappedFile(RandomAccessFile):
         path: The path of the file as given.
         absolute_path: The absolute path, independent of the working directory.
         size: The size in bytes at the time of opening or locking.
-        identity: Device and inode, which are unique.
+        identity: Device and inode, unique while the file is open.
     """
 
     identity: tuple[int, int]
@@ -231,9 +231,9 @@ class MappedFile(RandomAccessFile):
         return self.reaching(self.size)[: self.size]
 
     def reaching(self, end: int) -> memoryview:
-        """A read-only view of the file that has the bytes up to `end`.
+        """A read-only view of the mapped file, with at least the bytes up to `end`.
 
-        The file may have been truncated after them, by an edit of its end.
+        It is shorter than `size` if an edit truncated the file before it was mapped.
 
         Raises:
             ArchiveFormatError: The file has been truncated before `end` since it was opened.
@@ -255,7 +255,7 @@ class MappedFile(RandomAccessFile):
         """Asks the system to read the mapped file ahead.
 
         Args:
-            how: "willneed" to read in the background, "populate" to wait.
+            how: "willneed" to read in the background, "populate" to wait for all pages.
         """
         if how == "populate":
             flags = {} if POPULATED is None else {"flags": POPULATED, "prot": mmap.PROT_READ}
@@ -288,7 +288,7 @@ class MappedFile(RandomAccessFile):
         """
         yield os.path.realpath(self.absolute_path)
         descriptor = self._require_open()  # referenced, so that it is of no other file
-        with contextlib.suppress(OSError):  # of another system
+        with contextlib.suppress(OSError):  # no /proc
             yield os.readlink(f"/proc/self/fd/{descriptor.number}")
 
     def is_at(self, path: str | os.PathLike[str]) -> bool:
@@ -364,7 +364,7 @@ def opened(
 
 def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
     """Opens a file; returns the descriptor, and True if it is writable."""
-    # Opening a pipe must not block: it is refused below. Windows would change line ends.
+    # Opening a pipe must not block: it is refused later. Windows would change line ends.
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if os.path.isdir(path):  # some systems open no directories
         raise _not_regular(path, "a directory", rule)
@@ -426,7 +426,7 @@ class PositionalWriter:
         Args:
             file: The file, open for writing.
             offset: Offset of the first piece in the file, in bytes.
-            end: Limit of the end of the last piece; None for no limit.
+            end: Offset that no piece may exceed; None for no limit.
         """
         self.offset = offset
         self._end = end
@@ -448,7 +448,7 @@ class PositionalWriter:
         return nbytes
 
     def last(self, nbytes: int) -> bytes:
-        """The last `nbytes` bytes before the next piece, or all if there are less."""
+        """The last `nbytes` bytes before the next piece, or all if there are fewer."""
         nbytes = min(nbytes, self.offset)
         return self._file.read(self.offset - nbytes, nbytes)
 

@@ -30,7 +30,7 @@ RESERVING = ("ext4", "xfs", "tmpfs")
 
 
 def clone(source: MappedFile, target: int) -> bool:
-    """Clones a file: a new file shares its blocks, if the file system can (reflinks).
+    """Makes a new file share all blocks of a file (reflinks), if the file system can.
 
     Args:
         source: The file.
@@ -72,7 +72,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
 @cache
 def fallocate() -> Callable[[int, int, int], int] | None:
-    """Linux's fallocate as a function of descriptor, offset and size that returns the error.
+    """Linux's fallocate: a function of descriptor, offset and size that returns an errno, or 0.
 
     Python has only posix_fallocate, which writes to each block if the file system cannot reserve.
     """

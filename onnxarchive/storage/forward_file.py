@@ -1,4 +1,4 @@
-"""A file that is read from beginning to end, in one stream of requests."""
+"""Reads a file from beginning to end, in one stream of requests."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Generator, Iterable, Iterator
 from onnxarchive.storage.random_access import RandomAccessFile
 
 _MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
-_FIRST_SIZE = 1 << 20  # bytes of a first request at least: the caller may go elsewhere soon
+_FIRST_SIZE = 1 << 20  # least bytes of a first request: the caller may go elsewhere soon
 
 
 class ForwardFile(RandomAccessFile):
-    """Another file, for one thread that reads it in rising order.
+    """Wraps a file for one thread that reads it in rising order.
 
-    `pieces` continues one stream of the other file's `pieces`, and begins another if the caller
-    goes back or leaves a gap. Reads elsewhere, and while pieces are being yielded, are those of the
-    other file.
+    `pieces` continues one stream of the wrapped file's `pieces`, and begins another if the caller
+    goes back or leaves a large gap. Other reads, and all reads while pieces are being yielded, go
+    to the wrapped file.
     """
 
     def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:
-        """Takes the file, which is closed together with this object.
+        """Wraps a file.
 
         Args:
-            file: The file.
-            streams: Those of the files that are read in turn with this one.
+            file: The file, closed together with this object.
+            streams: The streams of all files that are read in turn with this one.
         """
         self.path, self.size, self.identity = file.path, file.size, file.identity
         self._file = file
@@ -35,7 +35,7 @@ class ForwardFile(RandomAccessFile):
 
     @property
     def mapped_file(self) -> RandomAccessFile | None:
-        """That of the other file."""
+        """The mapped file of the wrapped file."""
         return self._file.mapped_file
 
     def read(self, offset: int, size: int) -> bytes:
@@ -45,7 +45,7 @@ class ForwardFile(RandomAccessFile):
         return self._file.read(offset, size)
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Reads `size` bytes from `offset`; yields pieces of a few MiB at most."""
+        """Reads `size` bytes from `offset` as the wrapped file does."""
         if self._is_yielding:  # the caller compares two ranges
             for piece in self._file.pieces(offset, size):
                 yield memoryview(piece)
@@ -57,11 +57,11 @@ class ForwardFile(RandomAccessFile):
             self._is_yielding = False
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-        """Reads several ranges as the other file does."""
+        """Reads several ranges as the wrapped file does."""
         return self._file.read_ranges(ranges)
 
     def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
-        """The pieces from the stream."""
+        """Yields pieces of the stream, or of a new one."""
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
             self.stop()
             self._streams.begin(self)
@@ -77,7 +77,7 @@ class ForwardFile(RandomAccessFile):
             yield piece
 
     def _stream_from(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """The pieces from `offset` to the end; each time twice as many bytes are asked for."""
+        """Yields all bytes from `offset` on; each request is for twice as many as the last."""
         while offset < self.size:
             yield from self._file.pieces(offset, min(size, self.size - offset))
             offset += size
@@ -92,20 +92,20 @@ class ForwardFile(RandomAccessFile):
         return piece
 
     def hold(self, offset: int) -> None:
-        """Holds the end of the other file."""
+        """Holds the end of the wrapped file."""
         self._file.hold(offset)
 
     def release(self) -> None:
-        """Releases the end of the other file."""
+        """Releases the end of the wrapped file."""
         self._file.release()
 
     def close(self) -> None:
-        """Closes the other file."""
+        """Closes the wrapped file."""
         self.stop()
         self._file.close()
 
     def stop(self) -> None:
-        """Ends the stream, so that no request and no memory of it remains."""
+        """Ends the stream and frees its request and memory."""
         if isinstance(self._stream, Generator):
             self._stream.close()
         self._stream, self._rest = iter(()), memoryview(b"")
@@ -113,16 +113,15 @@ class ForwardFile(RandomAccessFile):
 
 
 class Streams:
-    """The streams of files that are read in turn: two at once, since each holds many MiB."""
+    """The streams of files that are read in turn: at most two, since each holds many MiB."""
 
     _MOST = 2
 
     def __init__(self) -> None:
-        """There is none yet."""
         self._files: list[ForwardFile] = []
 
     def begin(self, file: ForwardFile) -> None:
-        """Takes a file whose stream begins; if there are too many, the oldest one ends."""
+        """Adds the stream of a file; ends the oldest stream if there are too many."""
         self._files = [*(it for it in self._files if it is not file), file]
         for other in self._files[: -self._MOST]:
             if not other._is_yielding:
@@ -131,5 +130,5 @@ class Streams:
 
 
 def streamed(file: RandomAccessFile) -> RandomAccessFile:
-    """A file for one thread that reads most of it in order: itself if it is mapped."""
+    """The file itself if it is mapped, else a `ForwardFile` of it."""
     return file if file.is_mapped else ForwardFile(file)

@@ -1,8 +1,8 @@
 """Advisory locks on open files, which separate editors and readers of an archive.
 
 They are `flock`, and on Windows a lock of one byte far beyond the end of the file. The system
-releases them when the process ends in any way. A lock belongs to the open file, so forks and copies
-of a descriptor share it. Processes on several machines share locks on NFS and CIFS, unless these
+releases them however the process ends. A lock belongs to the open file, so forks and copies of a
+descriptor share it. Processes on several machines share locks on NFS and CIFS, unless these
 are mounted with `nolock` or `nobrl`; on other file systems perhaps not.
 """
 
@@ -79,7 +79,7 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
-    """Unlocks a file when the block ends, also by an interrupt as soon as it is locked."""
+    """Unlocks a file when the block ends, also by an interrupt right after it was locked."""
     process = os.getpid()
     try:
         yield
@@ -98,7 +98,7 @@ def keep_exclusive(descriptor: int) -> None:
 
 
 def try_exclusive(descriptor: int) -> bool:
-    """Takes the exclusive lock while the file is open, unless another process has it.
+    """Takes the exclusive lock until the file is closed, unless another process has it.
 
     Returns:
         True if the lock was taken; False on a file system without locks.
@@ -136,7 +136,7 @@ def require_timeout(timeout: float | None) -> None:
 def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     require_timeout(timeout)
     if _held and _this_thread_with(descriptor) in _held:
-        if _is_locked_now(descriptor, is_shared):  # an interrupt ended the edit
+        if _try_lock(descriptor, is_shared):  # an interrupt ended the edit, but left `_held`
             return
         raise LockedError(
             "expected a file that this thread does not edit, found it locked by this thread; "
@@ -146,7 +146,7 @@ def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         return
     deadline = None if timeout is None else time.monotonic() + timeout
-    while not _is_locked_now(descriptor, is_shared):
+    while not _try_lock(descriptor, is_shared):
         if deadline is not None and time.monotonic() >= deadline:
             raise LockedError(
                 "expected an unlocked file, found it locked by a process that edits or opens it; "
@@ -160,7 +160,7 @@ def _this_thread_with(descriptor: int) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, os.getpid(), threading.get_ident()
 
 
-def _is_locked_now(descriptor: int, is_shared: bool) -> bool:
+def _try_lock(descriptor: int, is_shared: bool) -> bool:
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

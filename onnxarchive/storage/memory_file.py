@@ -19,8 +19,8 @@ class MemoryFile(RandomAccessFile):
         self.size = data.nbytes
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
-            # An array over a view does not hold the view's buffer, which its owner might resize or
-            # unmap; over one of an array it keeps that array, which does.
+            # An array over a view keeps the view's object alive, but not its buffer, which the
+            # owner might resize or unmap. The array made here is such an object, and holds it.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

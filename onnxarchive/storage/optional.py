@@ -20,7 +20,7 @@ _LIBRARIES: Final = {
 
 @contextmanager
 def needing(library: str, purpose: str) -> Iterator[None]:
-    """Adds to an ImportError in the block how to install the library.
+    """Says in an ImportError of the block how to install the library.
 
     Args:
         library: The name of the library's module.

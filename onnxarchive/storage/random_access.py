@@ -1,4 +1,4 @@
-"""`RandomAccessFile`: what an archive is read from, whether a file, bytes or a remote object."""
+"""The interface by which an archive is read: from a file, from memory or from a remote object."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RandomAccessFile(Closing):
         path: The name for messages: a path as given, or a URL without credentials.
         size: The size in bytes.
         identity: Equal for two objects of this class only if they read the same file.
-        is_mapped: Whether `reaching` gives views; otherwise bytes are read as copies.
-        is_complete: Whether all bytes of a map are there; otherwise `fetch` brings them.
+        is_mapped: True if `reaching` gives views; else bytes are read as copies.
+        is_complete: True if a map has all bytes; else `fetch` must bring them before they are read.
     """
 
     path: str
@@ -31,7 +31,7 @@ class RandomAccessFile(Closing):
 
     @property
     def mapped_file(self) -> RandomAccessFile | None:
-        """The file of this machine with the same bytes at the same offsets, or None."""
+        """A file of this machine with the same bytes at the same offsets, or None."""
         return None
 
     def read(self, offset: int, size: int) -> bytes:
@@ -43,7 +43,7 @@ class RandomAccessFile(Closing):
         raise NotImplementedError
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-        """Reads several ranges, of which each is an offset and a size, many at once if that helps.
+        """Reads ranges, each an offset and a size; a remote file reads several at a time.
 
         Yields:
             The bytes of each range, in the order of `ranges`.
@@ -64,7 +64,7 @@ class RandomAccessFile(Closing):
             size -= len(piece)
 
     def reaching(self, end: int) -> memoryview:
-        """A read-only view of the file that has the bytes up to `end`, if `is_mapped`.
+        """A read-only view of a file that `is_mapped`, with at least the bytes up to `end`.
 
         Raises:
             ArchiveFormatError: The file has been truncated before `end` since it was opened.
@@ -72,23 +72,23 @@ class RandomAccessFile(Closing):
         raise NotImplementedError
 
     def hold(self, offset: int) -> None:
-        """Holds the bytes from `offset` to the end in memory, after one request at most.
+        """Keeps the bytes from `offset` to the end in memory, read by one request at most.
 
-        It is for files whose reads are requests; others do nothing.
+        Files that are read without requests do nothing.
         """
 
     def release(self) -> None:
-        """Holds nothing any longer."""
+        """Drops the bytes kept by `hold`."""
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Brings ranges that are not there yet, if the file is mapped but not complete."""
+        """Brings the missing bytes of ranges, if the file is mapped but not complete."""
 
     def is_verified(self, number: int) -> bool:
-        """Whether an earlier reader has compared the CRC-32 of an entry, by its number."""
+        """True if an earlier reader found the CRC-32 of the entry with this index correct."""
         return False
 
     def set_verified(self, number: int) -> None:
-        """Notes for later readers that the CRC-32 of an entry was compared."""
+        """Notes for later readers that the CRC-32 of an entry is correct."""
 
     def discard(self) -> None:
         """Removes a cached copy whose bytes failed a check."""

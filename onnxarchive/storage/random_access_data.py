@@ -30,7 +30,7 @@ class RandomAccessData:
     temporary: str | None = None
 
     def local(self) -> Data:
-        """The same bytes on this machine, to be read several times: a temporary copy if needed."""
+        """The same bytes, to be read several times: a temporary copy if the file is remote."""
         if self.file.mapped_file is not None:
             return self
         return Stored(spool(self, self.temporary))

@@ -27,7 +27,7 @@ from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
-# Checks the file that will be replaced, locked; None if it cannot be opened and locked.
+# Checks the locked file that will be replaced; takes None if it cannot be opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 _Made = TypeVar("_Made")
 
@@ -45,7 +45,7 @@ def remove_temporaries() -> None:
 class _Temporary(Generic[_Made]):
     """A new file or directory beside a target, removed with this object unless it is kept.
 
-    It is registered for removal before it is created, so an interrupt leaves none at any moment.
+    It is registered for removal before it is created, so no interrupt leaves it behind.
 
     Attributes:
         path: Its path.
@@ -114,9 +114,7 @@ def remove_abandoned(
     for target in sorted(targets):
         directory, prefix = os.path.split(_temporary_prefix(target))
         names: list[str] = []
-        with contextlib.suppress(
-            PermissionError
-        ):  # listing needs a permission that writing does not
+        with contextlib.suppress(PermissionError):  # it may be writable without being readable
             names = sorted(os.listdir(directory))
         for name in names:
             if not (name.startswith(prefix) and _TEMPORARY.fullmatch(name, len(prefix))):
@@ -129,7 +127,7 @@ def remove_abandoned(
 
 
 def _removes_abandoned(path: str, is_leftover: Callable[[MappedFile], bool]) -> bool:
-    """Removes a leftover unless it is locked. A process that waits for the lock finds it gone."""
+    """Removes a leftover unless it is locked; a process that awaits the lock finds it removed."""
     with MappedFile(path, is_writable=None) as file:
         is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)
         if not (is_free and is_leftover(file)):
@@ -219,8 +217,8 @@ class Replacement:
             require: Called before the rename; if it raises, the file is discarded.
 
         Raises:
-            ArchiveError: Another process has changed the file.
-            OSError: The file cannot be synced or renamed.
+            ArchiveError: Another process has changed the new file.
+            OSError: The new file cannot be synced or renamed.
         """
         with self.commit_open(require) as file:
             locking.unlock(file.fileno())  # a fork would keep the lock

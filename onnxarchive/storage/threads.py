@@ -131,7 +131,8 @@ def in_order(
 def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
     """An executor with up to `count` started threads, and their number.
 
-    There are fewer if the system has no more; without any, as when Python exits, it is None.
+    They are fewer if the system permits no more. If it permits none, as when Python exits, the
+    executor is None.
     """
     if not count:
         return None, 0

@@ -33,8 +33,8 @@ from onnxarchive.storage.filesystem import reserve, sync
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
-# Size of the largest old end that has an undo log: of a model (less than 2 GiB), directory and end
-# records, or of several models that are not larger together. Holes can be larger.
+# Largest old end that has an undo log, in bytes: models (below 2 GiB in all), directory and end
+# records. A trailer in a sparse file could state more.
 MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 
@@ -61,7 +61,7 @@ class UnfinishedEdit:
 
 
 class FileBefore(MappedFile):
-    """The old file of an unfinished edit, to be read; the file is not changed."""
+    """Reads the old file of an unfinished edit; the file is not changed."""
 
     def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
         self.path = file.path

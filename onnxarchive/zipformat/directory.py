@@ -1,7 +1,7 @@
 """Reads the central directory, record by record.
 
-A `Report` takes each broken rule. If it raises, reading stops at the first; if it collects, reading
-goes on as far as the bytes make sense.
+A `Report` takes each broken rule. If it raises, reading stops at the first; if it collects, every
+record that can be unpacked is read.
 
 Entries are in directory order without a gap. So the directory alone gives the offset of each
 entry's data: the offset of the next local header minus the entry's size. No local header is read
@@ -55,7 +55,7 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
             ALIGN-1, NAME-1).
 
     Returns:
-        The entries of all records that make sense; of all records if nothing was reported.
+        The entries whose offsets could be computed; all entries if nothing was reported.
     """
     return read_at_once(data, bounds) or read_one_by_one(data, bounds, report)
 

@@ -87,7 +87,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
 
 
 class _SoundRecords(NamedTuple):
-    """Columns of some records that break no rule by themselves; the names, one per line."""
+    """Columns of records that each break no rule; `names` has one name per line."""
 
     names: bytes
     header_offset: NDArray[np.int64]
@@ -110,7 +110,7 @@ def _sound_records(
     name_ends = name_begins + name_size
     zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
     header_offset[has_zip64] = zip64["header_offset"]
-    # The type, and bits of which none may be set.
+    # The file type, and the bits that must be 0.
     unix_type = packed["unix_attributes"] & (records.UNIX_TYPE_MASK | records.UNIX_SPECIAL_BITS)
     extra_size = np.where(has_zip64, _PACKED_ZIP64.itemsize, 0)
     is_sound = (
@@ -141,7 +141,7 @@ def _sound_records(
 
 
 def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Offsets of the signature of directory records, also of those inside a name."""
+    """Offsets of all signatures of directory records, also of any inside a name."""
     first, *others = DirectoryRecord.SIGNATURE
     searched = raw[: 1 - DirectoryRecord.SIZE]
     parts = []
@@ -154,7 +154,7 @@ def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """One item of the type from each offset, as a copy; any item if it would exceed the end."""
+    """Copies one item from each offset; for one that exceeds the end, the last item of `raw`."""
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)
     # Overlapping windows, of which numpy copies whole items.

@@ -12,8 +12,7 @@ MAX_NAME_SIZE = 1024  # bytes
 # A record with the longest name and a Zip64 field of three values, without comment.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
 LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 locator to the end
-# Bytes of the end of a file that `locate` reads.
-TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE
+TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE  # last bytes of a file, read by `locate`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Entries and records of a directory, kept in columns; single ones are made on access."""
+"""Entries of a directory in columns, and its packed records; an item is made on access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries(Sequence[Entry]):
-    """Entries as one column for each attribute of `Entry`; `sizes` is that of `nbytes`."""
+    """Entries, one column per attribute of `Entry`; `sizes` holds `nbytes`."""
 
     names: Sequence[str]
     header_offsets: Sequence[int]
@@ -129,9 +129,9 @@ class Directory:
     Attributes:
         entries: The entries in directory order. Names may be duplicates.
         records: The directory record of each entry.
-        names: The names of all records, also of those without an entry; None if not UTF-8.
-        sizes: The size of the data of all records, in bytes; None if unknown.
-        is_whole: True if the records are as many, and take as many bytes, as the end records state.
+        names: The name of every record, also of one without an entry; None if not UTF-8.
+        sizes: Size of every record's data in bytes; None if unknown.
+        is_whole: True if count and size of the records are those in the end records.
     """
 
     entries: Entries

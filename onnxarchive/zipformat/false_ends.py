@@ -1,8 +1,8 @@
-"""Finds bytes near the end of a file that a zip reader which searches takes for its end records.
+"""Finds false end records: other bytes near the end of a file that a zip reader believes.
 
-Some readers look for end records in the last bytes of a file, instead of computing where they are:
+Some readers search the last bytes of a file for end records, instead of computing where they are:
 zlib's minizip believes a Zip64 locator anywhere in the last 64 KiB, libzip weighs several end
-records, and adm-zip takes a header offset for a signature. An archive has nothing to mislead them.
+records, and adm-zip takes a header offset for a signature. An archive holds nothing of the kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.end_records import TAIL_SIZE
 from onnxarchive.zipformat.records import EndRecord, Zip64EndRecord, Zip64Locator
 
-# How many of the last bytes of a file hold no false record: the longest comment, and all records.
+# The last bytes of a file that are searched: the longest comment and all end records.
 SEARCHED_SIZE = records.UINT16_MAX + TAIL_SIZE
 
 _KINDS = {
@@ -27,7 +27,7 @@ _KINDS = {
 _RECORD = re.compile(
     rb"PK(?:"
     rb"\x05\x06\0{4}(?P<count>..)(?P=count).{10}"  # both disks 0, both counts equal (4.3.16)
-    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15), or directly before
+    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15), or a record next
     rb"|\x06\x06\x2c\0{7}"  # a size of 44 (4.3.14)
     rb")",
     re.DOTALL,
@@ -43,14 +43,14 @@ def check(
     header_offsets: Sequence[int],
     report: Report,
 ) -> None:
-    """Checks that no zip reader takes anything for a record of the end but the true ones (ZIP-16).
+    """Reports false end records, and offsets that hold a signature (ZIP-16).
 
     Args:
         end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
         file_size: Size of the file in bytes.
         directory_offset: Offset of the directory in bytes.
-        directory_end: Offset of its end in bytes; all after it is known to be the true end records.
-        names: Names of the entries in that part of the file, or of more.
+        directory_end: Offset of its end in bytes; only the true end records follow.
+        names: Names of the entries in `end`, and possibly of earlier ones.
         header_offsets: Offsets of their local headers in bytes.
         report: Takes the broken rule.
     """
@@ -77,7 +77,7 @@ def check(
 
 
 def _find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
-    """Finds what reads as a record of the end, true or false: its offset in the file, its kind."""
+    """Yields offset in the file and kind of each end record, true or false."""
     found = _RECORD.search(end)
     while found is not None:
         yield file_size - len(end) + found.start(), _KINDS[found.group()[:4]]

@@ -1,9 +1,9 @@
-"""Reads the framing of a zip by any tool.
+"""Reads the directory and the local headers of a zip by any tool.
 
-Accepts what is read alike by all readers: comments, other methods, data descriptors, extra fields,
-any order, and unused bytes (which are skipped and reported). Refuses what two readers could read
+Accepts what all readers read alike: comments, other methods, data descriptors, extra fields, any
+order, and unused bytes (which are skipped and reported). Refuses what two readers could read
 differently: each local header must match its directory record, no two entries may share a byte, and
-unused bytes may hold an entry but no other directory.
+unused bytes may hold an entry but no second directory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ _FLAGS_ENCRYPTED = (
     records.FLAG_ENCRYPTED | records.FLAG_STRONG_ENCRYPTION | records.FLAG_MASKED_HEADER
 )
 _FLAGS_ALLOWED = records.FLAGS_COMPRESSION_LEVEL | records.FLAG_DATA_DESCRIPTOR | records.FLAG_UTF8
-
 
 # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
 _UTF8_REMEDY = "pack it with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
@@ -339,7 +338,7 @@ def _zip64_values(
     """The values of the Zip64 field, by their index in `_ZIP64_NAMES`.
 
     In order, the field holds the values that do not fit the header (4.5.3); in a local header, both
-    sizes or none. Some writers store more: all values up to some value.
+    sizes or none. Some writers store more: the first one to four of all values.
 
     Args:
         extra: The extra fields.

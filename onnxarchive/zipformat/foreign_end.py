@@ -123,7 +123,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
 
 
 def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
-    """The offset of the end record, and the record; it is searched for if it has a comment."""
+    """Offset and content of the end record; searches for it only if it has a comment."""
     tail_offset = max(0, len(view) - EndRecord.SIZE - records.UINT16_MAX)
     tail = bytes(view[tail_offset:])
     position = len(tail) - EndRecord.SIZE

@@ -106,7 +106,7 @@ def _decoded(
 
 
 def _require_whole(entry: ForeignEntry, is_at_end: bool, unused: int) -> None:
-    """Refuses compressed data with an end marker before or after the end of the entry."""
+    """Refuses compressed data that end before or after the end of the entry."""
     expected = f"expected {entry.compressed_nbytes} bytes of compressed data"
     if not is_at_end:
         raise format_error(f"{expected}, found no end of the data there", entry.name)
@@ -147,7 +147,7 @@ def _bzipped(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
 def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
     """Decodes the data as a .lzma file, which has another header before the same data.
 
-    A raw decoder has no size: it invents bytes after the end of data without an end marker.
+    A raw decoder does not take the size, and invents bytes after data without an end marker.
     """
     header_size = _LZMA_HEADER.size + _LZMA_PROPERTIES.size
     if len(data) < header_size:
@@ -162,7 +162,7 @@ def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
             f"{_LZMA_PROPERTY_LIMIT}, found {properties_size} bytes and {packed}",
             entry.name,
         )
-    # A match refers to the first byte at most, so a larger dictionary is never used.
+    # A match reaches back to the first byte at most, so a larger dictionary is never used.
     needed_size = max(min(dictionary_size, entry.nbytes), _LZMA_MIN_DICTIONARY_SIZE)
     if needed_size > MAX_LZMA_DICTIONARY_SIZE:
         raise unsupported(

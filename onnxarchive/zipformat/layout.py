@@ -43,7 +43,7 @@ def require_alignment(value: object) -> None:
 
 
 def saturate_32(value: int) -> int:
-    """The number for `value` in a field of 32 bits (APPNOTE 4.4.1.4)."""
+    """`value` for a field of 32 bits, saturated if it does not fit (APPNOTE 4.4.1.4)."""
     return min(value, records.SATURATED_32)
 
 
@@ -74,7 +74,7 @@ def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> b
 
 
 def holds_signature(offset: int) -> bool:
-    """Whether the bytes of an offset hold a signature of an end record, for readers that search."""
+    """True if the bytes of an offset hold a signature that misleads zip readers that search."""
     packed = offset.to_bytes(4 if fits_32(offset) else 8, "little")
     return any(signature in packed for signature in END_SIGNATURES)
 
@@ -156,7 +156,9 @@ class Placement:
 
 
 def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
-    """Places the next entry of an archive, so that its end does not hold a signature (ZIP-16).
+    """Places an entry of an archive.
+
+    The alignment is doubled while the offset of the entry's end holds a signature (ZIP-16).
 
     Args:
         name: Its name.

@@ -1,4 +1,4 @@
-"""For speed only: many small entries as the bytes that `layout` gives them, packed together."""
+"""For speed only: packs many small entries together, into the same bytes as `layout`."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ def pack_entries(
         if not layout.fits_32(offset):
             return None
         ends.add(offset)
-    if not ends.isdisjoint(_END_SIGNATURES):  # as `layout.holds_signature`
+    if not ends.isdisjoint(_END_SIGNATURES):  # see `layout.place`
         return None
     return PackedEntries(b"".join(data), b"".join(directory), header_offsets)

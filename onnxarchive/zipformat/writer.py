@@ -41,7 +41,7 @@ class ZipWriter:
         kept: Number and packed directory records of the entries that are already in the file.
         named: Names and header offsets of these entries, for messages.
         offset: Offset of the end of these entries in the archive, in bytes.
-        before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if there are less.
+        before: The last `false_ends.SEARCHED_SIZE` bytes before `offset`, or all if fewer.
 
     Attributes:
         names: The names of the written entries, in order.
@@ -67,7 +67,7 @@ class ZipWriter:
         self.names: list[str] = []
         self.header_offsets: list[int] = []
         self._records = io.BytesIO()  # packed
-        self._end = [before]  # the last bytes of the archive so far, or some more
+        self._end = [before]  # at least the last `SEARCHED_SIZE` bytes so far
         self._end_nbytes = len(before)
 
     def add(self, name: str, data: Buffer) -> Placement:
