@@ -17,10 +17,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench_cases import ASKED_ONLY, CASES, MODEL, PROCESS
+from bench_cases import CASES, MODEL, PROCESS
 from bench_report import GB, MIB, duration
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "spec" / "images"
+# What speed.svg shows; tools/bench.py prints all cases.
+COMPARED: Final = (
+    "view-large",
+    "view-many",
+    "save-large",
+    "save-many",
+    "convert-large",
+    "session-unpacked",
+)
 OURS, PEER, MACHINE = "#d9480f", "#3b82c4", "#8a8a8a"
 _SERIES: Final = (OURS, PEER, "#2b9a5d", "#9b5fc0")
 _LEAST: Final = 0.1  # MiB that are drawn
@@ -61,11 +70,7 @@ def draw(told: Mapping[str, Any], folder: Path) -> list[Path]:
 
     cases = told["cases"]
     growing = {name: it for name, it in cases.items() if it["growth"]}
-    compared = {
-        name: it
-        for name, it in cases.items()
-        if it["medians"] and name not in growing and not name.startswith(ASKED_ONLY)
-    }
+    compared = {name: cases[name] for name in COMPARED if cases.get(name, {}).get("medians")}
     machine = told["machine"]
     title = f"{machine['CPU']}, {machine['memory']}, {machine['file system']}"
     drawn = []
@@ -105,7 +110,7 @@ def _speed(cases: Mapping[str, Any], title: str) -> Any:
     from matplotlib.figure import Figure
 
     columns = 2 if len(cases) > 1 else 1
-    order = sorted(cases, key=lambda name: len(_ways(cases[name])))
+    order = list(cases)
     rows = [order[start : start + columns] for start in range(0, len(order), columns)]
     heights = [max(len(_ways(cases[name])) for name in row) + 4 for row in rows]
     size = (5 * columns, _HEIGHT * sum(heights) + 0.6)
