@@ -5,11 +5,12 @@ No test asserts a time.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def pytest_configure() -> None:
     """Restores SIGCHLD, which a parent may ignore, so that tests see how processes end."""
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps what lives to the end out of garbage collections: each would look at all of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -390,13 +390,6 @@ def same_header(name: str) -> bytes:
     return file[:position] + replace(third, header_offset=0).pack() + file[-END:]
 
 
-def wrapped_count() -> bytes:
-    """65,537 entries whose number does not fit the end record."""
-    file = Zip([part(f"{index}", b"") for index in range(0x10001)])
-    file.end = {"count": 1, "disk_count": 1}
-    return file.pack()
-
-
 TOO_LONG = 10_000
 
 REFUSED = {
@@ -438,7 +431,6 @@ REFUSED = {
     "count: one less": (with_end(count=2, disk_count=2), "2 directory records"),
     "count: one more": (with_end(count=4, disk_count=4), "directory record 4 of 4|at least"),
     "count: on this disk": (with_end(disk_count=2), "2 and 3"),
-    "count: modulo 65536": (wrapped_count(), "1 directory records"),
     "count: more than fit": (with_end(count=60_000, disk_count=60_000), "at least 46 bytes"),
     "cd-size: one less": (with_end(directory_size=DIRECTORY_SIZE - 1), "directory record 3"),
     "cd-size: one more": (with_end(directory_size=DIRECTORY_SIZE + 1), "where the end records"),
@@ -667,7 +659,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_readers_disagree_about_is_refused(case: str) -> None:
-    file, message = REFUSED[case]
+    require_refused(*REFUSED[case])
+
+
+def test_a_number_of_entries_modulo_65536_is_refused() -> None:
+    file = Zip([part(f"{index}", b"") for index in range(0x10001)])
+    file.end = {"count": 1, "disk_count": 1}
+    require_refused(file.pack(), "1 directory records")
+
+
+def require_refused(file: bytes, message: str) -> None:
     with pytest.raises(ArchiveError, match=message) as caught:
         read(file)
     assert isinstance(caught.value, ArchiveFormatError | UnsupportedFeatureError)
