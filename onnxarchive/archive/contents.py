@@ -164,8 +164,8 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
         return not too_large
     report.broken(
         "MODEL-2",
-        f"expected at most the {max_model_nbytes} bytes that the caller allows, found {total} "
-        "bytes",
+        f"expected models of at most {max_model_nbytes} bytes in all (max_model_nbytes), found "
+        f"{total} bytes",
         entry=MODEL_PROTO,
     )
     return False

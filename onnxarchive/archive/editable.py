@@ -62,19 +62,19 @@ class _Text:
 
 
 class EditableArchive(Archive):
-    """An archive whose model can be edited, as `open` gives it with mode `"r+"`.
+    """An archive whose model can be edited, as `open` returns it with mode `"r+"`.
 
-    Every assignment changes the file at once, as `replace_model` does; those in a block of `edit`
-    change it together when the block ends. A change is made completely or not at all, also after a
-    crash. The archive then shows the new state; earlier views stay as they are. The file is locked
-    during a change, not in between. If others have changed it since the archive was opened, a
-    change raises an error.
+    Every assignment changes the file at once, as `replace_model` does; assignments in a block of
+    `edit` change it together when the block ends. A change is made completely or not at all, even
+    in a crash. Afterwards this object shows the new state; earlier views stay as they are. The file
+    is locked during a change only.
 
     Several threads may use it: one edits at a time, the others read the state before the edit. A
-    fork of the process may read, but not edit.
+    forked process may read, but not edit.
 
-    Each method also raises the errors of the function with its name; `edit` and `rename` those of
-    `onnxarchive.replace_model`.
+    A method does what the function of the same name does and also raises its errors; `edit` and
+    `rename` raise those of `onnxarchive.replace_model`. In a block of `edit`, use only `edit`,
+    `rename` and assignments.
 
     Example:
         with onnxarchive.open("model.onnxa", mode="r+") as archive:
@@ -109,10 +109,10 @@ class EditableArchive(Archive):
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model, its large tensors external with their keys as location.
+        """The model; its large tensors are external, with their keys as location.
 
-        In a block of `edit` it is the model that will be written. Elsewhere a change of it does not
-        change the archive, and `close` warns of that; assign a model to replace it.
+        In a block of `edit` it is the model that will be written. Elsewhere changes of it are lost,
+        with a warning from `close`, unless it is assigned again.
         """
         model = self._drafted
         if model is None:
@@ -142,14 +142,13 @@ class EditableArchive(Archive):
     def edit(
         self, *, compact: bool = False, copy: bool = False, timeout: float | None = None
     ) -> Iterator[onnx.ModelProto]:
-        """Makes several changes of the model in one edit, which is written when the block ends.
+        """Collects changes of the model, and writes them as one edit when the block ends.
 
         The archive is locked while the block runs, so nobody else can open it. In the block,
         `model`, `metadata` and the other attributes show and change the model that will be written.
-        An exception that leaves the block discards all changes; a block without changes writes
-        nothing. An inner block is part of the outer one, which alone writes or discards. A block
-        belongs to the thread and the asyncio task that entered it; others see the state before it,
-        and their edits wait or are refused.
+        An exception discards all changes; a block without changes writes nothing. An inner block is
+        part of the outer one. Other threads and asyncio tasks see the state before the block; their
+        edits wait or raise an error.
 
         Args:
             compact: As in `onnxarchive.replace_model`.
@@ -157,7 +156,7 @@ class EditableArchive(Archive):
             timeout: As in `onnxarchive.replace_model`.
 
         Yields:
-            A copy of the model, to be changed in the block.
+            A copy of the model, to change in the block.
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
@@ -225,11 +224,11 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Replaces or adds a model, not in a block of `edit`.
+        """Replaces or adds a model.
 
         Args:
             model: As in `onnxarchive.replace_model`.
-            name: Id of the model; None for the one that the archive was opened with.
+            name: Id of the model; None for the one chosen in `open`.
             compact: As in `onnxarchive.replace_model`.
             copy: As in `onnxarchive.replace_model`.
             size_threshold: As in `onnxarchive.replace_model`.
@@ -257,7 +256,7 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Removes a further model, not in a block of `edit`.
+        """Removes a model other than the default one.
 
         Args:
             name: Id of the model.
@@ -268,7 +267,7 @@ class EditableArchive(Archive):
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
-            ValueError: It is the model that this archive was opened with.
+            ValueError: It is the model chosen in `open`.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -276,8 +275,8 @@ class EditableArchive(Archive):
         """
         if name and name == self.model_id:
             raise ValueError(
-                f"{self.path}: expected the id of another model than {name!r}, with which the "
-                "archive is open; open it with model='' to remove this one"
+                f"{self.path}: the model {name!r} is open and cannot be removed; open the archive "
+                "with model='' to remove it"
             )
         options = EditOptions(compact=compact, copy=copy, progress=progress)
         with self._locked(timeout, copy=copy) as current:
@@ -286,7 +285,7 @@ class EditableArchive(Archive):
     def rename_model(
         self, old: str, new: str, *, copy: bool = False, timeout: float | None = None
     ) -> None:
-        """Gives a further model another id, not in a block of `edit`.
+        """Changes the id of a model other than the default one.
 
         Args:
             old: Id of the model.
@@ -314,7 +313,7 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Replaces the elements of an initializer, not in a block of `edit`.
+        """Replaces the elements of an initializer.
 
         Args:
             name: Name of the initializer.
@@ -342,7 +341,7 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Adds or replaces an asset, not in a block of `edit`.
+        """Adds or replaces an asset.
 
         Args:
             name: Path of the asset.
@@ -368,7 +367,7 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Removes an asset, not in a block of `edit`.
+        """Removes an asset.
 
         Args:
             name: Path of the asset.
@@ -394,10 +393,10 @@ class EditableArchive(Archive):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Adds, replaces and removes assets, not in a block of `edit`.
+        """Adds, replaces and removes assets in one edit.
 
         Args:
-            added: Assets to add or replace by path: their bytes, or the path of a file.
+            added: Assets to add or replace, by path: their bytes, or the path of a file.
             removed: Paths of assets to remove.
             copy: As in `onnxarchive.replace_model`.
             timeout: As in `onnxarchive.replace_model`.
@@ -414,10 +413,10 @@ class EditableArchive(Archive):
             self._write(partial(write_assets, current, added, removed, progress))
 
     def close(self) -> None:
-        """Closes the file, after an edit of another thread. Views stay valid.
+        """Closes the file, after waiting for an edit by another thread. Views stay valid.
 
         Raises:
-            LockedError: This thread is making an edit, such as a block of `edit`.
+            LockedError: This thread is editing, as in a block of `edit`.
 
         Example:
             archive = onnxarchive.open("model.onnxa", "r+")
@@ -441,8 +440,8 @@ class EditableArchive(Archive):
         with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
             if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
                 warnings.warn(
-                    f"{self.path}: the model was changed in memory and not assigned, so that its "
-                    "changes are lost: assign archive.model, or change what archive.edit() gives",
+                    f"{self.path}: the model was changed in memory and not assigned, so changes "
+                    "are lost; assign it (archive.model = model) or change it in archive.edit()",
                     stacklevel=3,
                 )
 
@@ -460,7 +459,7 @@ class EditableArchive(Archive):
     def _require_no_edit_by_this_thread(self) -> None:
         """Refuses a second edit by this thread, which already holds all locks."""
         if getattr(self._draft, "is_editing", False):
-            raise LockedError("expected no edit by this thread, found one; finish the edit first")
+            raise LockedError("this thread is already editing the archive; finish the edit first")
 
     @contextlib.contextmanager
     def _locked(self, timeout: float | None, *, copy: bool) -> Iterator[Archive]:
@@ -474,7 +473,7 @@ class EditableArchive(Archive):
             try:
                 if not self._editor.acquire(timeout=seconds):
                     raise LockedError(
-                        "expected to edit the archive, found another thread editing it"
+                        "another thread is editing the archive; try again, or with a longer timeout"
                     )
                 self._draft.is_editing = True
                 if timeout is not None:
@@ -527,8 +526,8 @@ def _require_text(archive: Archive, place: str, value: object) -> None:
     """Refuses anything but a string, with a TypeError."""
     if not isinstance(value, str):
         raise TypeError(
-            f"{archive.path}: expected a string for {place}, found {type(value).__name__}; models "
-            "hold text there: str() makes a string of a number, json.dumps() of a list or a dict"
+            f"{archive.path}: expected a string for {place}, found {type(value).__name__}; convert "
+            "it with str() or json.dumps()"
         )
 
 
@@ -543,9 +542,9 @@ def _running_task() -> object:
 
 
 class Metadata(MutableMapping[str, str]):
-    """The metadata (`metadata_props`) of an archive that is open for edits.
+    """The metadata (`metadata_props`) of an archive opened with mode `"r+"`.
 
-    Each change is an edit of its own; `update` makes several in one edit.
+    Each change is one edit of the file; `update` makes several changes in one edit.
     """
 
     def __init__(self, archive: EditableArchive) -> None:

@@ -65,46 +65,42 @@ def replace_model(
 ) -> None:
     """Replaces a model of an archive, or adds one; weights are neither read nor moved.
 
-    Only the end of the file is written: new tensors, models, directory and end records. The time
-    grows with these and the number of entries, not with the size of the weights. Entries stay where
-    they are and keep their keys; new tensors follow them. After a crash the archive is the old one
-    or the new one, in some cases after `recover`. Views of tensors and assets stay valid.
+    Only the end of the file is written: new tensors, models, directory and end records. So the time
+    does not depend on the size of the weights. Entries keep their places and keys, and views of
+    them stay valid; new tensors follow them. After a crash the archive is the old or the new one;
+    some crashes need `recover`.
 
-    A tensor of the new model is one of the archive if its location is the key, if it refers to the
-    archive as a link does, or if `save` would give it the key and bytes of an entry. In an archive
-    of several models it also is one if an entry has its data type, dims and bytes. All others are
-    new. Other models keep their bytes.
+    A tensor of the new model uses an entry of the archive if its location is the entry's key, if it
+    points into the archive as a link does, or if `save` would give it the same key and bytes. If
+    the archive has several models, an entry with its data type, dims and bytes is enough. All
+    other tensors are added.
 
     Args:
         path: The archive.
-        model: The model, such as `Archive.model` with changes, whose external tensors name keys of
-            the archive; or the path of a `.onnx`, such as a link, with its external data.
-        name: Id of the model, such as `"decoder"`; `""` for the default one. If the archive has no
-            model of this id, it is added.
-        compact: Whether to write the archive as `save` does: in the order of the models, with keys
-            derived from the names of tensors, and without tensors that no model has any more. The
-            whole archive is written, unless its entries are already in this order; with a thread
-            for each core.
-        copy: Whether to write a new file. This is needed if the file has further names: a hard
-            link, or the target of a symbolic link at `path`, then keeps the old content. If the
-            file system can share blocks, it takes no longer.
-        size_threshold: Tensors of this many bytes or more are stored outside the model; None for
-            1024, or another threshold that fits the tensors of the model that is replaced; with
-            `compact`, and for a model that is added, those of all models.
-        convert_attribute: Whether to store outside the model not only initializers, but all
-            tensors; None for True if the archive has any such tensor outside.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all; True shows a bar. The archive
-            is locked meanwhile.
+        model: The model, such as a changed `Archive.model`, whose external tensors have keys as
+            location; or the path of a `.onnx`, such as a link, with its external data.
+        name: Id of the model, such as `"decoder"`; `""` for the default one. An unknown id adds a
+            model.
+        compact: Whether to rewrite the archive as `save` does: in the order of the models, with
+            keys derived from tensor names, and without tensors that no model uses. An archive that
+            is already in this order is not rewritten.
+        copy: Whether to write a new file. It is needed if `path` is a symbolic link or the file has
+            other hard links: these then keep the old content.
+        size_threshold: Tensors of this many bytes or more are stored outside the model. None for
+            1024 or a threshold that fits the replaced model; for a new model, or with `compact`,
+            one that fits all models.
+        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+            None for True if the archive has such a tensor outside.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
+        progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
-        ValueError: No model has a tensor of the archive any more, and `compact` is False; `name`
-            is not an id; or the file has further names, and `copy` is False. Nothing is changed.
+        ValueError: No model would use a tensor of the archive, and `compact` is False; `name` is
+            not an id; or the file has several names, and `copy` is False. Nothing is changed.
         LockedError: The archive stayed locked until `timeout`.
         ArchiveFormatError: The file is not an archive, a tensor refers to no entry of it, or the
             model would break a rule.
-        ChecksumError: Bytes of the archive that have to be copied have changed.
+        ChecksumError: Bytes of the archive to copy do not match their CRC-32.
         ArchiveError: Writing failed, and so did rolling back; `recover` rolls back later.
         OSError: The archive or its directory cannot be read or written; the archive is unchanged.
 
@@ -128,21 +124,20 @@ def remove_model(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Removes a further model of an archive; see `replace_model` for the errors of an edit.
+    """Removes a model other than the default one; see `replace_model` for the other errors.
 
     Args:
         path: The archive.
-        name: Id of the model, such as `"decoder"`. The default model cannot be removed.
-        compact: Whether to write the archive anew, without the tensors that only this model has.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        name: Id of the model, such as `"decoder"`.
+        compact: Whether to rewrite the archive without the tensors that only this model uses.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         ModelNotFoundError: There is no model of this id.
-        ValueError: `name` is empty, or no other model has a tensor of this one, and `compact` is
-            False. Nothing is changed.
+        ValueError: `name` is empty; or only this model uses a tensor, and `compact` is False.
+            Nothing is changed.
 
     Example:
         onnxarchive.remove_model("model.onnxa", "decoder")
@@ -160,19 +155,18 @@ def rename_model(
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Gives a further model of an archive another id; see `replace_model` for the errors.
+    """Changes the id of a model; see `replace_model` for the other errors.
 
     Args:
         path: The archive.
-        old: Id of the model, such as `"decoder"`. The default model has no id.
+        old: Id of a model other than the default one, such as `"decoder"`.
         new: Its new id.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
 
     Raises:
         ModelNotFoundError: There is no model with the id `old`.
-        ValueError: `old` is empty, or `new` is not an id or that of another model.
+        ValueError: `old` is empty, or `new` is not an id or is taken.
 
     Example:
         onnxarchive.rename_model("model.onnxa", "decoder", "decoder_with_past")
@@ -190,16 +184,15 @@ def change_model(
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Changes a model of an archive by a function; see `replace_model` for the errors.
+    """Changes a model of an archive with a function; see `replace_model` for the other errors.
 
     Args:
-        path: The archive. It is locked meanwhile, so `change` cannot open it.
-        change: Takes the model, which it may change, and returns the new one.
+        path: The archive. It stays locked while `change` runs, so `change` cannot open it.
+        change: Takes a copy of the model, which it may change, and returns the new model.
         name: Id of the model, such as `"decoder"`; `""` for the default one.
-        compact: Whether to write the archive anew, without tensors that no model has any more.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        compact: Whether to rewrite the archive without tensors that no model uses.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
 
     Raises:
         ModelNotFoundError: There is no model of this id.
@@ -229,26 +222,25 @@ def replace_tensor(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Replaces the elements of an initializer; see `replace_model` for the errors of an edit.
+    """Replaces the elements of an initializer; see `replace_model` for the other errors.
 
-    A new file is written, which then gets the archive's name: views and sessions of the old one
-    still show the old elements. If the file system can share blocks, only the changed bytes are
-    written. A tensor that the model itself holds, or shares with another model, is replaced as
-    `replace_model` replaces a model; other models keep the old elements.
+    A new file replaces the archive, so existing views and sessions keep the old elements. If the
+    file system can share blocks, only the changed bytes are written. A tensor in the model itself,
+    or shared with another model, is replaced by `replace_model`; other models keep the old
+    elements.
 
     Args:
         path: The archive.
         name: Name of the initializer.
         array: Its new elements, of the same shape and data type.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
         ModelNotFoundError: There is no model of this id.
-        TensorNotFoundError: There is no such initializer, or several have the name.
+        TensorNotFoundError: No initializer has this name, or several have it.
         ValueError: The array has another shape or data type.
 
     Example:
@@ -268,19 +260,18 @@ def add_asset(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Adds an asset to an archive, or replaces the one of this name; see `change_assets`.
+    """Adds an asset to an archive, or replaces it; see `change_assets`.
 
     Args:
         path: The archive.
         name: Path of the asset, such as `"tokenizer.json"`.
         data: Its bytes, or the path of a file.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
-        ValueError: The path is not allowed (rules ASSET-1, NAME-2), or the file is the archive.
+        ValueError: `name` is not allowed (rules ASSET-1, NAME-2), or the file is the archive.
         OSError: The file cannot be read.
 
     Example:
@@ -297,14 +288,13 @@ def remove_asset(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Removes an asset of an archive; see `change_assets`.
+    """Removes an asset from an archive; see `change_assets`.
 
     Args:
         path: The archive.
         name: Path of the asset, such as `"tokenizer.json"`.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
@@ -325,20 +315,17 @@ def change_assets(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Adds, replaces and removes assets in one edit; see `replace_model` for its errors.
+    """Adds, replaces and removes assets in one edit; see `replace_model` for the other errors.
 
-    A new file is written, which then gets the archive's name: views of the old one stay as they
-    are. If the file system can share blocks, only assets and models are written, and tensors that
-    an edit has put after the assets. The tensors keep their order, the assets follow them in the
-    order of their names.
+    A new file replaces the archive, so existing views stay valid. If the file system can share
+    blocks, only assets, models and tensors that lie after an asset are written.
 
     Args:
         path: The archive.
-        added: Assets to add or replace by path: their bytes, or the path of a file.
+        added: Assets to add or replace, by path: their bytes, or the path of a file.
         removed: Paths of assets to remove.
-        copy: Whether to write a new file, so that further names of the file keep the old content.
-        timeout: Seconds to wait until nobody else has the archive locked; None waits without
-            limit, 0 fails at once.
+        copy: Whether to write a new file; see `replace_model`.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
@@ -369,7 +356,7 @@ def _locked(
 
 
 def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
-    """Refuses to change a file that has further names.
+    """Refuses to change a file that has several names.
 
     Raises:
         ValueError: It has several hard links, or `path` is a symbolic link.
@@ -382,8 +369,8 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
         found = f"a file with {names} names (hard links), all of which would change"
     if found is not None:
         raise ValueError(
-            f"{os.fspath(path)}: expected a file with this name alone, found {found}; copy=True "
-            "(--copy) puts a new file here"
+            f"{os.fspath(path)}: expected a file with one name, found {found}; copy=True (--copy) "
+            "puts a new file here"
         )
 
 

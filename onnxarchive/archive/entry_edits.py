@@ -140,8 +140,8 @@ def _replace_entry(
             target.write(piece)
         if written.value != crc32:
             raise ChecksumError(
-                f"{archive.path}: entry {shown(key)}: expected an array that nobody changes while "
-                f"it is written, with CRC-32 {crc32:#010x}, found {written.value:#010x}"
+                f"{archive.path}: entry {shown(key)}: the array changed while it was written: "
+                f"expected CRC-32 {crc32:#010x}, found {written.value:#010x}"
             )
         target.offset = offset
         zip_writer = continued_writer(archive, target, kept)

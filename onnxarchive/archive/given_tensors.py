@@ -127,8 +127,8 @@ def _of_torch(tensor: Any) -> GivenTensor:
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UnsupportedFeatureError(
-            f"expected a dense PyTorch tensor that holds data, found {type(tensor).__name__} of "
-            f"layout {tensor.layout} on device {tensor.device}: {reason}"
+            f"expected a dense PyTorch tensor with data, found {type(tensor).__name__} of layout "
+            f"{tensor.layout} on device {tensor.device}: {reason}"
         ) from error
     dims = tuple(dense.shape)
     if data_type.name == _FLOAT4:

@@ -162,7 +162,7 @@ def _load(archive: Archive) -> onnx_ir.Model:
         while (before := cause.__cause__ or cause.__context__) is not None:
             cause = before
         raise UnsupportedFeatureError(
-            f"expected a model that onnx_ir can hold, found {type(cause).__name__}: {cause}"
+            f"onnx_ir cannot hold this model: {type(cause).__name__}: {cause}"
         ) from error
     missing = dict(archive._refs)
 
@@ -176,7 +176,7 @@ def _load(archive: Archive) -> onnx_ir.Model:
     _replace_tensors(model, mapped)
     model.graph.meta[_ORIGIN] = _Origin(archive)
     for ref in missing.values():
-        raise UnsupportedFeatureError(f"{ref}: onnx_ir has no place for this tensor")
+        raise UnsupportedFeatureError(f"{ref}: onnx_ir cannot hold this tensor")
     return model
 
 

@@ -229,7 +229,7 @@ def _asset_name(path: str) -> str:
     if keys.is_asset_name(unicodedata.normalize("NFC", name)):
         raise ValueError(
             f"expected the path of an asset in {keys.ASSET_FORM}, found "
-            f"{shown(path, in_ascii=True)}; give unicodedata.normalize('NFC', path)"
+            f"{shown(path, in_ascii=True)}; use unicodedata.normalize('NFC', path)"
         )
     raise ValueError(f"expected the path of an asset as {keys.ASSET_PATH}, found {shown(path)}")
 
@@ -312,7 +312,7 @@ def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -
         ValueError: The id of a further one is empty.
     """
     if further and "" in further:
-        raise ValueError("expected ids of further models, got '', which is that of the default one")
+        raise ValueError("models: expected an id such as 'decoder', got '', the default model's id")
     return {"": default, **(further or {})}
 
 

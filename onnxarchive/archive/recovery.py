@@ -41,7 +41,7 @@ class Recovery:
 
     Attributes:
         is_rolled_back: True if an interrupted edit was rolled back.
-        removed: Paths of the temporary files of killed processes, which were removed.
+        removed: Paths of the removed temporary files of killed processes.
 
     Example:
         recovery = onnxarchive.recover("model.onnxa")
@@ -55,11 +55,11 @@ class Recovery:
 def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Recovery:
     """Rolls back an interrupted edit of an archive, and removes files of killed processes.
 
-    A file that is a complete archive is never changed. Opening an archive for editing also rolls
-    back. Temporary files in a directory that may not be listed are not removed.
+    A complete archive is never changed. `open` with mode `"r+"` rolls back, too. Temporary files
+    are not removed if the directory cannot be listed.
 
     Args:
-        path: The archive, which need not exist: its first `save` may have been killed.
+        path: The archive. It need not exist: its first `save` may have been killed.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Returns:
@@ -67,10 +67,9 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
 
     Raises:
         LockedError: The archive stayed locked.
-        ArchiveError: The file is no archive, and rolling back would not make it one. It is left
+        ArchiveError: The file is not an archive, and rolling back would not make it one. It is
             unchanged.
-        OSError: The archive cannot be read or written, or there is neither an archive nor a
-            temporary file.
+        OSError: The archive cannot be read or written, or neither it nor a temporary file exists.
 
     Example:
         onnxarchive.recover("model.onnxa")
@@ -141,8 +140,8 @@ def roll_back(file: MappedFile) -> bool:
         _require_whole(FileBefore(file, edit))
     except ArchiveFormatError as error:
         raise ArchiveError(
-            "expected an archive before the undo log of an interrupted edit, found that it would "
-            f"not be whole ({error.message}); the file is left as it is, restore it from a copy"
+            "an edit was interrupted, and rolling it back would not give a valid archive "
+            f"({error.message}); the file is unchanged: restore it from a backup"
         ) from error
     undo.restore(file, edit)
     return True

@@ -96,15 +96,15 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
     if not (is_key(key) and key in archive.entries):
         raise ArchiveFormatError(
             f"{ref}: expected a key of the archive as the location of external data, found "
-            f"{key!r}; give a new tensor its bytes as raw_data"
+            f"{key!r}; store a new tensor's bytes in raw_data"
         )
     nbytes = tensors.external_type(ref).nbytes(ref.tensor.dims)
     stored = archive.entries[key].nbytes
     length = nbytes if reference.length is None else reference.length
     if (reference.offset or 0, length, nbytes) != (0, stored, stored):
         raise ArchiveFormatError(
-            f"{ref}: expected the whole of entry {key!r}, which is {stored} bytes, found a shape "
-            f"and type of {nbytes} bytes, offset {reference.offset} and length {reference.length}"
+            f"{ref}: expected all {stored} bytes of entry {key!r}, found a shape and type of "
+            f"{nbytes} bytes, offset {reference.offset} and length {reference.length}"
         )
     return key
 

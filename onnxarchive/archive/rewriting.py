@@ -147,8 +147,8 @@ def write_renamed(archive: Archive, old: str, new: str, options: EditOptions) ->
 def _require_further(archive: Archive, identifier: str) -> None:
     if not identifier:
         raise ValueError(
-            f"{archive.path}: expected the id of a further model, got '', the default one, which "
-            "every archive has; replace_model replaces it"
+            f"{archive.path}: expected the id of a model other than the default one, got ''; "
+            "replace_model replaces the default one"
         )
     require_model(archive.models, identifier)
 
@@ -261,9 +261,8 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
             elif found.nbytes and found.offset + found.nbytes > end:
                 ref = TensorRef(path, walking.at(source.model, path))
                 raise ArchiveFormatError(
-                    f"{ref}: expected external data in the archive to be one of its tensors, "
-                    f"found {found.nbytes} bytes from offset {found.offset}, which are of its "
-                    "model or directory"
+                    f"{ref}: expected external data in a tensor of the archive, found "
+                    f"{found.nbytes} bytes at offset {found.offset}, in its model or directory"
                 )
     return lambda ref: data[ref.path]
 
@@ -374,9 +373,9 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
         listed = ", ".join(map(shown, missing[:_MAX_SHOWN_ENTRIES]))
         more = f" and {len(missing) - _MAX_SHOWN_ENTRIES} more"
         raise ValueError(
-            f"{archive.path}: expected every tensor of the archive in a model, found "
-            f"none with the bytes of {listed}{more * (len(missing) > _MAX_SHOWN_ENTRIES)}; "
-            "compact=True (--compact) writes the whole archive anew"
+            f"{archive.path}: no model would use {listed}"
+            f"{more * (len(missing) > _MAX_SHOWN_ENTRIES)}; compact=True (--compact) rewrites the "
+            "whole archive without them"
         )
 
 

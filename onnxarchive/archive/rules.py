@@ -42,7 +42,7 @@ class Rule:
     Attributes:
         id: Its id, such as `"ZIP-6"`.
         seen: The step that checks it: `"open"`, `"header"` (local header) or `"data"`.
-        text: Its demand, in a sentence.
+        text: What it demands, in a sentence.
         mended: True if zips of other tools may break it; `convert` makes archives of them.
     """
 
@@ -66,15 +66,12 @@ def rules() -> Mapping[str, Rule]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault that `check`, `check_link` or `check_model` found.
-
-    Printed, it is a line with all three attributes.
+    """A fault that `check`, `check_link` or `check_model` found; `str` gives it as a line.
 
     Attributes:
-        rule: Id of the broken rule in `spec/rules.toml`; None in findings of `check_link` and
-            `check_model`, which check no rule of the specification.
+        rule: Id of the broken rule in `spec/rules.toml`; None from `check_link` and `check_model`.
         entry: Name of the entry at fault, or None.
-        message: A sentence that describes the fault.
+        message: Description of the fault.
 
     Example:
         for finding in onnxarchive.check("model.onnx"):
@@ -121,8 +118,7 @@ class _Findings(Report):
             Finding(
                 rule,
                 None,
-                f"expected at most {MAX_FINDINGS} findings of one rule, found "
-                f"{count - MAX_FINDINGS} more",
+                f"{count - MAX_FINDINGS} more findings of this rule are not listed",
             )
             for rule, count in self._counts.items()
             if count > MAX_FINDINGS
@@ -143,20 +139,20 @@ def check(
 
     Args:
         source: The archive, as in `onnxarchive.open`.
-        full: Whether to check also the rules about the data of entries, which is then read: CRC-32,
-            SHA-1 checksums, unused bits and booleans.
-        progress: Called with the bytes done and the bytes in all if `full`; from any thread, one at
-            a time. True shows a bar.
-        jobs: Number of threads if `full`; None for one for each core. The findings are the same.
-            Remote archives, and those of file objects, are read by one.
-        max_model_nbytes: Largest size in bytes of all models together; larger ones are a finding
-            and not read.
-        access: How a remote archive is reached; see `onnxarchive.open`.
+        full: Whether to read all data and also check CRC-32, SHA-1 checksums, unused bits and
+            booleans.
+        progress: Called with the bytes done and the bytes in all if `full`, by one thread at a
+            time; True shows a bar.
+        jobs: Number of threads if `full`; None for one per core. Remote archives and file objects
+            are read by one.
+        max_model_nbytes: Limit in bytes on all models together; larger ones are a finding and are
+            not read.
+        access: Options for a remote archive; see `onnxarchive.open`.
 
     Returns:
-        Every broken rule, in the order in which a reader finds them; empty for a valid archive. Of
-        each rule there are at most 1,000 findings (`MAX_FINDINGS`); one more at the end says how
-        many are left out. Names and values of the file are cut to about 100 characters.
+        Every broken rule, in the order in which a reader finds them; empty for a valid archive.
+        There are at most 1,000 findings per rule, and one that counts the rest. Long names and
+        values are cut to about 100 characters.
 
     Raises:
         UnfinishedEditError: An edit of the archive was interrupted.

@@ -67,57 +67,51 @@ def save(
 ) -> None:
     """Saves a model as an archive.
 
-    The file appears at `path` when it is complete; until then, and after a failure, the file that
-    was there is unchanged. If the file system can reserve space, a full disk is an error before
-    anything is written. The same model and options give the same bytes. Memory holds copies of the
-    tensors that stay in the model and of one tensor at a time, or of a MiB of small ones; with
-    several threads also of up to `jobs` tensors that come next, of 96 MiB in all.
+    The archive appears at `path` when it is complete; after a failure the old file is unchanged. A
+    full disk is an error before anything is written, if the file system can reserve space. The same
+    model and options give the same bytes. Memory holds copies of the tensors that stay in the
+    model, of the tensor being written and, with several threads, of up to `jobs` more tensors of
+    96 MiB in all.
 
-    A ModelProto does not know where it was loaded from. So `save(load(path), path)` replaces the
-    whole file: assets and further models are gone, unless they are given. `replace_model` and
-    `onnxarchive.open(path, "r+")` change the model and keep them, and so does `save` of a model of
+    A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
+    These keep them: `replace_model`, `onnxarchive.open(path, "r+")`, and `save` of a model from
     `onnxarchive.ir.load`.
 
-    `onnxarchive.archive.options.WriteOptions` describes the options in full.
-
     Args:
-        model: The model, with its tensors in memory; or an `onnx_ir.Model`, or PyTorch's
-            `ONNXProgram`, which has one. Their lazy and external tensors, and tensors of PyTorch,
-            are fetched one at a time. It is not changed.
-        path: The archive, usually `name.onnxa`; its URL in a store, where it appears when it is
-            complete; or a binary file, which is written to in order and
-            need not be seekable.
-        models: Further models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
-            most 64 bytes. Tensors of different models that are equal in data type, dims and bytes
-            are stored once, whatever their names.
+        model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
+            PyTorch's `ONNXProgram`. The last two may have lazy and external tensors, which are
+            read one at a time. The model is not changed.
+        path: The archive, usually `name.onnxa`; a URL in a store, where it appears when it is
+            complete; or a binary file, which is written in order and need not be seekable.
+        models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
+            most 64 bytes. Equal tensors of different models (data type, dims, bytes) are stored
+            once.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes. None for that of
-            the archive that the model stays in (`keep`), else 64.
-        convert_attribute: Whether to store outside the model not only initializers, but all
-            tensors. None for True if the archive that the model stays in has any such tensor
-            outside.
+        alignment: The data of every entry begins at a multiple of this many bytes. None for 64, or
+            with `keep` for the alignment of the archive.
+        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+            None for False, or with `keep` for True if the archive has such a tensor outside.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
-            is not identical. PyTorch's TorchScript exporter makes one of an output layer's weight
-            that is tied to an embedding, unless it is called with `do_constant_folding=False`.
-        assets: Further files for the archive, by relative path: their bytes, or the path of a file.
-        keep: Whether a model of `onnxarchive.ir.load` stays in its archive: it keeps its id, and
-            the archive's other models and assets are kept, except those that `models` and `assets`
-            replace. False saves the model as the default one, and only what is given. Other models
-            are always saved so.
+            is not identical; PyTorch's TorchScript exporter makes one of a tied embedding, unless
+            it is called with `do_constant_folding=False`.
+        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
+        keep: Whether a model from `onnxarchive.ir.load` keeps its id and the other models and
+            assets of its archive, unless `models` and `assets` replace them. False saves the model
+            as the default one, with only what is given. Other kinds of models are always saved so.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
-        jobs: Number of threads; None for one for each core. An `onnx_ir.Model` is saved by the
-            caller's thread alone, since the caller's code may make its tensors.
-        access: How a store is reached; see `onnxarchive.open`.
+        jobs: Number of threads; None for one per core. An `onnx_ir.Model` is saved by the calling
+            thread alone, since reading its tensors may run code of the caller.
+        access: Options for a store; see `onnxarchive.open`.
 
     Raises:
-        ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, and others have
-            edited that since.
-        ArchiveFormatError: The model would break a rule: a tensor does not have the bytes that its
-            shape needs, or its data is external, or the model without large tensors is over 2 GiB.
-        UnsupportedFeatureError: There are more tensors to be stored outside than an archive holds.
+        ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, which was edited
+            since.
+        ArchiveFormatError: The model would break a rule: a tensor's bytes do not fit its shape or
+            are external, or the model without large tensors is over 2 GiB.
+        UnsupportedFeatureError: There are more tensors to store outside than an archive holds.
         ValueError: An option, the id of a model or the path of an asset is not allowed, `path` is
-            the file of an asset, or two models are given for an id.
-        TypeError: `model` is no model.
+            the file of an asset, or two models have the same id.
+        TypeError: `model` is not a model.
         OSError: The archive cannot be written.
 
     Example:
@@ -200,8 +194,8 @@ def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: 
     model = given.pop("")
     if identifier in given:
         raise ValueError(
-            f"models: expected no model {identifier!r}, which the model to save is in its archive, "
-            "found one; keep=False saves it as the default model"
+            f"models: the saved model has the id {identifier!r} in its own archive; keep=False "
+            "saves it as the default model"
         )
     given[identifier] = model
 

@@ -383,7 +383,4 @@ class Initializers:
             for ref in islice(refs, _MAX_SHOWN_OWNERS)
         )
         more = f" or one of {len(refs)} in all" if len(refs) > _MAX_SHOWN_OWNERS else ""
-        return (
-            f"expected the name of one initializer, found several of {shown(name)}: take "
-            f"{owners}{more}"
-        )
+        return f"several initializers have the name {shown(name)}; take {owners}{more}"

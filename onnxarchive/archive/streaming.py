@@ -47,13 +47,15 @@ if TYPE_CHECKING:
 class Writer(Closing):
     """Writes an archive tensor by tensor, for a model that does not fit memory.
 
-    The archive appears at its path when `finish` returns. If the block ends without that, nothing
-    is left.
+    The archive appears at its path when `finish` returns. If the block ends before, no file is
+    left.
 
     Args:
         path: The archive, usually `name.onnxa`.
-        size_threshold: Tensors of the models that have this many bytes or more are stored outside.
-        alignment: The data of every entry begins at a multiple of this many bytes.
+        size_threshold: Tensors of this many bytes or more that the models hold themselves are
+            stored outside them. Tensors given to `add` always are.
+        alignment: The data of every entry begins at a multiple of this many bytes: a power of two
+            from 64 to 32768.
 
     Example:
         with onnxarchive.Writer("new.onnxa") as writer:
@@ -70,16 +72,9 @@ class Writer(Closing):
     ) -> None:
         """Begins an archive.
 
-        Args:
-            path: The archive.
-            size_threshold: Tensors of this many bytes or more that the model given to `finish`
-                holds itself are stored outside it. Tensors given to `add` always are.
-            alignment: The data of every entry begins at a multiple of this many bytes: a power of
-                two from 64 to 32768.
-
         Raises:
             ValueError: `size_threshold` or `alignment` is not allowed.
-            OSError: The file cannot be made.
+            OSError: The file cannot be created.
         """
         self._options = WriteOptions(size_threshold=size_threshold, alignment=alignment)
         self._replacement = Replacement(path)
@@ -96,20 +91,19 @@ class Writer(Closing):
 
         Args:
             name: Name of its initializer.
-            tensor: Its elements: an array, or whatever numpy makes one of; a tensor of PyTorch on
-                any device; a TensorProto; a tensor of onnx_ir. All keep their data type, also
-                bfloat16, float8, int4 and the like; types of less than 8 bits are packed. Of a
-                TensorProto, name and doc_string are not used.
+            tensor: Its data: an array or what numpy makes one of, a PyTorch tensor on any device,
+                a TensorProto (its name and doc_string are not used), or an onnx_ir tensor. It keeps
+                its data type, including bfloat16, float8 and int4.
 
         Returns:
             The key under which the tensor is stored.
 
         Raises:
             ValueError: The name is empty or was added before, or the writer is closed.
-            UnsupportedFeatureError: ONNX has no data type for the tensor, or it holds no data that
-                can be read: it is sparse, or on the device `meta`.
-            ArchiveFormatError: The data of a TensorProto is external, or not what its shape needs.
-            OSError: The disk is full, or another error of writing.
+            UnsupportedFeatureError: ONNX lacks the data type, or the tensor is sparse or on the
+                device `meta`.
+            ArchiveFormatError: The data of a TensorProto is external or does not fit its shape.
+            OSError: The archive cannot be written.
 
         Example:
             with onnxarchive.Writer("new.onnxa") as writer:
@@ -128,17 +122,17 @@ class Writer(Closing):
 
         Args:
             path: The file.
-            names: The names of the tensors to write; or a mapping from these to the names of their
-                initializers; None for all tensors, by their names in the file.
+            names: Names of the tensors to write, or a mapping from these names to the names of
+                initializers; None for all tensors of the file.
 
         Returns:
             The keys under which the tensors are stored, by the names of their initializers.
 
         Raises:
-            ArchiveFormatError: The file is no safetensors file, or it changes meanwhile.
+            ArchiveFormatError: The file is not a safetensors file, or it changes meanwhile.
             TensorNotFoundError: The file lacks a tensor.
             TypeError: `names` is a string.
-            UnsupportedFeatureError: ONNX has no data type with the bytes of a tensor.
+            UnsupportedFeatureError: ONNX lacks the data type of a tensor.
             ValueError: A name is empty, given twice or was added before, or the writer is closed.
             OSError: The file cannot be read, or the archive not written.
 
@@ -208,18 +202,17 @@ class Writer(Closing):
     def finish(
         self, model: onnx.ModelProto, models: Mapping[str, onnx.ModelProto] | None = None
     ) -> None:
-        """Writes the model and puts the archive in its place.
+        """Writes the models and completes the archive.
 
-        An added tensor becomes the data of the initializer with its name, in each model that has
-        one. That initializer needs neither data nor shape and data type, but if it states a data
-        type, type and shape must be those of the tensor. If no model has such an initializer, one
-        is appended to the main graph of the default model. A tensor of an attribute or a function
-        may state the key of an added tensor as the location of its external data. Tensors that the
-        models hold themselves are stored as `save` stores them.
+        In each model, an added tensor is the data of the initializer with its name. That
+        initializer may lack data, shape and data type; if it has a data type, type and shape must
+        match the tensor. If no model has such an initializer, the default model's main graph gets
+        one. A tensor of an attribute or a function uses an added tensor if the location of its
+        external data is the key. Tensors in the models themselves are stored as by `save`.
 
         Args:
             model: The default model. It is not changed.
-            models: Further models by id, such as `{"decoder": model}`.
+            models: Other models by id, such as `{"decoder": model}`.
 
         Raises:
             ArchiveFormatError: An added tensor does not fit a model.
@@ -277,11 +270,10 @@ class Writer(Closing):
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Discards the archive, unless `finish` has completed it; nothing is left.
+        """Discards the archive, unless `finish` has completed it.
 
         Args:
-            error: The reason, or None. If it says that the disk is full, it gets the archive's
-                path.
+            error: The reason, or None. A disk-full error gets the archive's path.
 
         Example:
             writer = onnxarchive.Writer("new.onnxa")
@@ -304,8 +296,8 @@ class Writer(Closing):
                 continue
             if key in refs:
                 raise ArchiveFormatError(
-                    f"expected one tensor to be {self._added[key].name!r}, found {refs[key]} and "
-                    f"{ref}"
+                    f"expected one tensor with the data of {self._added[key].name!r}, found "
+                    f"{refs[key]} and {ref}"
                 )
             refs[key] = ref
         return {ref.path: key for key, ref in refs.items()}
@@ -319,7 +311,7 @@ class Writer(Closing):
         key = reference.location
         if reference.offset or reference.length not in (None, self._nbytes.get(key)):
             raise ArchiveFormatError(
-                f"{ref}: expected all of an added tensor as its data, found offset "
+                f"{ref}: expected all of an added tensor as its external data, found offset "
                 f"{reference.offset} and length {reference.length}"
             )
         if key not in self._added:

@@ -138,10 +138,7 @@ def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     if _held and _this_thread_with(descriptor) in _held:
         if _try_lock(descriptor, is_shared):  # an interrupt ended the edit, but left `_held`
             return
-        raise LockedError(
-            "expected a file that this thread does not edit, found it locked by this thread; "
-            "finish the edit first"
-        )
+        raise LockedError("this thread has locked the file for an edit; finish the edit first")
     if fcntl is not None and timeout is None:
         fcntl.flock(descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         return

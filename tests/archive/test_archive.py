@@ -249,8 +249,8 @@ def test_a_name_of_two_graphs_is_ambiguous_and_its_keys_are_named(branches: Arch
     with pytest.raises(TensorNotFoundError) as caught:
         branches.tensors["w"]
     assert str(caught.value) == (
-        f"{branches.path}: expected the name of one initializer, found several of 'w': "
-        "take tensor_by_key('w'), tensor_by_key('w_2')"
+        f"{branches.path}: several initializers have the name 'w'; take tensor_by_key('w'), "
+        "tensor_by_key('w_2')"
     )
     for key, seed in (("w", 1), ("w_2", 2)):
         expected = numpy_helper.to_array(raw_tensor("w", dims=(300,), seed=seed))

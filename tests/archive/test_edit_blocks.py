@@ -450,7 +450,9 @@ def test_another_thread_sees_the_state_before_and_waits_to_edit(
                 with archive.edit(timeout=timeout, **way) as other:
                     other.metadata_props.add(key="b", value=other.doc_string)
 
-            with pytest.raises(LockedError, match="found another thread editing it") as caught:
+            with pytest.raises(
+                LockedError, match="another thread is editing the archive"
+            ) as caught:
                 executor.submit(edit, 0).result()
             assert caught.value.path == str(path)
             waiting = executor.submit(edit, None)

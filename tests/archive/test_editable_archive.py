@@ -117,7 +117,7 @@ def test_metadata_and_texts_take_strings_only_and_say_so(path: Path, value: Any)
     onnxarchive.save(weights(1), path)
     before = path.read_bytes()
     with onnxarchive.open(path, mode="r+") as archive:
-        found = f"found {type(value).__name__}; models hold text"
+        found = f"found {type(value).__name__}; convert it with str"
         with pytest.raises(TypeError, match=rf"expected a string for metadata\['n'\], {found}"):
             archive.metadata["n"] = value
         with pytest.raises(TypeError, match=rf"expected a string for a key of metadata, {found}"):
@@ -246,13 +246,13 @@ def test_a_model_above_the_limit_is_refused_when_opened_and_before_it_is_written
 ) -> None:
     onnxarchive.save(weights(2), path)
     nbytes = entry(path, MODEL).nbytes
-    with pytest.raises(ArchiveFormatError, match="that the caller allows"):
+    with pytest.raises(ArchiveFormatError, match="max_model_nbytes"):
         onnxarchive.open(path, mode="r+", max_model_nbytes=nbytes - 1)
     before = path.read_bytes()
     with onnxarchive.open(path, mode="r+", max_model_nbytes=nbytes + 9) as archive:
         archive.model = weights(2)
         larger = changed(weights(1 if compact else 2), documented("x" * nbytes))
-        with pytest.raises(ArchiveFormatError, match="that the caller allows") as caught:
+        with pytest.raises(ArchiveFormatError, match="max_model_nbytes") as caught:
             archive.replace_model(larger, compact=compact)
         assert (caught.value.rule, caught.value.path) == ("MODEL-2", str(path))
         del caught  # whose traceback holds the file

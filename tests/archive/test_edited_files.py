@@ -80,7 +80,7 @@ def test_a_file_with_further_names_is_changed_only_as_a_copy(
     with pytest.raises(ValueError, match="hard links") as caught:
         change(path)
     assert str(caught.value) == (
-        f"{path}: expected a file with this name alone, found a file with 2 names (hard links), "
+        f"{path}: expected a file with one name, found a file with 2 names (hard links), "
         "all of which would change; copy=True (--copy) puts a new file here"
     )
     assert path.read_bytes() == before
@@ -105,7 +105,7 @@ def test_a_symbolic_link_is_replaced_only_as_a_copy(
     with pytest.raises(ValueError, match="symbolic link") as caught:
         change(path)
     assert str(caught.value) == (
-        f"{path}: expected a file with this name alone, found a symbolic link to "
+        f"{path}: expected a file with one name, found a symbolic link to "
         f"{target.resolve()}, which others may use; copy=True (--copy) puts a new file here"
     )
     assert path.is_symlink()

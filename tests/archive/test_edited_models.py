@@ -139,7 +139,7 @@ def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> 
         lambda **options: change_model(pair, lambda _: of(z=A), name="decoder", **options),
     ]
     for edit in edits:
-        with pytest.raises(ValueError, match=r"none with the bytes of 'c'; compact=True"):
+        with pytest.raises(ValueError, match=r"would use 'c'; compact=True"):
             edit()
         assert pair.read_bytes() == before
     edits[0](compact=True)
@@ -226,7 +226,7 @@ def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: dict[str, Any]) 
 
 def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
     before = pair.read_bytes()
-    error = "the default one, which every archive has; replace_model replaces it"
+    error = "other than the default one, got .*; replace_model"
     with pytest.raises(ValueError, match=error):
         remove_model(pair, "")
     with pytest.raises(ValueError, match=error):
@@ -312,7 +312,7 @@ def test_an_archive_that_is_open_with_a_further_model_edits_that_one(
         archive.rename_model("decoder", "renamed")
         assert (archive.model_id, archive.metadata["author"]) == ("renamed", "Ada")
         archive.rename_model("third", "fourth")
-        with pytest.raises(ValueError, match="another model than 'renamed', with which the arch"):
+        with pytest.raises(ValueError, match="the model .renamed. is open"):
             archive.remove_model("renamed")
         archive.remove_model("fourth")
         assert list(archive.models) == ["", "renamed"]
@@ -365,6 +365,6 @@ def test_an_edit_keeps_to_the_limit_that_the_archive_was_opened_with(pair: Path)
     total = sum(map(len, raw_models(pair).values()))
     with onnxarchive.open(pair, "r+", max_model_nbytes=total + 100) as archive:
         archive.doc_string = "x" * 90
-        with pytest.raises(ArchiveFormatError, match=f"the {total + 100} bytes that the caller"):
+        with pytest.raises(ArchiveFormatError, match=f"at most {total + 100} bytes in all"):
             archive.replace_model(of(w=A), name="third")
         assert list(archive.models) == ["", "decoder"]

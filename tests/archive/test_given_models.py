@@ -67,7 +67,7 @@ def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
     into = external(raw_tensor("into", dims=(40,)), path.name, offset=offset - 1, length=160)
     new.graph.initializer.extend([raw_tensor("before", dims=(40,)), into])
     onnx.save(new, link)
-    with pytest.raises(ArchiveFormatError, match=r"'into'.*found 160 bytes from offset \d+, which"):
+    with pytest.raises(ArchiveFormatError, match=r"'into'.*found 160 bytes at offset \d+, in"):
         replace_model(path, link, size_threshold=0, **way)
     assert path.read_bytes() == before
 
@@ -109,7 +109,7 @@ def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(path: Path)
     different = changed(new, other_bytes)
     onnxarchive.save(different, other)  # the same places in another file
     onnxarchive.link(other, link)
-    with pytest.raises(ValueError, match="with the bytes of 'w1'; compact=True"):
+    with pytest.raises(ValueError, match="would use 'w1'; compact=True"):
         replace_model(path, link)
     assert path.read_bytes() == saved(new)
     replace_model(path, link, compact=True)
@@ -127,7 +127,7 @@ def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
     path.write_bytes(before)
     other = changed(weights(2), other_bytes)
     onnx.save(other, tmp_path / "full.onnx")
-    with pytest.raises(ValueError, match="with the bytes of 'w1'; compact=True"):
+    with pytest.raises(ValueError, match="would use 'w1'; compact=True"):
         replace_model(path, tmp_path / "full.onnx")
     require(path, before)
     replace_model(path, tmp_path / "full.onnx", compact=True)
@@ -208,7 +208,7 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         "an unknown key": (
             model_of(external(tensor, "nowhere")),
             "tensor 'w0' (graph.initializer[0]): expected a key of the archive as the location of "
-            "external data, found 'nowhere'; give a new tensor its bytes as raw_data",
+            "external data, found 'nowhere'; store a new tensor's bytes in raw_data",
         ),
         "an unknown key of a small tensor": (
             model_of(external(raw_tensor("tiny", dims=(1,)), "nowhere")),
@@ -224,17 +224,17 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         ),
         "another shape": (
             model_of(external(raw_tensor("w0", dims=(299,)), "w0")),
-            "expected the whole of entry 'w0', which is 1200 bytes, found a shape and type of 1196 "
-            "bytes, offset None and length None",
+            "expected all 1200 bytes of entry 'w0', found a shape and type of 1196 bytes, offset "
+            "None and length None",
         ),
         "a part": (
             model_of(external(raw_tensor("w0", dims=(299,)), "w0", offset=4)),
-            "expected the whole of entry 'w0'",
+            "expected all 1200 bytes of entry 'w0'",
         ),
         "another offset": (
             model_of(external(tensor, "w0", offset=4)),
-            "expected the whole of entry 'w0', which is 1200 bytes, found a shape and type of 1200 "
-            "bytes, offset 4 and length None",
+            "expected all 1200 bytes of entry 'w0', found a shape and type of 1200 bytes, offset 4 "
+            "and length None",
         ),
         "another length": (
             model_of(external(tensor, "w0", offset=0, length=1196)),

@@ -97,7 +97,7 @@ def test_a_limit_bounds_the_sizes_of_all_models_together(pair: Path) -> None:
         lambda: onnxarchive.open(pair, "r+", max_model_nbytes=total - 1),
         lambda: onnxarchive.load(pair, model="decoder", max_model_nbytes=total - 1),
     ):
-        with pytest.raises(ArchiveFormatError, match=f"the {total - 1} bytes that .* {total}"):
+        with pytest.raises(ArchiveFormatError, match=f"at most {total - 1} bytes .* {total}"):
             read()
     (finding,) = onnxarchive.check(pair, max_model_nbytes=total - 1)
     assert finding.rule == "MODEL-2"
@@ -299,7 +299,7 @@ def test_what_is_no_text_is_no_id(pair: Path, path: Path) -> None:
 
 
 def test_the_default_model_is_none_of_the_further_ones(path: Path) -> None:
-    with pytest.raises(ValueError, match="expected ids of further models, got ''"):
+    with pytest.raises(ValueError, match="expected an id such as 'decoder', got ''"):
         onnxarchive.save(of(w=A), path, models={"": of(w=A)})
 
 
@@ -526,7 +526,7 @@ def test_a_model_names_an_added_tensor_once(path: Path) -> None:
     twice.graph.node.add(
         op_type="If", attribute=[onnx.helper.make_attribute("g", named("a").graph)]
     )
-    with pytest.raises(ArchiveFormatError, match="expected one tensor to be 'a'"):
+    with pytest.raises(ArchiveFormatError, match="expected one tensor with the data of 'a'"):
         finish(path, named("a"), {"x": twice}, a=A)
     assert os.listdir(path.parent) == []
 

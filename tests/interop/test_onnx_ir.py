@@ -295,7 +295,9 @@ def test_a_model_that_onnx_ir_cannot_hold_is_refused_by_name(tmp_path: Path) -> 
     model = runnable_model()
     model.graph.output[0].type.map_type.key_type = TensorProto.INT64
     onnxarchive.save(model, tmp_path / "m.onnxa")
-    with pytest.raises(UnsupportedFeatureError, match=r"m\.onnxa: .*onnx_ir can hold.*Map types"):
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"m\.onnxa: .*onnx_ir cannot hold.*Map types"
+    ):
         onnxarchive.ir.load(tmp_path / "m.onnxa")
 
 
