@@ -554,7 +554,7 @@ def test_a_hostile_log_gives_an_archive_back_or_changes_nothing(
     require_left(path)
     with pytest.raises(ArchiveError) as refused:
         recover(path)
-    assert ("not be whole" in str(refused.value)) == is_complete
+    assert ("not give a valid archive" in str(refused.value)) == is_complete
 
 
 def test_a_log_of_an_archive_with_other_weights_is_not_rolled_back(
