@@ -95,6 +95,12 @@ def test_every_class_of_attack_in_the_readme_has_a_vector() -> None:
     assert sorted(listed) == sorted({it["class"] for it in VECTORS if "class" in it})
 
 
+def test_guide_has_every_rule_in_one_step() -> None:
+    text = (SUITE / "README.md").read_text(encoding="utf-8")
+    steps = re.findall(r"`try .*--rules (\S+)`", text)
+    assert sorted(rule for step in steps for rule in step.split(",")) == sorted(rules())
+
+
 # The library on every vector
 
 
@@ -551,10 +557,32 @@ def test_runner_writes_the_results_down(tmp_path: Path) -> None:
     assert outcomes == dict.fromkeys(names, "passed")
 
 
+def test_runner_takes_the_vectors_of_rules(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    reader = scripted(tmp_path, "print(json.dumps({'accepted': True}))")
+    arguments = ["--no-large", "--rules", "NAME-2,ZIP-12", "--json", str(results)]
+    done = run_suite(reader, *arguments)
+    outcomes = {it["vector"]: it["outcome"] for it in json.loads(results.read_bytes())}
+    assert outcomes.pop("names-file-and-folder") == "failed"
+    assert outcomes.pop("entry-comment") == "failed"
+    assert outcomes["asset-names-folded"] == "passed"  # entries and tensors may be missing
+    assert "models-twice" in outcomes  # breaks NAME-2 first, MODEL-4 then
+    assert "name-model-in-small-letters" not in outcomes  # breaks VERSION-1 first, NAME-2 then
+    assert done.returncode == 1
+
+
+def test_runner_compares_entries_of_a_reader_that_is_not_finished(tmp_path: Path) -> None:
+    reader = scripted(tmp_path, "print(json.dumps({'accepted': True, 'entries': []}))")
+    done = run_suite(reader, "--no-large", "--rules", "NAME-2", "--only", "asset-names-folded")
+    assert done.returncode == 1
+    assert "entries: expected" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--reader", "cat"], "expected {archive}"),
+        (["--reader", "cat {archive}", "--rules", "NAME-2,NAME-9"], "the rule 'NAME-9'"),
         (["--reader", "cat {archive}", "--only", "no such vector"], "no vector"),
         (["--reader", os.path.join("no", "such", "command") + " {archive}"], "does not start"),
         (["--reader", "cat '{archive}"], "--reader: expected words as a shell has them"),
