@@ -1,4 +1,4 @@
-/* fuzz.c: gives onnxa.h files that somebody has damaged, and uses all of it.
+/* fuzz.c: calls all functions of onnxa.h on damaged files.
  *
  * With libFuzzer:
  *     clang -g -O1 -fsanitize=fuzzer,address,undefined -DONNXA_LIBFUZZER fuzz.c -o fuzz
@@ -7,7 +7,7 @@
  *     cc -std=c99 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all fuzz.c -o fuzz
  *     ./fuzz [--runs N] [--seed N] FILE...
  *
- * Most checks lie behind a CRC-32. So both mutators often mend those of the files they make. */
+ * Most checks come after that of a CRC-32. So both mutators often correct the CRC-32s. */
 #define ONNXA_IMPLEMENTATION
 #include "onnxa.h"
 
@@ -61,7 +61,7 @@ static void expect_error(const onnxa_error *error) {
     expect(strlen(error->tensor) < sizeof error->tensor, "a tensor");
 }
 
-/* Uses all that an open archive gives, and tells whether it passes the full check. */
+/* Uses an open archive in every way; returns whether it passes the full check. */
 static int walk(const onnxa *archive, const uint8_t *file, size_t file_size) {
     onnxa_error error;
     size_t i, j, k, listed = 0, linked = 0;
@@ -178,8 +178,8 @@ static int read_file(const uint8_t *data, size_t size) {
 
 /* ---- Mutations ---- */
 
-/* Sets the CRC-32 of each entry that the directory seems to have, in the record and the local
- * header. Believes nothing that does not lie within the file. */
+/* Corrects the CRC-32 of each entry that the directory seems to have, in the record and the local
+ * header. Stops at an offset outside the file. */
 static void mend(uint8_t *data, size_t size) {
     static onnxa table; /* for its table alone */
     size_t at, end, next, i, count = 0;
@@ -254,7 +254,7 @@ static size_t place(const uint8_t *data, size_t size) {
     return random_below(size);
 }
 
-/* Changes a file of `size` bytes in place, with room for 64 more, and gives its new size. */
+/* Changes a file of `size` bytes in place, with room for 64 more; returns its new size. */
 static size_t mutate(uint8_t *data, size_t size, const uint8_t *other, size_t other_size) {
     static const uint8_t values[] = {0,    1,    2,    0x0A, 0x12, 0x40, 0x42, 0x50,
                                      0x6A, 0x70, 0x7F, 0x80, 0xC2, 0xFE, 0xFF};

@@ -20,11 +20,11 @@
  * - It compares each size with the memory before it reads or allocates. It takes memory in
  *   proportion to the central directory and to the external tensors, up to a limit of yours.
  * - It takes time in proportion to n log n of what it reads, whatever the content.
- * - It calls itself to a depth of at most about a hundred calls.
+ * - Its recursion is at most about a hundred calls deep.
  * - After it is opened an archive does not change, so several threads may read it.
  *
- * The file itself is your part: open it, see that it is a regular file (FILE-1), map it. If a
- * mapped file is truncated, touching the lost pages ends the process (SIGBUS).
+ * You open the file, check that it is a regular one (FILE-1), and map it. If a mapped file is
+ * truncated, touching the lost pages ends the process (SIGBUS).
  *
  * Elements are little-endian, and begin at a multiple of 64 bytes of the file. So in a map, or in
  * a buffer that is itself aligned, you may cast the pointer on a little-endian machine.
@@ -59,13 +59,13 @@ typedef struct onnxa_error {
     const char *rule;               /* the id of a broken rule, such as "ZIP-6"; NULL if none is */
     char message[200];              /* what is wrong, in ASCII; holds no text of the file */
     char entry[ONNXA_MAX_NAME + 1]; /* the name of the entry, "" if none is concerned */
-    char tensor[256];               /* the begin of the name of the tensor, "" likewise */
+    char tensor[256];               /* the begin of the tensor's name, "" if none is concerned */
 } onnxa_error;
 /* `entry` and `tensor` come from the file. Control characters of ASCII are shown as "?"; what
  * remains need not be UTF-8. */
 
 typedef struct onnxa_options {
-    /* Memory: both functions or none. malloc and free are used where there are none. */
+    /* Memory: give both functions or none; none means malloc and free. */
     void *(*allocate)(void *context, size_t size);
     void (*release)(void *context, void *memory, size_t size);
     /* Says whether a name is in Normalization Form C and has assigned code points only, by
@@ -73,8 +73,8 @@ typedef struct onnxa_options {
      * and has a byte above 0x7F. Without this function such names cannot be decided. */
     int (*is_normalized)(void *context, const char *name, size_t length);
     void *context; /* given to the three functions above */
-    /* What to do with a name that cannot be decided: 0 refuses it by ASSET-1, as a reader has to
-     * that cannot decide. 1 accepts it, for callers that give names to no file system. */
+    /* What to do with such names without this function: 0 refuses them by ASSET-1, as the
+     * specification demands. 1 accepts them, for callers that give names to no file system. */
     int accept_undecided_names;
     /* Limits for files that are not trusted; 0 means none. */
     size_t max_memory;        /* bytes allocated at once */
@@ -98,7 +98,7 @@ struct onnxa_entry {
     uint64_t data_offset;
     uint64_t size;               /* fits size_t, as the memory does */
     const onnxa_tensor *tensors; /* the first tensor that has this data, NULL if there is none */
-    const uint8_t *record;       /* its directory record; for the reader itself */
+    const uint8_t *record;       /* internal: its directory record */
 };
 
 /* A model: the ModelProto is the data of its entry, checked and ready to be parsed. */
@@ -185,7 +185,7 @@ extern "C" {
 #define ONNXA__MAX_ENTRIES 262144u
 #define ONNXA__MAX_MESSAGES 4194304u
 #define ONNXA__MAX_DEPTH 100
-#define ONNXA__TAIL 65633u    /* what a reader looks through for false records (ZIP-16) */
+#define ONNXA__TAIL 65633u    /* the last bytes, without false end records (ZIP-16) */
 #define ONNXA__END 22u        /* an end record */
 #define ONNXA__LOCATOR 20u    /* a Zip64 locator */
 #define ONNXA__ALL_ENDS 98u   /* a Zip64 end record, its locator and an end record */
@@ -288,7 +288,7 @@ static onnxa_status onnxa__fail(onnxa_error *error, onnxa_status status, const c
     return status;
 }
 
-/* A rule is broken, by an entry or (NULL) by the frame of the file. */
+/* A rule is broken: by an entry, or by the file (NULL). */
 static onnxa_status onnxa__refuse(onnxa_error *error, const char *rule, const onnxa_entry *entry,
                                   const char *text, uint64_t first, uint64_t second) {
     return onnxa__fail(error, ONNXA_REFUSED, rule, entry, text, first, second);
@@ -373,7 +373,7 @@ static void onnxa__sort(const onnxa *a, uint32_t *items, uint32_t *spare, size_t
     if (from != items) memcpy(items, from, count * sizeof *items);
 }
 
-/* How a byte of a name compares: down-cased, "/" before all others. Then the names in a folder come
+/* How a byte of a name compares: down-cased, "/" before all others. So the names in a folder come
  * directly after a name that equals the folder. Names hold no byte 0. */
 static unsigned onnxa__rank(char c) {
     unsigned char byte = (unsigned char)c;
@@ -540,7 +540,7 @@ static int onnxa__is_ascii(const onnxa_entry *entry) {
     return 1;
 }
 
-/* Tells whether a name is that of a model, with an id that may be wrong. */
+/* Whether a name is that of a model, even one with a wrong id. */
 static int onnxa__is_model(const onnxa_entry *entry) {
     return onnxa__begins(entry, "__MODEL_PROTO_") ||
            (entry->name_length == sizeof "__MODEL_PROTO" - 1 &&
@@ -743,7 +743,7 @@ static onnxa_status onnxa__read_directory(onnxa *a, onnxa_error *error) {
     if (at != a->directory_size)
         return onnxa__refuse(error, "ZIP-4", NULL, "% bytes of the directory follow its % records",
                              a->directory_size - at, a->count);
-    /* First of all, whether this reader is too old for the file. */
+    /* First: is this reader too old for the file? */
     for (i = 0; i < a->count; i++)
         if (onnxa__begins(&a->entries[i], "__") && !onnxa__is_model(&a->entries[i]))
             return onnxa__refuse(error, "VERSION-1", &a->entries[i],
@@ -893,7 +893,7 @@ static onnxa_status onnxa__check_tail(const onnxa *a, onnxa_error *error) {
         if (a->data[at] == 0x50 && a->data[at + 1] == 0x4B &&
             onnxa__reads_as_end(a->data + at, (size_t)(a->size - at)))
             return onnxa__refuse(error, "ZIP-16", NULL,
-                                 "what reads as a record of the end lies at %", at, 0);
+                                 "the bytes at % read as an end record", at, 0);
     if (onnxa__holds_signature(offset) || onnxa__holds_signature(a->directory_offset))
         return onnxa__refuse(error, "ZIP-16", NULL,
                              "the last header offset, %, or that of the directory, %, holds a "
@@ -941,7 +941,7 @@ static onnxa_status onnxa__check_header(const onnxa *a, const onnxa_entry *entry
     /* ZIP-6 has left room for the 6 bytes of the alignment field. */
     if (onnxa__u16(extra) != 0xD935 || onnxa__u16(extra + 2) != left - 4)
         return onnxa__refuse(error, "ZIP-14", entry,
-                             "field % of % bytes, expected the alignment field and nothing behind",
+                             "field % of % bytes, expected only the alignment field",
                              onnxa__u16(extra), onnxa__u16(extra + 2));
     alignment = onnxa__u16(extra + 4);
     if (alignment < 64 || (alignment & (alignment - 1)) || entry->data_offset % alignment)
@@ -989,7 +989,7 @@ static int onnxa__varint(onnxa__slice *in, unsigned limit, uint64_t *value) {
     return 0;
 }
 
-/* Steps over what follows a tag of wire type 0, 1, 2 or 5. */
+/* Reads the value after a tag of wire type 0, 1, 2 or 5. */
 static int onnxa__step(onnxa__slice *in, unsigned wire, onnxa__field *field) {
     uint64_t length = wire == 1 ? 8 : 4;
     if (wire == 0) {
@@ -1006,7 +1006,7 @@ static int onnxa__step(onnxa__slice *in, unsigned wire, onnxa__field *field) {
     return 1;
 }
 
-/* Messages. Those without messages and repeated numbers in them are all alike to a reader. */
+/* Kinds of messages; PLAIN is any that holds neither messages nor repeated numbers. */
 enum {
     ONNXA__PLAIN,
     ONNXA__MODEL_PROTO,
@@ -1030,7 +1030,7 @@ enum {
     ONNXA__INT_LIST,
     ONNXA__SHARDED_DIM,
     ONNXA__SHAPE,
-    /* No messages, but what else a field of wire type 2 can hold. */
+    /* Other contents of a field of wire type 2. */
     ONNXA__VARINTS,
     ONNXA__FIXED32,
     ONNXA__FIXED64,
@@ -1132,7 +1132,7 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
         const uint8_t *end;
         uint64_t group; /* the number of its field */
         int message;    /* -1 for a group */
-    } open[ONNXA__MAX_DEPTH + 1]; /* what lies around the next tag; 0 is the ModelProto */
+    } open[ONNXA__MAX_DEPTH + 1]; /* what is around the next tag; 0 is the ModelProto */
     int depth = 0, versions = 0, graphs = 0;
     const onnxa_entry *entry = model->entry;
     const uint8_t *begin = model->data;
@@ -1173,8 +1173,8 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
         if (field.wire != 3) {
             if (!onnxa__step(&in, field.wire, &field))
                 return onnxa__refuse(error, "MODEL-3", entry,
-                                     "the field at byte % of the model does not end within what is "
-                                     "around it",
+                                     "the field at byte % of the model exceeds the message around "
+                                     "it",
                                      (uint64_t)(tag_at - begin), 0);
             if (field.wire == 0 && !depth && field.number == 1) versions = 1;
             if (field.wire != 2 || in_group) continue;
@@ -1214,7 +1214,7 @@ static onnxa_status onnxa__check_encoding(onnxa *a, const onnxa_model *model, on
     }
     if (!versions || !graphs)
         return onnxa__refuse(error, "MODEL-3", entry,
-                             "% fields ir_version and % graphs, expected both to be there",
+                             "% fields ir_version and % graphs, expected both",
                              (uint64_t)versions, (uint64_t)graphs);
     return ONNXA_OK;
 }
@@ -1543,9 +1543,8 @@ static onnxa_status onnxa__finish_tensor(onnxa__walk *walk, const onnxa__tensor 
     return onnxa__append(walk, tensor, entry);
 }
 
-/* The walk of section 8.1. `parent` holds one message in all its fields `number`: where the field
- * is not repeated, the caller gives the whole message around it, and its occurrences are merged;
- * where it is, the caller gives the one field. */
+/* The walk of section 8.1. All fields `number` in `parent` are merged to one message. If the field
+ * is not repeated, `parent` is the message around it; if it is, `parent` is one occurrence. */
 
 static onnxa_status onnxa__walk_tensor(onnxa__walk *walk, onnxa__slice parent, uint64_t number) {
     onnxa__tensor tensor;
@@ -1598,7 +1597,7 @@ static onnxa_status onnxa__walk_attributes(onnxa__walk *walk, onnxa__slice paren
     return ONNXA_OK;
 }
 
-/* Calls itself by way of attributes, to the depth that onnxa__check_encoding has let pass. */
+/* Recursive through attributes, as deep as onnxa__check_encoding allows. */
 static onnxa_status onnxa__walk_graph(onnxa__walk *walk, onnxa__slice parent, uint64_t number) {
     static const uint64_t parts[] = {5, 15, 1}; /* initializer, sparse_initializer, node */
     onnxa_status status = ONNXA_OK;
@@ -1661,7 +1660,7 @@ static void onnxa__make_crc_table(onnxa *a) {
         }
 }
 
-/* Goes on with a CRC-32 that begins and ends inverted; eight bytes at a time. */
+/* Continues an inverted CRC-32, eight bytes at a time. */
 static uint32_t onnxa__crc(const onnxa *a, uint32_t crc, const uint8_t *at, size_t size) {
     const uint32_t(*t)[256] = a->crc_table;
     for (; size >= 8; size -= 8, at += 8) {
@@ -1866,7 +1865,7 @@ ONNXA_DEF void onnxa_close(onnxa *archive) {
     onnxa__release(&end, archive, 1, sizeof *archive);
 }
 
-/* ---- What an open archive gives ---- */
+/* ---- An open archive ---- */
 
 ONNXA_DEF size_t onnxa_entry_count(const onnxa *archive) { return archive->count; }
 

@@ -3,8 +3,8 @@
  *     cc -std=c99 -O2 read.c -o onnxa_read
  *     ./onnxa_read [--open] ARCHIVE
  *
- * Makes the full check. --open checks what opening does, and leaves sha256 out. The exit status is
- * 0 whatever the verdict, and 2 where there is none. For systems of POSIX. */
+ * Makes the full check. --open only opens the archive, and leaves sha256 out. The exit status is 0
+ * for any verdict, and 2 if there is none. For POSIX systems. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 
@@ -22,7 +22,7 @@
 
 /* ---- JSON ---- */
 
-/* The length of the maximal subpart of a sequence of UTF-8 at `at`. *whole says whether it is one. */
+/* The length of the maximal subpart of a UTF-8 sequence at `at`; sets *whole if it is all of it. */
 static size_t subpart(const uint8_t *at, size_t length, int *whole) {
     uint8_t low = 0x80, high = 0xBF;
     size_t size = 1, expected = at[0] < 0x80 ? 1 : at[0] < 0xE0 ? 2 : at[0] < 0xF0 ? 3 : 4;
@@ -225,7 +225,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (!S_ISREG(about.st_mode)) return refuse_file("no regular file");
-    if (!about.st_size) return read_archive("", 0, full); /* which cannot be mapped */
+    if (!about.st_size) return read_archive("", 0, full); /* it cannot be mapped */
     if ((uint64_t)about.st_size > SIZE_MAX) {
         puts("{\"accepted\": null, \"message\": \"the file is larger than the address space\"}");
         return 0;

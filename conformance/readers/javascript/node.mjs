@@ -4,9 +4,9 @@ import { constants } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
 import { ArchiveError, LimitError } from './onnxa.mjs';
 
-const CHUNK = 1 << 30; // bytes that one read asks for at most
+const CHUNK = 1 << 30; // most bytes of one read
 
-/** Opens a regular file, and waits for nothing else. The caller closes the source. */
+/** Opens a regular file, and does not wait for a pipe. The caller closes the source. */
 export async function fileSource(path) {
   const handle = await openWithoutWaiting(path);
   try {

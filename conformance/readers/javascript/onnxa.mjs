@@ -20,7 +20,7 @@ const PIECE = 4 << 20; // bytes that a full check reads at once
 
 // ---------------------------------------------------------------------------------------------------------- Errors
 
-/** The file breaks a rule: the id in `rule`, and in `entry` the name of the entry concerned, or null. */
+/** The file breaks a rule: `rule` is its id, `entry` the name of the entry at fault, or null. */
 export class ArchiveError extends Error {
   constructor(rule, entry, expected, found) {
     super(`expected ${expected}, found ${found}`);
@@ -30,7 +30,7 @@ export class ArchiveError extends Error {
   }
 }
 
-/** The file may conform, but is beyond what this reader, or its caller, is ready to hold. */
+/** The file may conform, but exceeds a limit of this reader or of its caller. */
 export class LimitError extends Error {
   constructor(message) {
     super(message);
@@ -123,7 +123,7 @@ async function readExactly(source, offset, length) {
   return bytes;
 }
 
-/** Reads ahead in large pieces, so that a walk over small entries is not a walk of small reads. */
+/** Reads ahead in large pieces, so that many small entries take few reads. */
 class ReadAhead {
   #source;
   #start = 0;
@@ -139,7 +139,7 @@ class ReadAhead {
     return this.#bytes.subarray(offset - this.#start, end - this.#start);
   }
 
-  /** At least one of the bytes from `offset` to `end`, and as many as are at hand. */
+  /** The first of the bytes from `offset` to `end`: at least one, and as many as are in memory. */
   async some(offset, end) {
     if (!this.#holds(offset, offset + 1)) await this.#fill(offset, 1);
     return this.#bytes.subarray(offset - this.#start, end - this.#start);
@@ -173,7 +173,7 @@ const CRC_TABLES = (() => {
   return tables;
 })();
 
-/** The CRC-32 of what had the CRC-32 `crc` with `bytes` behind it. Takes 16 bytes a step. */
+/** The CRC-32 of `bytes` appended to bytes whose CRC-32 is `crc`. Takes 16 bytes a step. */
 export function crc32(bytes, crc = 0) {
   const t = CRC_TABLES;
   const view = viewOf(bytes);
@@ -199,7 +199,7 @@ export function crc32(bytes, crc = 0) {
 export class Sha1 {
   #state = new Int32Array([0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0]);
   #words = new Int32Array(80);
-  #block = new Uint8Array(64); // the part of a block that waits for the rest
+  #block = new Uint8Array(64); // the bytes of an incomplete block
   #length = 0;
 
   update(bytes) {
@@ -218,7 +218,7 @@ export class Sha1 {
     return this;
   }
 
-  /** Ends the message and gives its SHA-1 in hexadecimal digits. */
+  /** Ends the message and returns its SHA-1 in hexadecimal digits. */
   digest() {
     const bits = BigInt(this.#length) * 8n;
     const tail = new Uint8Array(((119 - (this.#length % 64)) % 64) + 9); // 0x80, zeros up to a block less 8, length
@@ -268,7 +268,7 @@ const END_RECORD = 22;
 const ZIP64_LOCATOR = 20;
 const ZIP64_END_RECORD = 56;
 const ALL_END_RECORDS = ZIP64_END_RECORD + ZIP64_LOCATOR + END_RECORD;
-const TAIL = 65535 + ALL_END_RECORDS; // bytes at the end of the file that no false record of the end is in
+const TAIL = 65535 + ALL_END_RECORDS; // last bytes of the file, which hold no false end record
 
 const SIGNATURE = { local: 0x04034b50, record: 0x02014b50, end: 0x06054b50, zip64End: 0x06064b50, locator: 0x07064b50 };
 
@@ -280,7 +280,7 @@ const u16 = (view, at) => view.getUint16(at, true);
 const u32 = (view, at) => view.getUint32(at, true);
 const u64 = (view, at) => Number(view.getBigUint64(at, true));
 
-/** Where the directory lies and what it holds, { count, size, offset }, and the last bytes of the file, `tail`. */
+/** Count, size and offset of the directory, { count, size, offset, tail }; `tail` is the last bytes of the file. */
 async function readEndRecords(source) {
   if (source.size < END_RECORD) refuse('ZIP-2', null, 'an end record of 22 bytes', `a file of ${source.size}`);
   const tailSize = Math.min(source.size, TAIL);
@@ -357,10 +357,10 @@ function readZip64EndRecords(tail, fileSize) {
   };
 }
 
-/** ZIP-16: looks for what a reader that searches for the records of the end could take for one. */
+/** ZIP-16: refuses bytes that a reader that searches could take for an end record. */
 function checkFalseEnds({ offset, size, tail }, fileSize, lastHeaderOffset) {
   const start = fileSize - tail.byteLength;
-  const end = offset + size - start; // of the directory; at most 22 bytes before that of the file
+  const end = offset + size - start; // of the directory; at least 22 bytes before that of the file
   for (let at = 0; at < end; at++) {
     const what = tail.getUint8(at) === 0x50 ? readsAs(tail, at) : null;
     if (what !== null) refuse('ZIP-16', null, 'no false record of the end', `${what} at ${start + at}`);
@@ -370,7 +370,7 @@ function checkFalseEnds({ offset, size, tail }, fileSize, lastHeaderOffset) {
   }
 }
 
-/** The name of the record of the end that bytes read as, or null. */
+/** The kind of end record that the bytes read as, or null. */
 function readsAs(tail, at) {
   switch (u32(tail, at)) {
     case SIGNATURE.end: {
@@ -378,7 +378,7 @@ function readsAs(tail, at) {
       return isOne ? 'an end record' : null;
     }
     case SIGNATURE.locator:
-      if (at + 24 <= tail.byteLength && u32(tail, at + 20) === SIGNATURE.end) return 'an end record behind a locator';
+      if (at + 24 <= tail.byteLength && u32(tail, at + 20) === SIGNATURE.end) return 'an end record after a locator';
       return u32(tail, at + 4) === 0 && u32(tail, at + 16) === 1 ? 'a Zip64 locator' : null;
     case SIGNATURE.zip64End:
       return u64(tail, at + 4) === 44 ? 'a Zip64 end record' : null;
@@ -387,7 +387,7 @@ function readsAs(tail, at) {
   }
 }
 
-/** Whether an offset, as it stands in 4 bytes, or in 8 where it does not fit, holds a signature of an end record. */
+/** Whether an offset, written in 4 bytes, or in 8 if it does not fit, holds a signature of an end record. */
 function holdsSignature(offset) {
   const view = new DataView(new ArrayBuffer(8));
   view.setBigUint64(0, BigInt(offset), true);
@@ -400,7 +400,7 @@ function holdsSignature(offset) {
 const RECORD = 46; // a directory record without name and extra fields
 const ZIP64_FIELD = 0x0001;
 
-/** An entry as the directory has it. */
+/** An entry as the directory describes it. */
 class Entry {
   constructor(name, nameSize, headerOffset, size, crc, record) {
     this.name = name;
@@ -409,7 +409,7 @@ class Entry {
     this.dataOffset = 0; // known once the next header offset is
     this.size = size;
     this.crc32 = crc;
-    this.record = record; // where its record begins in the directory
+    this.record = record; // offset of its record in the directory
   }
 
   get end() {
@@ -428,7 +428,7 @@ class Entry {
 const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 const anyText = new TextDecoder('utf-8', { ignoreBOM: true });
 
-/** Bytes as text for a message, and at most 80 of them. */
+/** Bytes as text for a message, cut to 80 characters. */
 const show = (bytes) => quote(anyText.decode(bytes.subarray(0, 81)));
 
 /** All entries of the directory, whose bytes are given, in order. */
@@ -549,7 +549,7 @@ function localHeaderSize(entry) {
   return LOCAL_HEADER + entry.nameSize + (entry.size < SATURATED32 ? 0 : 20) + 6;
 }
 
-// What local header and directory record both have: offset in the header, size. In the record it stands 2 further on.
+// The fields that both headers have, with offset in the local header and size. In a record the offset is 2 more.
 const COMMON_FIELDS = [
   ['version needed', 4, 2],
   ['flags', 6, 2],
@@ -562,7 +562,7 @@ const COMMON_FIELDS = [
   ['name length', 26, 2],
 ];
 
-/** Checks the rules of the stage "header": `header` are the bytes from the header offset to the data offset. */
+/** Checks the rules of the stage "header"; `header` is the bytes from the header offset to the data offset. */
 function checkLocalHeader(entry, header, directory) {
   const view = viewOf(header);
   const record = viewOf(directory);
@@ -665,13 +665,13 @@ function checkAsset(name, bytes) {
 
 const SLASH = 0x2f;
 
-// What each byte of a name is for the comparison of names: in lower case, and the slash below all others.
+// Each byte of a name as it is compared: in lower case, and the slash below all others.
 const FOLDED = Uint8Array.from({ length: 256 }, (_, byte) => {
   if (byte === SLASH) return 0;
   return byte >= 0x41 && byte <= 0x5a ? byte + 0x20 : byte;
 });
 
-/** NAME-2. As the slash is the lowest, equal names, and a folder and what is in it, become neighbours. */
+/** NAME-2. The slash sorts first, so that equal names are neighbours, as are a folder and the first name in it. */
 function checkNames(entries, directory) {
   const scratch = new Uint8Array(MAX_NAME);
   const names = entries.map(({ record, nameSize }) => {
@@ -689,7 +689,7 @@ function checkNames(entries, directory) {
   }
 }
 
-/** Where the models lie, and their sizes. */
+/** Checks positions and sizes of the models. */
 function checkModels(entries) {
   const last = entries.at(-1).name;
   if (last !== MODEL_NAME) refuse('MODEL-1', last, `${MODEL_NAME} as the last entry`, quote(last));
@@ -757,7 +757,7 @@ const SCHEMA = compileSchema(`
   SimpleShardedDimProto: varint dim_value 1, bytes dim_param 2, varint num_shards 3
 `);
 
-/** Messages by name, each an array of fields by number: { name, wire, repeated, message }, `wire` unpacked. */
+/** Messages by name, each an array of fields by number: { name, wire, repeated, message }; `wire` of one element. */
 function compileSchema(text) {
   const wires = { varint: 0, fixed64: 1, bytes: 2, fixed32: 5 };
   const messages = new Map();
@@ -777,9 +777,9 @@ const MAX_MESSAGES = 4194304;
 const MAX_DIMS = 64;
 const EXTERNAL_KEYS = ['location', 'offset', 'length', 'checksum'];
 
-// What is kept of a message while it is parsed. Most messages are only stepped through, and have null in the place of
-// one of these. Each is told of numbers, of strings (as their range in the model) and of parts, the kept messages in
-// it; `part` gives what keeps the message of a field, the same again for a field that is not repeated.
+// What is kept of a message while it is parsed; null for most messages, which are skipped. `number` takes a number,
+// `string` the range of a string in the model; `part` returns what keeps the message of a field, the same object again
+// if the field is not repeated.
 
 class KeptModel {
   hasVersion = false;
@@ -836,7 +836,7 @@ class KeptTensor {
   isExternal = false;
   name = null;
   inside = null; // the name of a field that holds data, or of `segment`
-  pairs = null; // of external_data: by key what its last occurrence was and how many there are
+  pairs = null; // of external_data: the last value of each key, and how often it occurs
   otherPair = null; // the key of a pair that external tensors do not have
 
   number(field, low, high) {
@@ -885,8 +885,8 @@ function keepFor(field) {
 }
 
 /**
- * Steps through a serialized ModelProto, which takes memory for the tensors that have something to do with external
- * data and, one after the other, for the rest. It keeps at most `limit` tensors, and counts on from `messages`.
+ * Parses a serialized ModelProto. It keeps only tensors with fields of external data, at most `limit` of them, and
+ * continues the count of `messages`.
  */
 class ModelParser {
   #name;
@@ -912,7 +912,7 @@ class ModelParser {
     if (model.graphs !== 1) refuse('MODEL-3', this.#name, 'a ModelProto with one graph', model.graphs);
   }
 
-  /** The text of a string, "" where there is none, or null where it is longer than `most` bytes. */
+  /** The text of a string; "" if there is none, null if it is longer than `most` bytes. */
   text(range, most) {
     if (range === null) return '';
     if (range.end - range.start > most) return null;
@@ -965,7 +965,7 @@ class ModelParser {
     if (kept !== null && field.repeated) this.#complete(kept, parent);
   }
 
-  /** A kept message that nothing can be merged into any more. */
+  /** Takes a kept message with which no further occurrence is merged. */
   #complete(kept, parent) {
     if (kept instanceof KeptPair) {
       parent.add(kept, this.text(kept.key, 8) ?? 'a longer one');
@@ -976,7 +976,7 @@ class ModelParser {
     }
   }
 
-  /** Numbers of a repeated field one behind the other. */
+  /** Reads the packed numbers of a repeated field. */
   #packed(field, end, kept) {
     if (field.wire === VARINT) {
       while (this.#pos < end) {
@@ -1068,7 +1068,7 @@ class ModelParser {
     this.#high = high >>> 0;
   }
 
-  /** Reads a length and gives where it ends. */
+  /** Reads a length; returns the position of the end of its value. */
   #length(end) {
     const start = this.#pos;
     this.#varint(end);
@@ -1086,7 +1086,7 @@ class ModelParser {
 
 // --------------------------------------------------------------------------------------------------------- Tensors
 
-// The bits of an element by the number of its data type. An element unpacked takes the bytes that these fill.
+// The bits of an element by the number of its data type. Unpacked, an element takes whole bytes.
 const ELEMENT_BITS = new Map([
   [1, 32], [2, 8], [3, 8], [4, 16], [5, 16], [6, 32], [7, 64], [9, 8], [10, 16], [11, 64], [12, 32], [13, 64],
   [14, 64], [15, 128], [16, 16], [17, 8], [18, 8], [19, 8], [20, 8], [21, 4], [22, 4], [23, 4], [24, 8], [25, 2],
@@ -1097,7 +1097,7 @@ const MAX_TENSOR_NAME = 1 << 28; // bytes, below what engines take as a string
 
 const ceilBytes = (bits) => (bits + 7n) / 8n;
 
-/** Parses all models, given as { name, bytes }, compares their tensors with the keys, and gives the external ones. */
+/** Parses all models, given as { name, bytes }, compares their tensors with the keys, and returns the external ones. */
 function matchTensors(models, entries) {
   const keys = new Map(entries.filter((entry) => entry.isKey).map((entry) => [entry.name, entry]));
   let messages = 0;
@@ -1183,7 +1183,7 @@ function findAboveOne(bytes) {
   return pos < bytes.length ? pos : -1;
 }
 
-/** What the stage "data" checks of one entry, piece by piece. */
+/** Checks the rules of the stage "data" for one entry, piece by piece. */
 class DataCheck {
   #entry;
   #tensors;
@@ -1284,7 +1284,7 @@ class Archive {
     return readEntry(this.#source, entry, this.#directory);
   }
 
-  /** Reads every byte and checks every rule. `onData(entry, bytes)` sees all data on the way, in order. */
+  /** Reads every byte and checks every rule. `onData(entry, bytes)` is called with all data, in order. */
   async check({ onData = () => {} } = {}) {
     const bytes = new ReadAhead(this.#source);
     const tensors = new Map(this.tensors.map(({ key }) => [key, []]));

@@ -33,7 +33,7 @@ async function report(source, isFull) {
   };
 }
 
-/** Makes the full check, and gives the SHA-256 of the data of all tensors by key. */
+/** Makes the full check; returns the SHA-256 of the data of all tensors by key. */
 async function hashTensors(archive) {
   const hashes = new Map(archive.tensors.map(({ key }) => [key, SHA256_OF_NOTHING]));
   let hash = null;

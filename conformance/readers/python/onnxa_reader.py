@@ -1,13 +1,12 @@
 """An independent reader of ONNX archives, written from the text of the specification alone.
 
 It makes the full check: every rule of `spec/rules.toml`, with the data of all entries read once, in
-pieces. Besides a piece it keeps the central directory and the models in memory.
+pieces. It keeps one piece, the central directory and the models in memory.
 
     python3 onnxa_reader.py [--open] PATH
 
-prints one JSON object, as `conformance/README.md` has it. With --open it only opens the archive,
-and checks no other headers and data than those of the models. Sections are those of the
-specification.
+prints one JSON object, as `conformance/README.md` describes it. With --open it only opens the
+archive, and checks headers and data of the models alone. Sections are those of the specification.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _MAX_MESSAGES = 4_194_304
 _MAX_DEPTH = 100
 _MAX_DIMS = 64
 
-_FULL16 = 0xFFFF  # a field with its largest number is saturated; the value stands elsewhere
+_FULL16 = 0xFFFF  # a field with its largest number is saturated: Zip64 has the value
 _FULL32 = 0xFFFF_FFFF
 
-_TAIL_SIZE = 65_633  # bytes at the end of the file that no false record of the end is in
+_TAIL_SIZE = 65_633  # last bytes of the file, which hold no false end record
 _SIGNATURES_OF_END = (b"PK\5\6", b"PK\6\6", b"PK\6\7")
 _FALSE_END = re.compile(
     rb"PK\x05\x06\0{4}(..)\1.{10}"  # an end record: the disks are 0, the counts equal
-    rb"|PK\x06\x07.{16}PK\x05\x06"  # one behind a locator
+    rb"|PK\x06\x07.{16}PK\x05\x06"  # one after a locator
     rb"|PK\x06\x07\0{4}.{8}\x01\0{3}"  # a locator: disk 0, one disk
     rb"|PK\x06\x06\x2c\0{7}",  # a Zip64 end record: size 44
     re.DOTALL,
@@ -87,7 +86,7 @@ class Refused(Exception):  # noqa: N818 - a verdict, not an error of the program
     Args:
         rule: The id of a rule that it breaks.
         message: What was expected and what was found.
-        entry: The name of the entry concerned, if it is about one.
+        entry: The name of the entry at fault, or None.
     """
 
     def __init__(self, rule: str, message: str, entry: bytes | None = None) -> None:
@@ -98,14 +97,14 @@ class Refused(Exception):  # noqa: N818 - a verdict, not an error of the program
 
 @dataclass(slots=True)
 class Entry:
-    """A file in the archive, as its directory record has it."""
+    """An entry, as its directory record describes it."""
 
     raw_name: bytes
     header_offset: int
     data_offset: int  # computed, section 4
     nbytes: int
     crc32: int
-    shared: bytes = field(repr=False)  # the bytes that the local header has to state, too
+    shared: bytes = field(repr=False)  # the bytes that the local header repeats
 
     @property
     def name(self) -> str:
@@ -119,7 +118,7 @@ class Entry:
 
     @property
     def model_id(self) -> str:
-        """The id of a further model; nothing for the default model."""
+        """The id of a further model; empty for the default model."""
         return self.raw_name[len(FURTHER_MODEL) :].decode()
 
     @property
@@ -148,7 +147,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Archive:
-    """An archive that obeys every rule that was checked."""
+    """An archive that breaks none of the rules that were checked."""
 
     entries: list[Entry]
     tensors: list[Tensor]
@@ -188,7 +187,7 @@ def check_bytes(data: bytes, *, is_full: bool = True) -> Archive:
 
 
 def describe(archive: Archive) -> dict[str, Any]:
-    """Gives the JSON object for a file that is accepted."""
+    """The JSON object for an accepted file."""
     return {
         "accepted": True,
         "entries": [
@@ -216,7 +215,7 @@ def describe(archive: Archive) -> dict[str, Any]:
 
 
 def refusal(error: Refused) -> dict[str, Any]:
-    """Gives the JSON object for a file that is refused."""
+    """The JSON object for a refused file."""
     return {
         "accepted": False,
         "rule": error.rule,
@@ -226,7 +225,7 @@ def refusal(error: Refused) -> dict[str, Any]:
 
 
 def _json_number(value: int) -> int | str:
-    """Gives a number as a string where a double cannot hold it."""
+    """The number, as a string if a double cannot hold it."""
     return value if value < 1 << 53 else str(value)
 
 
@@ -258,7 +257,7 @@ class _Source:
         return data
 
     def pieces(self, entry: Entry, buffer: bytearray) -> Iterator[memoryview]:
-        """Reads the data of an entry, one piece after the other, into one buffer."""
+        """Reads the data of an entry into a buffer; each piece is valid until the next one."""
         view = memoryview(buffer)
         end = entry.data_offset + entry.nbytes
         for offset in range(entry.data_offset, end, len(buffer)):
@@ -288,7 +287,7 @@ def _check(source: _Source, is_full: bool) -> Archive:
 
 
 def _check_rest(source: _Source, entries: list[Entry], tensors: list[Tensor]) -> None:
-    """Checks the local headers and the data of all entries but for the models."""
+    """Checks the local headers and the data of all entries except the models."""
     by_key: dict[bytes, list[Tensor]] = {}
     for tensor in tensors:
         by_key.setdefault(tensor.key, []).append(tensor)
@@ -305,7 +304,7 @@ def _check_rest(source: _Source, entries: list[Entry], tensors: list[Tensor]) ->
 
 @dataclass(slots=True)
 class _Directory:
-    """What the end records say of the central directory."""
+    """The central directory as the end records describe it."""
 
     count: int
     size: int
@@ -313,7 +312,7 @@ class _Directory:
 
     @property
     def end(self) -> int:
-        """Where the end records begin."""
+        """Offset of the end records."""
         return self.offset + self.size
 
 
@@ -357,7 +356,7 @@ def _read_end(source: _Source) -> tuple[_Directory, bytes]:
         values = _read_end64(before[-_END64.size - _LOCATOR.size :], size)
         end_of_directory -= _END64.size + _LOCATOR.size
     elif before[-_LOCATOR.size :].startswith(b"PK\6\7"):
-        _refuse("ZIP64-1", "values of the end record behind a Zip64 locator", f"{full}", values)
+        _refuse("ZIP64-1", "values of the end record after a Zip64 locator", f"{full}", values)
 
     on_disk, count, directory_size, offset = values
     _expect("ZIP-4", "records on this disk", count, on_disk)
@@ -366,10 +365,10 @@ def _read_end(source: _Source) -> tuple[_Directory, bytes]:
 
 
 def _read_end64(before: bytes, file_size: int) -> list[int]:
-    """Gives both counts, the size and the offset of the Zip64 end record.
+    """Reads both counts, the size and the offset from the Zip64 end record.
 
     Args:
-        before: The bytes before the end record, where the locator and this record have to be.
+        before: The bytes before the end record: this record and its locator.
         file_size: The size of the file.
     """
     if len(before) != _END64.size + _LOCATOR.size:
@@ -388,7 +387,7 @@ def _read_end64(before: bytes, file_size: int) -> list[int]:
 
 
 def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
-    """Reads a record of the central directory; the second result is where it ends."""
+    """Reads a directory record; returns the entry and the position of the record's end."""
     name_start = position + _RECORD.size
     if name_start > len(data):
         _refuse("ZIP-4", "directory", "a record", f"{len(data) - position} bytes")
@@ -456,29 +455,29 @@ def _lay_out(entries: list[Entry], directory_offset: int) -> None:
 def _check_false_ends(
     tail: bytes, file_size: int, last_header_offset: int, directory: _Directory
 ) -> None:
-    """Looks for what a reader that searches for the records of the end could take for one."""
+    """Refuses bytes that a reader that searches could take for an end record."""
     start = file_size - len(tail)
     found = _FALSE_END.search(tail)
     if found and start + found.start() < directory.end:
         what = f"at byte {start + found.start()}"
-        _refuse("ZIP-16", what, "nothing that reads as a record of the end", found.group())
+        _refuse("ZIP-16", what, "nothing that reads as an end record", found.group())
     for what, offset in (
         ("header offset of the last entry", last_header_offset),
         ("offset of the directory", directory.offset),
     ):
         data = offset.to_bytes(4 if offset < _FULL32 else 8, "little")
         if any(signature in data for signature in _SIGNATURES_OF_END):
-            _refuse("ZIP-16", what, "no signature of a record of the end", data)
+            _refuse("ZIP-16", what, "no signature of an end record", data)
 
 
 def _unpadded(entry: Entry) -> int:
-    """Gives the size of a local header without padding."""
+    """The size of a local header without padding."""
     zip64 = 0 if entry.nbytes < _FULL32 else _ZIP64_FIELD_SIZE
     return _LOCAL_SIZE + len(entry.raw_name) + zip64 + _ALIGNMENT_FIELD.size
 
 
 def _check_header(source: _Source, entry: Entry) -> None:
-    """Holds the local header of an entry against its directory record."""
+    """Compares the local header of an entry with its directory record."""
     name = entry.raw_name
     size = entry.data_offset - entry.header_offset
     header = bytes(source.read(entry.header_offset, size))
@@ -525,7 +524,7 @@ def _check_name(name: bytes) -> None:
             _refuse("MODEL-4", "id of a model", _ID.pattern.decode(), model_id, name)
     elif name.startswith(b"__"):
         expected = "that of a model, as others are of a later version of the format"
-        _refuse("VERSION-1", "name with two underscores before it", expected, name, name)
+        _refuse("VERSION-1", "name that begins with two underscores", expected, name, name)
     elif name.startswith(ASSETS):
         _check_asset_name(name, text)
     else:
@@ -533,8 +532,8 @@ def _check_name(name: bytes) -> None:
 
 
 def _check_names(entries: list[Entry]) -> None:
-    """Checks that no two names meet in a file system."""
-    # With "/" below all other bytes, what lies in a folder follows directly on its name.
+    """Checks that no two names collide in a file system."""
+    # "/" sorts before all other bytes, so that the names in a folder directly follow its name.
     folded = sorted(entry.raw_name.lower().replace(b"/", b"\0") for entry in entries)
     for first, second in pairwise(folded):
         if second == first or second.startswith(first + b"\0"):
@@ -544,7 +543,7 @@ def _check_names(entries: list[Entry]) -> None:
 
 
 def _check_models(entries: list[Entry]) -> None:
-    """Checks where the models lie, and their sizes."""
+    """Checks positions and sizes of the models."""
     _expect("MODEL-1", "last entry", MODEL, entries[-1].raw_name, entries[-1].raw_name)
     further = sorted(entry.raw_name for entry in entries[:-1] if entry.is_model)
     for name, entry in zip(further, entries[-1 - len(further) : -1], strict=True):
@@ -585,7 +584,7 @@ def _check_key(name: bytes) -> None:
 
 
 class _Sink:
-    """Takes up what the reader needs of one message. This one needs nothing."""
+    """Receives the fields of one message. This base class ignores them."""
 
     __slots__ = ("found",)
 
@@ -593,18 +592,18 @@ class _Sink:
         self.found = found  # the tensors of the model that have to be checked
 
     def number(self, tag: int, value: int) -> None:
-        """Takes a field that is a varint, or one of 32 or 64 bits, then with value 0."""
+        """Takes a varint; or a field of 32 or 64 bits, with value 0."""
 
     def span(self, tag: int, value: memoryview) -> None:
-        """Takes a field that is a string, bytes, or numbers packed."""
+        """Takes a string, bytes, or packed numbers."""
 
     def child(self, number: int, field: _Field) -> _Sink | None:
-        """Gives the sink for a message in this one."""
+        """The sink for a message in this one; None ignores that message."""
         return field.sink(self.found) if field.sink else None
 
 
 class _Merging(_Sink):
-    """Gives the occurrences of a field that is not repeated one sink, as they are one message."""
+    """Merges the occurrences of a field that is not repeated: they share one sink."""
 
     __slots__ = ("single",)
 
@@ -621,7 +620,7 @@ class _Merging(_Sink):
 
 
 class _ModelProto(_Sink):
-    """What MODEL-3 asks of the top level."""
+    """Notes the fields of the top level that MODEL-3 is about."""
 
     __slots__ = ("graphs", "has_ir_version")
 
@@ -657,7 +656,7 @@ class _Pair(_Sink):
 
 
 class _TensorProto(_Sink):
-    """A tensor. It counts itself among those found once it has a trait of an external one."""
+    """A tensor. It adds itself to `found` once it has a field of an external one."""
 
     __slots__ = ("data_type", "dims", "external", "holds_data", "is_found", "name", "pairs")
 
@@ -668,7 +667,7 @@ class _TensorProto(_Sink):
 
     def __init__(self, found: list[_TensorProto]) -> None:
         super().__init__(found)
-        self.dims: list[int] = []  # one more than an external tensor may have, at most
+        self.dims: list[int] = []  # at most one more than a tensor may have
         self.data_type = 0
         self.name = memoryview(b"")
         self.external = False
@@ -722,8 +721,8 @@ class _TensorProto(_Sink):
             self.dims.append(value - (1 << 64) if value >> 63 else value)
 
 
-# The fields of onnx.proto that hold messages or repeated numbers, "*" says repeated. All other
-# fields are stepped over alike, whether onnx.proto defines them or not.
+# The fields of onnx.proto that hold messages or repeated numbers; "*" marks repeated ones. All
+# others are skipped, whether onnx.proto defines them or not.
 _SCHEMA: dict[str, str] = {
     "ModelProto": (
         "7 GraphProto, 8 OperatorSetIdProto*, 14 StringStringEntryProto*, "
@@ -789,11 +788,11 @@ class _Field:
     repeated: bool
     numbers: int | None  # the wire type of its numbers, or None if it holds messages
     fields: dict[int, _Field]  # those of its messages
-    sink: type[_Sink] | None  # what takes up its messages
+    sink: type[_Sink] | None  # receives its messages
 
 
 def _compile_schema() -> dict[int, _Field]:
-    """Gives the fields of ModelProto, in which those of all other messages are linked."""
+    """The fields of ModelProto, linked with those of all other messages."""
     compiled: dict[str, dict[int, _Field]] = {name: {} for name in _SCHEMA}
     for message, fields in _SCHEMA.items():
         for number, kind in re.findall(r"(\d+) (\w+\*?)", fields):
@@ -812,7 +811,7 @@ _TOO_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
 
 
 def _read_models(source: _Source, models: list[Entry]) -> list[bytearray]:
-    """Reads the models; none is parsed before the checksums of all are known to be right."""
+    """Reads all models and compares their CRC-32s, before one of them is parsed."""
     read = []
     for entry in models:
         _check_header(source, entry)
@@ -823,7 +822,7 @@ def _read_models(source: _Source, models: list[Entry]) -> list[bytearray]:
 
 
 def _parse_models(models: list[Entry], read: list[bytearray]) -> list[list[_TensorProto]]:
-    """Checks MODEL-3 at every level, and gives the tensors with a trait of external ones."""
+    """Checks MODEL-3 at every level; returns the tensors with a field of an external one."""
     messages = 0
     found = []
     for entry, data in zip(models, read, strict=True):
@@ -841,7 +840,7 @@ def _parse_models(models: list[Entry], read: list[bytearray]) -> list[list[_Tens
 
 
 def _parse_messages(view: memoryview, model: _Sink, messages: int) -> int:
-    """Reads a ModelProto with all messages in it, and adds their number to that of others."""
+    """Reads a ModelProto with all messages in it; returns `messages` plus their number."""
     sink: _Sink | None = model
     position, end, fields = 0, len(view), _MODEL_FIELDS
     around: list[tuple[int, dict[int, _Field], _Sink | None]] = []
@@ -902,7 +901,7 @@ def _parse_messages(view: memoryview, model: _Sink, messages: int) -> int:
 
 
 def _varint(view: memoryview, position: int, end: int, most: int = 10) -> tuple[int, int]:
-    """Reads a varint of at most `most` bytes; the second result is where it ends."""
+    """Reads a varint of at most `most` bytes; returns its low 64 bits and its end."""
     value = shift = 0
     for byte in view[position : min(end, position + most)]:
         position += 1
@@ -927,7 +926,7 @@ def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None
 
 
 def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
-    """Gives the end of a field that is no group, from the end of its tag."""
+    """The end of a field that is no group, from the end of its tag."""
     if wire_type == _VARINT:
         return _varint(view, position, end)[1]
     if wire_type == _LENGTH:
@@ -935,14 +934,14 @@ def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
     elif wire_type in (_FIXED32, _FIXED64):
         size = 4 if wire_type == _FIXED32 else 8
     else:
-        _corrupt(position, "a wire type from 0 to 5 that may stand here", wire_type)
+        _corrupt(position, "a wire type from 0 to 5 that is allowed here", wire_type)
     if position + size > end:
         _corrupt(position, f"a field that ends at {end} or before", position + size)
     return position + size
 
 
 def _skip_group(view: memoryview, position: int, end: int, number: int, depth: int) -> int:
-    """Gives the end of a group, from the end of its first tag. All in it is unknown."""
+    """The end of a group, from the end of its first tag. Its fields are skipped."""
     groups = [number]
     while groups:
         if depth + len(groups) > _MAX_DEPTH:
@@ -1037,13 +1036,13 @@ def _check_tensor(model: str, proto: _TensorProto, keys: dict[bytes, Entry]) -> 
 
 
 def _check_data(source: _Source, entry: Entry, tensors: list[Tensor], buffer: bytearray) -> None:
-    """Reads the data of an entry once, and checks all that the rules say of it.
+    """Reads the data of an entry once, and checks all rules about it.
 
     Args:
         source: The file.
         entry: The entry.
         tensors: The tensors at this key, all of one data type and shape.
-        buffer: Where the pieces are read to.
+        buffer: Takes one piece at a time.
     """
     name = entry.raw_name
     crc = 0
@@ -1073,7 +1072,7 @@ def _check_data(source: _Source, entry: Entry, tensors: list[Tensor], buffer: by
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the verdict on one file as a JSON object; gives the exit status."""
+    """Prints the verdict on one file as a JSON object; returns the exit status."""
     is_full = arguments[:1] != ["--open"]
     paths = arguments if is_full else arguments[1:]
     if len(paths) != 1:
