@@ -159,20 +159,21 @@ def test_an_archive_without_tensors_is_an_archive(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("dims", [(), (0,), (7,), (2, 3)], ids=str)
 @pytest.mark.parametrize("size_threshold", [0, 1 << 40])
 def test_tensors_of_every_type_are_the_arrays_of_onnx(
-    path: Path, name: str, dims: tuple[int, ...], size_threshold: int
+    path: Path, name: str, size_threshold: int
 ) -> None:
-    tensor = raw_tensor("raw", NUMBERS[name], dims)
-    in_field = typed(tensor)
-    in_field.name = "typed"
-    onnxarchive.save(model_of(tensor, in_field), path, size_threshold=size_threshold)
+    shapes = enumerate([(), (0,), (7,), (2, 3)])
+    tensors = [raw_tensor(f"raw{it}", NUMBERS[name], dims) for it, dims in shapes]
+    in_fields = [typed(it) for it in tensors]
+    for tensor in in_fields:
+        tensor.name = tensor.name.replace("raw", "typed")
+    onnxarchive.save(model_of(*tensors, *in_fields), path, size_threshold=size_threshold)
     with onnxarchive.open(path) as archive:
-        for expected in (tensor, in_field):
+        for tensor, expected in zip(tensors * 2, [*tensors, *in_fields], strict=True):
             array = archive.tensors[expected.name]
             reference = numpy_helper.to_array(expected)
-            assert (array.dtype, array.shape) == (reference.dtype, dims)
+            assert (array.dtype, array.shape) == (reference.dtype, tuple(tensor.dims))
             assert array.tobytes() == reference.tobytes()
             assert not array.flags.writeable
             if size_threshold == 0:

@@ -82,7 +82,6 @@ class Interrupt:
 def test_an_interrupt_between_any_two_lines_leaves_the_old_or_the_new_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(rewriting, "clone", lambda *_: False)
     path = tmp_path / "m.onnxa"
     before, change = faults.EDITS["replace_model with a longer end"]

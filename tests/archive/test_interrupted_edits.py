@@ -132,7 +132,6 @@ NEXT: dict[str, Callable[[Path, bytes], object]] = {
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for no disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def content_of(path: Path, made: onnx.ModelProto) -> bytes:

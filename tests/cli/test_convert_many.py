@@ -310,7 +310,7 @@ def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_
         wait_until((out / "0.onnxa").exists, process)
         process.send_signal(signal.SIGINT)
         error = process.communicate(timeout=30)[1]
-        assert process.returncode == 130
+        assert process.returncode == 130, error
     assert (out / "0.onnxa").exists()
     assert "nothing was written" not in error
 

@@ -123,9 +123,10 @@ def is_free(path: Path) -> bool:
     return elsewhere(is_locked_by_us)
 
 
-def require_locked(act: Callable[[], object]) -> None:
-    with pytest.raises(LockedError, match="expected an unlocked file"):
+def require_locked(act: Callable[[], object]) -> LockedError:
+    with pytest.raises(LockedError, match="expected an unlocked file") as caught:
         act()
+    return caught.value
 
 
 def take(descriptor: int, timeout: float | None) -> None:
@@ -327,10 +328,7 @@ def test_a_writer_gives_up_when_it_should(archive: Path, kind: str, timeout: flo
             lambda: replace_model(archive, documented_model("new"), timeout=timeout, copy=True),
             lambda: recover(archive, timeout=timeout),
         ):
-            require_locked(act)
-            with pytest.raises(LockedError) as caught:
-                act()
-            assert caught.value.path == str(archive)
+            assert require_locked(act).path == str(archive)
         assert archive.read_bytes() == before
         holder.let_go()
         replace_model(archive, documented_model("new"), timeout=timeout)
