@@ -1,7 +1,11 @@
-"""Real servers of objects for tests: moto's S3 and nginx, each a process of its own."""
+"""Real servers of objects for tests: moto's S3, Azurite and nginx, each a process of its own."""
 
 from __future__ import annotations
 
+import base64
+import email.utils
+import hashlib
+import hmac
 import os
 import shutil
 import subprocess
@@ -43,6 +47,13 @@ http {{
     }}
 }}
 """
+
+
+_AZURITE = Path(__file__).resolve().parent.parent / "tools" / "azurite" / "node_modules"
+_ACCOUNT = "devstoreaccount1"  # Azurite's own, and its key, which its documentation has
+_ACCOUNT_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,43 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @contextmanager
+def azurite() -> Iterator[dict[str, Any]]:
+    """Starts a server of Azure blobs with an empty container, `bucket`; gives obstore's options."""
+    program = _AZURITE / ".bin" / "azurite-blob"
+    if not program.exists():
+        pytest.skip("Azurite is not installed: npm install --prefix tools/azurite")
+    port = 30_000 + os.getpid() % 10_000
+    command = [str(program), "--silent", "--inMemoryPersistence", "--skipApiVersionCheck"]
+    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    endpoint = f"http://127.0.0.1:{port}/{_ACCOUNT}"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            _wait_for(endpoint, process)
+            _make_container(endpoint)
+            yield {
+                "account_name": _ACCOUNT,
+                "account_key": _ACCOUNT_KEY,
+                "azure_storage_endpoint": endpoint,
+                "allow_http": "true",
+            }
+        finally:
+            process.terminate()
+
+
+def _make_container(endpoint: str) -> None:
+    """Makes the container, by a request signed with the account's key, since obstore makes none."""
+    headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    lines = [f"{name}:{value}" for name, value in headers.items()]
+    resource = f"/{_ACCOUNT}/{_ACCOUNT}/bucket\nrestype:container"
+    text = "\n".join(["PUT", *[""] * 11, *lines, resource])
+    digest = hmac.digest(base64.b64decode(_ACCOUNT_KEY), text.encode(), hashlib.sha256)
+    signature = base64.b64encode(digest).decode()
+    headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{signature}", "Content-Length": "0"}
+    url = f"{endpoint}/bucket?restype=container"
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
+
+
+@contextmanager
 def nginx(root: Path, place: Path) -> Iterator[str]:
     """Serves a directory, and its files without ranges below `/whole/`; gives the URL.
 
@@ -116,8 +164,8 @@ def nginx(root: Path, place: Path) -> Iterator[str]:
             process.terminate()
 
 
-def _wait_for(url: str, process: subprocess.Popen[str]) -> None:
-    for _ in range(100):
+def _wait_for(url: str, process: subprocess.Popen[Any]) -> None:
+    for _ in range(300):
         assert process.poll() is None, process.stderr and process.stderr.read()
         try:
             urllib.request.urlopen(url).close()

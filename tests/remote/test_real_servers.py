@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from object_servers import S3Server, nginx, s3_server
+from object_servers import S3Server, azurite, nginx, s3_server
 
 from onnxarchive import ObjectChangedError
 from onnxarchive.remote.listing import list_objects
@@ -114,6 +114,26 @@ def test_a_missing_bucket_is_a_missing_file_without_secrets(server: S3Server) ->
     assert str(caught.value) == "[Errno 2] No such object: 's3://no-such-bucket/m.onnxa'"
     with pytest.raises(FileNotFoundError, match="s3://no-such-bucket"):
         write("s3://no-such-bucket/m.onnxa", server.options, CONTENT)
+
+
+def test_what_is_written_to_azure_is_read_and_listed_and_never_mixed() -> None:
+    url = "az://bucket/folder/m.onnxa"
+    with azurite() as options:
+        with create_object(url, storage_options=options) as writer:
+            writer.write(CONTENT)  # and not committed
+        with pytest.raises(FileNotFoundError, match="No such object"):
+            open_object(url, storage_options=options)
+        write(url, options, CONTENT)
+        with open_object(url, storage_options=options) as file:
+            assert file.size == len(CONTENT)
+            assert file.cache_key() is not None
+            assert b"".join(file.stream(0, len(CONTENT))) == CONTENT
+            assert file.read(5, 3) == CONTENT[5:8]
+            (found,) = list_objects("az://bucket/folder", storage_options=options)
+            assert (found.path, found.url, found.size) == ("m.onnxa", url, len(CONTENT))
+            write(url, options, CONTENT[::-1])
+            with pytest.raises(ObjectChangedError, match="has changed since"):
+                file.read(0, 10)
 
 
 def test_nginx_gives_a_file_by_ranges_and_says_when_it_changes(tmp_path: Path) -> None:
