@@ -218,8 +218,10 @@ def test_an_asset_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: 
 @pytest.mark.parametrize("jobs", JOBS)
 def test_a_damaged_entry_is_not_taken_over(tmp_path: Path, jobs: int, nbytes: int) -> None:
     source, target = tmp_path / "source.onnxa", tmp_path / "target.onnxa"
-    zeros = {"data_type": TensorProto.INT8, "dims": [nbytes], "raw_data": bytes(nbytes)}
-    onnxarchive.save(model_of(*(TensorProto(name=name, **zeros) for name in "ab")), source)
+    zeros = numpy_helper.from_array(np.zeros(nbytes, np.int8), "a")
+    model = model_of(zeros, zeros)
+    model.graph.initializer[1].name = "b"
+    onnxarchive.save(model, source)
     with onnxarchive.open(source) as archive:
         entry = archive.entries["b"]
     flip_byte(source, entry.data_offset + nbytes - 1)
