@@ -19,8 +19,9 @@ from onnxarchive.buffers.counting import ProgressCounter
 from onnxarchive.errors import Report, shown
 from onnxarchive.model import keys, proto, tensors
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.shapes import Shapes
-from onnxarchive.model.tensors import TensorRef, TensorRefs
+from onnxarchive.model.parsed_later import ParsedLater
+from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat import directory, false_ends
 from onnxarchive.zipformat.end_records import locate
@@ -31,22 +32,6 @@ MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 # Most bytes of headers and padding that are read along with the models; only a hostile archive has
 # more.
 _MAX_BESIDE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ModelContents:
-    """A parsed model.
-
-    Attributes:
-        model: The model.
-        refs: The tensor of each key that it names.
-        shapes: Data type and shape of the tensor of each entry by index (tensors are the first
-            entries); None if the tensors were checked one by one.
-    """
-
-    model: onnx.ModelProto
-    refs: TensorRefs
-    shapes: Shapes | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ class Contents:
     """
 
     directory: Directory
-    models: Mapping[str, ModelContents]
+    models: Mapping[str, CheckedModel]
 
     def refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors of a key, one at most of each model."""
@@ -173,23 +158,23 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
 
 def _models(
     data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
-) -> dict[str, ModelContents]:
+) -> dict[str, CheckedModel]:
     """Parses models and compares them with the entries of tensors, whose names are `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
+    # Assets are after the tensors.
+    is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
+    if is_usual and list(data) == [MODEL_PROTO]:
+        sizes = listed.entries.sizes[: len(named)]
+        found = proto.check_at_once(data[MODEL_PROTO], named, sizes)
+        if found is not None:
+            return {"": found}
     models: dict[str, onnx.ModelProto] = {}
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
         if model is None:
             break  # the messages after a malformed model are not counted
         models[name] = model
-    # Assets follow the tensors.
-    is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
-    if is_usual and list(data) == list(models) == [MODEL_PROTO]:
-        sizes = listed.entries.sizes[: len(named)]
-        found = proto.refs_at_once(models[MODEL_PROTO], data[MODEL_PROTO], named, sizes)
-        if found is not None:
-            return {"": ModelContents(models[MODEL_PROTO], *found)}
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
     refs = proto.check_all_references(
         models,
@@ -198,7 +183,10 @@ def _models(
         are_all=listed.is_whole,
         are_all_models=len(models) == len(data) > 0,
     )
-    return {keys.model_id(name): ModelContents(model, refs[name]) for name, model in models.items()}
+    return {
+        keys.model_id(name): CheckedModel(ParsedLater(b"", model), refs[name])
+        for name, model in models.items()
+    }
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:

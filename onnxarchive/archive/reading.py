@@ -157,9 +157,7 @@ class Archive(Closing):
     @EvaluatedProperty
     def models(self) -> Models:
         """Every model by id, the default one (`""`) first; like `model`, they are not copied."""
-        snapshot = self._snapshot
-        snapshot.refs.keep()
-        return Models(snapshot)
+        return Models(self._snapshot)
 
     @property
     def model_id(self) -> str:
@@ -172,9 +170,7 @@ class Archive(Closing):
 
         It is parsed once and not copied: copy it before you change it.
         """
-        snapshot = self._snapshot
-        snapshot.refs.keep()  # before anybody changes the model
-        return snapshot.model
+        return self._snapshot.given_model(self._model_id)
 
     @property
     def metadata(self) -> Mapping[str, str]:

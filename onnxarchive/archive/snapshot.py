@@ -22,6 +22,7 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.model import dtypes, tensors
+from onnxarchive.model.proto import CheckedModel
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 from onnxarchive.storage.random_access import RandomAccessFile, discarding_faults
@@ -46,9 +47,8 @@ class Snapshot:
         size: Its size in bytes at that time.
         directory: Its directory.
         entries: The entries by name.
-        models: Every model by id; the default one, whose id is `""`, is the first.
-        model: The model that was asked for.
-        refs: Its tensors by key.
+        model_ids: The ids of all models; the default one, whose id is `""`, is the first.
+        refs: The tensors by key of the model that was asked for.
         headers: The local headers.
         model_numbers: Numbers of the entries that hold the models.
         alignment: Alignment of the data of the default model's entry, in bytes.
@@ -61,17 +61,17 @@ class Snapshot:
             ModelNotFoundError: There is no model with the id `model`.
         """
         contents = read_contents(file, Report(), max_model_nbytes)
-        self.models = {id: found.model for id, found in contents.models.items()}
-        require_model(self.models, model)
+        self.model_ids = contents.models.keys()
+        require_model(self.model_ids, model)
         self.file = file
         self.size = file.size
         self.directory = contents.directory
         self.entries = NamedEntries(contents.directory.entries)
-        self.model = self.models[model]
-        self.refs = contents.models[model].refs
         self._contents = contents
+        self._found = contents.models[model]
+        self.refs = self._found.refs
         self.headers = LocalHeaders(file, contents.directory)
-        shapes = contents.models[model].shapes
+        shapes = self._found.shapes
         if shapes is None:
             shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
         self._shapes = shapes
@@ -81,6 +81,17 @@ class Snapshot:
                 self.headers.require(number)
         self.alignment = self.headers.alignment
         file.release()
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model that was asked for; nobody may change it."""
+        return self._found.model
+
+    def given_model(self, model: str) -> onnx.ModelProto:
+        """The model of an id, which others may change."""
+        found = self._contents.models[model]
+        found.refs.keep()
+        return found.model
 
     def refs_of(self, model: str) -> TensorRefs:
         """The tensors of a model by key."""
@@ -93,7 +104,7 @@ class Snapshot:
     @cached_property
     def initializers(self) -> Initializers:
         """The index of the initializers."""
-        return Initializers(self.entries, self.model, self.refs)
+        return Initializers(self.entries, self._found)
 
     def is_in(self, file: RandomAccessFile) -> bool:
         """True if a file has this directory, and so this content; the file is locked."""
@@ -333,11 +344,13 @@ class Initializers:
         entry_of: Index of the entry of each initializer that is stored outside the model, by name.
     """
 
-    def __init__(self, entries: NamedEntries, model: onnx.ModelProto, stored: TensorRefs) -> None:
-        self._model = model
-        self._stored = stored
-        self.names = names = tensors.names(stored.initializers)
-        refs = [ref for ref in tensors.walk_others(model) if ref.is_initializer]
+    def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
+        self._checked = checked
+        self._stored = stored = checked.refs
+        names = tensors.names(stored.initializers) if checked.names is None else checked.names
+        self.names: Sequence[str] = names
+        walked = tensors.walk_others(checked.model) if checked.has_others else ()
+        refs = [ref for ref in walked if ref.is_initializer]
         self.others = {ref.name: ref for ref in refs}
         keys = stored.names
         if entries.names[: len(keys)] == keys:  # almost always
@@ -375,7 +388,7 @@ class Initializers:
         """The message for a name that is missing or ambiguous."""
         if name not in self._ambiguous:
             return f"expected the name of an initializer, found {shown(name)}"
-        walked = tensors.walk(self._model)
+        walked = tensors.walk(self._checked.model)
         refs = [ref for ref in walked if ref.is_initializer and ref.name == name]
         keys = {ref.path: key for key, ref in self._stored.items()}
         owners = ", ".join(

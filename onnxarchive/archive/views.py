@@ -231,13 +231,13 @@ class Models(Mapping[str, onnx.ModelProto]):
         self._snapshot = snapshot
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
-        return self._snapshot.models[id]
+        return self._snapshot.given_model(id)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._snapshot.models)
+        return iter(self._snapshot.model_ids)
 
     def __len__(self) -> int:
-        return len(self._snapshot.models)
+        return len(self._snapshot.model_ids)
 
     def __repr__(self) -> str:
         return f"<models {shown_ids(self)} of {self._snapshot.file.path!r}>"

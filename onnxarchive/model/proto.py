@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,6 +27,7 @@ from onnxarchive.model import (
     wire,
 )
 from onnxarchive.model.keys import MODEL_PROTO
+from onnxarchive.model.parsed_later import InitializersParsedLater, ParsedLater
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
@@ -217,25 +219,55 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
     model.metadata_props.extend(kept.metadata_props)
 
 
-def refs_at_once(
-    model: onnx.ModelProto, data: bytes, keys: Sequence[str], sizes: Sequence[int]
-) -> tuple[TensorRefs, Shapes] | None:
-    """For speed only: the tensor of each key, if only initializers are external.
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """A model whose external tensors were compared with the entries of its archive.
 
-    It makes the checks of `check_references` on all initializers together. None: one of them fails,
-    or there is more to check; ask `check_references`.
+    Attributes:
+        parsed: The model.
+        refs: The tensor of each key that it names.
+        names: The names of the main graph's initializers; None if they were not read at once.
+        has_others: False if subgraphs have no initializers.
+        shapes: Data type and shape of the tensor of each key; None if not read at once.
+    """
+
+    parsed: ParsedLater
+    refs: TensorRefs
+    names: Sequence[str] | None = None
+    has_others: bool = True
+    shapes: Shapes | None = None
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model; it is parsed when it is first asked for."""
+        return self.parsed.model
+
+
+def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> CheckedModel | None:
+    """For speed only: checks a model and its external tensors, if only initializers are external.
+
+    It makes the checks of `parse` and `check_references` on all initializers together. The model is
+    not parsed if these are most of it.
 
     Args:
-        model: The model.
-        data: Its bytes.
-        keys: The keys of its archive.
+        data: The bytes of the only model of an archive.
+        keys: The keys of the archive.
         sizes: The size in bytes of the entry of each of them.
 
     Returns:
-        The tensors by key, and their data types and shapes in the order of `keys`.
+        The model; None if it breaks a rule, or there is more to check: ask those functions.
     """
-    found = references_at_once.read_references(data)
-    if found is None or not len(found.indexes) == len(keys) == len({*keys}):
+    try:
+        if wire.have_more_messages([data], MAX_MESSAGES):
+            return None
+        found = references_at_once.read_references(data)
+        if found is None or not len(found.indexes) == len(keys) == len({*keys}):
+            return None
+        is_parsed = 2 * len(found.rest) > len(data)
+        model = onnx.ModelProto.FromString(data if is_parsed else found.rest)
+    except (ArchiveFormatError, DecodeError):
+        return None
+    if not (model.HasField("ir_version") and model.HasField("graph")):
         return None
     located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)
     if found.locations != "\n".join(keys):  # they are in another order, or others
@@ -249,14 +281,15 @@ def refs_at_once(
         shapes = shapes.reordered(np.argsort(numbers))
     if (found.nbytes != expected).any():
         return None
+    has_others = False
     for ref in tensors.walk_others(model):
         if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
             return None
-    initializers = model.graph.initializer
-    if len(initializers) != found.count:
-        return None
+        has_others = has_others or ref.is_initializer
+    parsed = ParsedLater(data, model if is_parsed else None)
+    initializers = InitializersParsedLater(parsed, len(found.names))
     refs = TensorRefs(initializers, located, columns.integers(found.indexes))
-    return refs, shapes
+    return CheckedModel(parsed, refs, found.names, has_others, shapes)
 
 
 def check_references(

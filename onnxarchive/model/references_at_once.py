@@ -16,12 +16,14 @@ import numpy as np
 import onnx
 
 from onnxarchive.buffers import columns
+from onnxarchive.buffers.columns import Lines
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import dtypes
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import DATA_FIELDS, EXTERNAL, LOCATION
 from onnxarchive.model.wire import (
     LEN,
+    MAX_LENGTH_WIDTH,
     VARINT,
     VARINT_BITS,
     VARINT_CONTINUES,
@@ -29,6 +31,7 @@ from onnxarchive.model.wire import (
     WIRE_TYPE_MASK,
     fields_in,
     tag_of,
+    varint,
 )
 
 if TYPE_CHECKING:
@@ -44,25 +47,29 @@ class References:
     """The external initializers of a model's main graph, none of which breaks a rule by itself.
 
     Attributes:
-        count: How many initializers there are, external or not.
+        names: The names of all initializers, external or not.
         indexes: The index of each external one among the initializers.
         locations: The location of each, one per line, decoded as Latin-1: right if it is ASCII.
         nbytes: The size in bytes that shape and data type of each need.
         shapes: The data type and shape of each.
+        rest: The model without them, serialized.
     """
 
-    count: int
+    names: Lines
     indexes: Numbers
     locations: str
     nbytes: Numbers
     shapes: Shapes
+    rest: bytes
 
 
 def read_references(model: bytes) -> References | None:
     """Reads the external initializers of a model's main graph.
 
+    protobuf accepts what is read here, so that `model` is a ModelProto if `rest` is one.
+
     Args:
-        model: A serialized ModelProto, which protobuf has parsed.
+        model: Bytes that may be a serialized ModelProto.
 
     Returns:
         The initializers; None if one of them breaks a rule or has something unusual: many fields,
@@ -73,21 +80,57 @@ def read_references(model: bytes) -> References | None:
         graphs = [field for field in fields_in(model, 0, len(model), 0) if field[0] == _GRAPH]
         if len(graphs) != 1:
             return None
-        _, _, _, start, stop = graphs[0]
-        prefixes = array("q")
-        for tag, _, prefix, _, _ in fields_in(model, start, stop, 1):
-            if tag == _INITIALIZER:
-                prefixes.append(prefix)
-        sizes, begins = _varints(raw, np.frombuffer(prefixes, np.int64))
-        ends = begins + sizes
-        tensors = _Columns(len(begins))
-        for first in range(0, len(begins), ROWS):
-            rows = slice(first, first + ROWS)
-            for field in _fields(raw, begins[rows], ends[rows], first):
-                tensors.take(raw, field)
-        return tensors.references(model)
+        _, begin, _, start, stop = graphs[0]
+        fields = np.frombuffer(_initializers(model, start, stop), np.int64)
+        firsts = range(0, max(len(fields), 1), ROWS)
+        parts = [_read(model, raw, fields[first : first + ROWS], first) for first in firsts]
     except (ArchiveFormatError, _UnusualError):
         return None
+    joined = b"".join([part.names + b"\n" for part in parts]) if len(fields) else b""
+    names = Lines(joined.decode(errors="replace"))
+    if len(names) != len(fields):  # one contains a newline
+        return None
+    indexes, nbytes, data_types, ranks, dims, begins, ends = (
+        np.concatenate(column) for column in zip(*(part[2:] for part in parts), strict=True)
+    )
+    pieces = zip([start, *ends.tolist()], [*begins.tolist(), stop], strict=True)
+    graph = b"".join([model[first:last] for first, last in pieces if first < last])
+    return References(
+        names,
+        indexes,
+        b"\n".join([part.locations for part in parts if part.indexes.size]).decode("latin-1"),
+        nbytes,
+        Shapes(data_types, ranks, np.cumsum(ranks) - ranks, dims),
+        b"".join([model[:begin], bytes([_GRAPH]), varint(len(graph)), graph, model[stop:]]),
+    )
+
+
+def _initializers(model: bytes, start: int, stop: int) -> array[int]:
+    """Where the fields of the initializers begin in a graph; each has a tag of one byte.
+
+    Raises:
+        ArchiveFormatError: The graph is malformed.
+    """
+    found = array("q")
+    while start < stop:
+        while start < stop - 1 and model[start] == _INITIALIZER:  # one follows another, mostly
+            size = model[start + 1]
+            if size >= VARINT_CONTINUES:
+                break
+            found.append(start)
+            start += 2 + size
+        for tag, begin, prefix, _, end in fields_in(model, start, stop, 1):
+            start = end
+            if tag == _INITIALIZER:
+                if prefix != begin + 1:
+                    raise _UnusualError
+                found.append(begin)
+                break
+        else:
+            break
+    if start > stop:
+        raise _UnusualError
+    return found
 
 
 class _UnusualError(Exception):
@@ -117,50 +160,54 @@ class _Fields(NamedTuple):
     ends: Numbers
 
 
-def _fields(
-    raw: NDArray[np.uint8], begins: Numbers, ends: Numbers, first: int
-) -> Iterator[_Fields]:
+def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[_Fields]:
     """Yields the first field of all messages, then the second of all, and so on, grouped by tag.
 
     Args:
         raw: Bytes that hold the messages.
         begins: Offset of each message in them.
         ends: Offset of its end.
-        first: The row of the first message.
+
+    Raises:
+        _UnusualError: A message is malformed, or has many fields.
     """
     rows = np.flatnonzero(begins < ends)
-    positions, ends = begins[rows], ends[rows]
-    rows += first
+    positions, stops = begins[rows], ends[rows]
     for _ in range(_MAX_FIELDS):
         if not rows.size:
             return
-        tags, positions = _varints(raw, positions)
-        if tags.max() > _MAX_TAG:
+        tags, after_tags = _varints(raw, positions)
+        if tags.max() > _MAX_TAG or (after_tags - positions).max() > MAX_LENGTH_WIDTH:
             raise _UnusualError
         present = np.flatnonzero(np.bincount(tags)).tolist()
         if any(tag & WIRE_TYPE_MASK not in (VARINT, LEN) for tag in present):
             raise _UnusualError
-        numbers, positions = _varints(raw, positions)
+        numbers, positions = _varints(raw, after_tags)
+        has_length = tags & WIRE_TYPE_MASK == LEN
+        if (has_length & (positions - after_tags > MAX_LENGTH_WIDTH)).any():
+            raise _UnusualError
         if len(present) == 1:
             # A slice is several times faster than its indices.
             is_whole = len(rows) == len(begins)
-            every = slice(first, first + len(begins)) if is_whole else rows
+            every = slice(len(begins)) if is_whole else rows
             yield _Fields(present[0], every, numbers, positions)
         else:
             for tag in present:
                 having = np.flatnonzero(tags == tag)
                 yield _Fields(tag, rows[having], numbers[having], positions[having])
-        positions = positions + np.where(tags & WIRE_TYPE_MASK == LEN, numbers, 0)
-        going = positions < ends
+        positions = positions + np.where(has_length, numbers, 0)
+        if (positions > stops).any():
+            raise _UnusualError
+        going = positions < stops
         if not going.all():
-            rows, positions, ends = rows[going], positions[going], ends[going]
+            rows, positions, stops = rows[going], positions[going], stops[going]
     if rows.size:
         raise _UnusualError
 
 
 def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
-    """The varints at many positions, and the offset of the end of each."""
-    byte = raw.take(positions)
+    """The varints at many positions, and the offset of the end of each, perhaps after `raw`."""
+    byte = raw.take(positions, mode="clip")
     ends = positions + 1
     if byte.max(initial=0) < VARINT_CONTINUES:  # as almost always
         return byte.astype(np.int64), ends
@@ -169,7 +216,7 @@ def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbe
     for width in range(1, _MAX_WIDTH):
         if not going.size:
             return numbers, ends
-        byte = raw[ends[going]]
+        byte = raw.take(ends[going], mode="clip")
         bits = (byte & VARINT_MASK).astype(np.int64)
         numbers[going] |= bits << VARINT_BITS * width
         ends[going] += 1
@@ -188,9 +235,11 @@ _DATA_TYPE: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "data_type", VARINT)
 _DATA_LOCATION: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "data_location", VARINT)
 _EXTERNAL_DATA: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "external_data", LEN)
 _DATA: Final = frozenset(tag_of(onnx.TensorProto.DESCRIPTOR, field, LEN) for field in DATA_FIELDS)
-_TEXT: Final = frozenset(
-    tag_of(onnx.TensorProto.DESCRIPTOR, field, LEN)
-    for field in ("name", "doc_string", "metadata_props")
+_NAME: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "name", LEN)
+_DOC_STRING: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "doc_string", LEN)
+_METADATA: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "metadata_props", LEN)
+_PAIR: Final = frozenset(
+    tag_of(onnx.StringStringEntryProto.DESCRIPTOR, field, LEN) for field in ("key", "value")
 )
 # The bytes of a pair in `external_data` before the size of its value, if it is the location.
 _BEFORE_LOCATION: Final = np.frombuffer(
@@ -210,18 +259,59 @@ _MAX_ELEMENTS: Final = 1 << 48  # of a tensor: their bits are then a number of 6
 _UNSET: Final = -1
 
 
+class _Part(NamedTuple):
+    """Columns of some initializers: names of all of them, one to a line, the rest of the external.
+
+    All but `begins` and `ends` of their fields in the model are as in `References` and `Shapes`.
+    """
+
+    names: bytes
+    locations: bytes
+    indexes: Numbers
+    nbytes: Numbers
+    data_types: NDArray[np.uint8]
+    ranks: NDArray[np.uint8]
+    dims: Numbers
+    begins: Numbers
+    ends: Numbers
+
+
+def _read(model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int) -> _Part:
+    """Reads initializers, the first of which has this index, by where their fields begin."""
+    sizes, begins = _varints(raw, fields + 1)
+    ends = begins + sizes
+    tensors = _Columns(len(fields))
+    for field in _fields(raw, begins, ends):
+        tensors.take(raw, field)
+    which = tensors.external()
+    located = tensors.location_begins[which], tensors.location_ends[which]
+    return _Part(
+        columns.lines(model, tensors.name_begins, tensors.name_ends),
+        columns.lines(model, *located),
+        which + first,
+        tensors.nbytes(which),
+        tensors.data_types[which].astype(np.uint8),
+        tensors.ranks[which].astype(np.uint8),
+        tensors.dims(which),
+        fields[which],
+        ends[which],
+    )
+
+
 class _Columns:
     """The fields of some tensors, a row for each tensor."""
 
     def __init__(self, count: int) -> None:
-        self._data_types = np.full(count, _UNSET)
+        self.data_types = np.full(count, _UNSET)
         self._data_locations = np.full(count, _UNSET)
-        self._location_begins = np.full(count, _UNSET)  # in the model's bytes
-        self._location_ends = np.full(count, _UNSET)
+        self.name_begins = np.zeros(count, np.int64)  # in the model's bytes
+        self.name_ends = np.zeros(count, np.int64)
+        self.location_begins = np.full(count, _UNSET)
+        self.location_ends = np.full(count, _UNSET)
         self._is_held = np.zeros(count, np.bool_)
         self._is_empty = np.zeros(count, np.bool_)
         self._elements = np.ones(count)  # product of dims but zeros; exact up to _MAX_ELEMENTS
-        self._ranks = np.zeros(count, np.int64)
+        self.ranks = np.zeros(count, np.int64)
         self._dims: list[_Dims] = []
 
     def take(self, raw: NDArray[np.uint8], field: _Fields) -> None:
@@ -229,16 +319,23 @@ class _Columns:
         if field.tag == _DIMS:
             self._take_dims(field)
         elif field.tag == _DATA_TYPE:
-            _set(self._data_types, field.rows, _int32(field.numbers))
+            _set(self.data_types, field.rows, _int32(field.numbers))
         elif field.tag == _DATA_LOCATION:
             _set(self._data_locations, field.rows, _int32(field.numbers))
         elif field.tag == _EXTERNAL_DATA:
             ends = field.ends + field.numbers
-            _set(self._location_begins, field.rows, _locations(raw, field.ends, ends))
-            self._location_ends[field.rows] = ends
+            _set(self.location_begins, field.rows, _locations(raw, field.ends, ends))
+            self.location_ends[field.rows] = ends
+        elif field.tag == _NAME:  # the last one counts
+            self.name_begins[field.rows] = field.ends
+            self.name_ends[field.rows] = field.ends + field.numbers
+        elif field.tag == _METADATA:
+            for inner in _fields(raw, field.ends, field.ends + field.numbers):
+                if inner.tag not in _PAIR:
+                    raise _UnusualError
         elif field.tag in _DATA:
             self._is_held[field.rows] = True
-        elif field.tag not in _TEXT:
+        elif field.tag != _DOC_STRING:
             raise _UnusualError
 
     def _take_dims(self, field: _Fields) -> None:
@@ -246,38 +343,40 @@ class _Columns:
         self._is_empty[rows] |= sizes == 0
         with np.errstate(over="ignore"):  # infinity is too large
             self._elements[rows] *= np.maximum(sizes, 1)
-        self._dims.append(_Dims(rows, self._ranks[rows].copy(), sizes))  # a slice is a view
-        self._ranks[rows] += 1
+        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # a slice is a view
+        self.ranks[rows] += 1
 
-    def references(self, model: bytes) -> References:
-        """The external tensors, after all fields were taken."""
+    def external(self) -> Numbers:
+        """The rows of the external ones of the tensors, after all fields were taken."""
         is_external = self._data_locations == EXTERNAL
-        if (is_external != (self._location_begins != _UNSET)).any():
+        if (is_external != (self.location_begins != _UNSET)).any():
             raise _UnusualError
-        indexes = np.flatnonzero(is_external)
-        if self._is_held[indexes].any():
+        if self._is_held[is_external].any():
             raise _UnusualError
-        nbytes = self._nbytes(indexes)
-        located = self._location_begins[indexes], self._location_ends[indexes]
-        locations = columns.lines(model, *located).decode("latin-1")
-        return References(len(is_external), indexes, locations, nbytes, self._shapes(indexes))
+        return np.flatnonzero(is_external)
 
-    def _nbytes(self, indexes: Numbers) -> Numbers:
+    def nbytes(self, which: Numbers) -> Numbers:
+        """The size in bytes of some of the tensors."""
         # The last width, 0, is that of unknown types, and that of _UNSET.
-        data_types = np.minimum(self._data_types[indexes], len(_BIT_WIDTHS) - 1)
-        bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[indexes]
+        data_types = np.minimum(self.data_types[which], len(_BIT_WIDTHS) - 1)
+        bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[which]
         if (bit_widths == 0).any() or elements.max(initial=0) > _MAX_ELEMENTS:
             raise _UnusualError
-        elements[self._is_empty[indexes]] = 0
+        elements[self._is_empty[which]] = 0
         nbytes: Numbers = -(-elements.astype(np.int64) * bit_widths // dtypes.BITS_PER_BYTE)
         return nbytes
 
-    def _shapes(self, indexes: Numbers) -> Shapes:
-        begins = np.cumsum(self._ranks) - self._ranks
-        dims = np.empty(self._ranks.sum(), np.int64)
+    def dims(self, which: Numbers) -> Numbers:
+        """The dims of some of the tensors, concatenated."""
+        if not self._dims:
+            return np.empty(0, np.int64)
+        dims = np.full((len(self.ranks), self.ranks.max()), _UNSET)
+        numbers = np.arange(len(self.ranks))
         for rows, axis, sizes in self._dims:
-            dims[begins[rows] + axis] = sizes
-        return Shapes(self._data_types[indexes], self._ranks[indexes], begins[indexes], dims)
+            dims[numbers[rows], axis] = sizes
+        chosen = dims[which]
+        found: Numbers = chosen[chosen != _UNSET]
+        return found
 
 
 class _Dims(NamedTuple):

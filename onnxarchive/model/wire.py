@@ -30,7 +30,7 @@ MAX_MESSAGE_BYTES: Final = 2**31 - 1
 MAX_DEPTH: Final = 100  # messages and groups below the ModelProto
 _MAX_TAG: Final = 2**32 - 1
 _MAX_TAG_WIDTH: Final = 5
-_MAX_LENGTH_WIDTH: Final = 5
+MAX_LENGTH_WIDTH: Final = 5
 _INT32_MASK: Final = 2**32 - 1
 _FIELD_NUMBER: Final = "a field number from 1 to 536870911"  # expected of a tag
 
@@ -67,7 +67,7 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
             if prefix < stop and (length := wire[prefix]) < VARINT_CONTINUES:
                 value += 1
             else:
-                length, value = _read_varint(wire, prefix, stop, _MAX_LENGTH_WIDTH)
+                length, value = _read_varint(wire, prefix, stop, MAX_LENGTH_WIDTH)
             position = value + length
         elif wire_type == VARINT:
             is_short = prefix < stop and wire[prefix] < VARINT_CONTINUES

@@ -137,8 +137,7 @@ def _references(model: onnx.ModelProto, sizes: Mapping[str, int | None]) -> list
     proto.check_references(model, sizes, collected)
     assert all("expected" in message and "found" in message for message in collected.messages)
     assert None not in collected.entries
-    at_once = proto.refs_at_once(
-        model,
+    at_once = proto.check_at_once(
         model.SerializeToString(),
         list(sizes),
         [-1 if it is None else it for it in sizes.values()],

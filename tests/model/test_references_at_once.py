@@ -51,10 +51,17 @@ def at_once(
 ) -> TensorRefs | None:
     """What is found at once, which is what is found one by one, and breaks no rule."""
     serialized = model.SerializeToString() if data is None else data
-    both = proto.refs_at_once(model, serialized, list(sizes), list(sizes.values()))
-    if both is None:
+    checked = proto.check_at_once(serialized, list(sizes), list(sizes.values()))
+    if checked is None:
         return None
-    found, shapes = both
+    found, shapes = checked.refs, checked.shapes
+    assert checked.model == model
+    assert checked.model is checked.model
+    assert checked.names is not None
+    assert list(checked.names) == tensors.names(model.graph.initializer)
+    others = tensors.walk_others(model)
+    assert checked.has_others == any(ref.is_initializer for ref in others)
+    assert shapes is not None
     slowly = proto.check_references(model, sizes, Report())
     assert [(key, *found[key]) for key in found] == [(key, *slowly[key]) for key in slowly]
     one_by_one = Shapes.of(slowly[key].tensor for key in sizes)
@@ -229,12 +236,12 @@ def _without_location() -> TensorProto:
 def test_what_breaks_a_rule_is_left_to_those_who_look_at_each(model: onnx.ModelProto) -> None:
     data = model.SerializeToString()
     for keys in (["w", "v"], ["v", "w"]):
-        assert proto.refs_at_once(model, data, keys, [16, 16]) is None
+        assert proto.check_at_once(data, keys, [16, 16]) is None
 
 
 def test_a_key_that_stands_twice_is_left_to_those_who_look_at_each() -> None:
     model = model_of(tensor_of("w"), tensor_of("w"))
-    assert proto.refs_at_once(model, model.SerializeToString(), ["w", "w"], [16, 16]) is None
+    assert proto.check_at_once(model.SerializeToString(), ["w", "w"], [16, 16]) is None
 
 
 @pytest.mark.parametrize(
@@ -289,7 +296,7 @@ def test_numbers_in_more_bytes_than_they_need_are_what_protobuf_takes_them_for(
     assert is_sound or found is None
     if not is_sound:
         for keys in (["w", "u"], ["w", "v", "u"]):
-            assert proto.refs_at_once(model, data, keys, [16] * len(keys)) is None
+            assert proto.check_at_once(data, keys, [16] * len(keys)) is None
 
 
 def test_a_product_of_dimensions_that_no_number_holds_is_no_warning() -> None:
@@ -336,6 +343,7 @@ def test_whatever_protobuf_parses_is_found_as_one_by_one_or_left_to_that(
     try:
         model = onnx.ModelProto.FromString(bytes(data))
     except DecodeError:
+        assert proto.check_at_once(bytes(data), list(BASE_SIZES), list(BASE_SIZES.values())) is None
         came("refused")
         return
     came("at_once" if at_once(model, BASE_SIZES, bytes(data)) else "one_by_one")
@@ -375,12 +383,16 @@ def _parsed(data: bytes) -> onnx.ModelProto | None:
 
 
 def test_mutants_are_found_as_one_by_one_or_left_to_that_and_hundreds_are_found() -> None:
-    mutants = {
-        data: model for data in _mutants(BASE.SerializeToString()) if (model := _parsed(data))
-    }
-    found = [at_once(model, BASE_SIZES, data) is not None for data, model in mutants.items()]
+    mutants = {data: _parsed(data) for data in _mutants(BASE.SerializeToString())}
+    found = [
+        at_once(model, BASE_SIZES, data) is not None for data, model in mutants.items() if model
+    ]
     assert found.count(True) > 400
     assert found.count(False) > 400
+    refused = [data for data, model in mutants.items() if model is None]
+    assert len(refused) > 400
+    keys, sizes = list(BASE_SIZES), list(BASE_SIZES.values())
+    assert not any(proto.check_at_once(data, keys, sizes) for data in refused)
 
 
 # TensorRefs
