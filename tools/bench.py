@@ -3,24 +3,24 @@
 python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds 5]
     [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
-A row of a way is of a fresh process, which has imported what it needs and has done the same with a
-small file before the clock starts. The row after it, "process", is of a whole process that does
-nothing else: Python starts, imports, takes the step and ends. Durable is compared with durable:
-this library syncs what it writes, so the files of every other way are synced within its time.
+Each way of a case is timed in a fresh process, which has done the same with a small file before the
+clock starts. The row after it, "process", is a whole process that does nothing else: Python starts,
+imports, takes the step and ends. This library syncs what it writes, so every other way syncs its
+files within its time.
 
-The ways of a case take turns, and another one begins in each round, so that a change of the
-machine's speed meets all of them; told are medians, and ratios within each round with the least
-and most of them. Targets are judged by the median of these ratios. Where their spread, from the
-least to the most, is greater than the margin, from the median to the target, there is no verdict.
+The ways take turns, and each round begins with the next one, so a change of the machine's speed
+affects all of them. Printed are medians, and the median, least and greatest ratio of the rounds.
+The median ratio decides whether a target is met. If the ratios spread (greatest less least) more
+than their median differs from the target, there is no verdict.
 
-Files that are read are in the page cache, with --cold they are dropped from it (posix_fadvise).
-What is written is a new file; everything is synced before a process begins, so that nobody writes
-back what another one wrote. Where a virtual machine gives free memory back to its host, and has to
-fetch it again, that can take longer than the work: a smaller --scale may then tell more.
+Files that are read are in the page cache; with --cold they are dropped from it (posix_fadvise).
+Files that are written are new. Everything is synced before a process begins, so that no way pays
+for what another one wrote. On a virtual machine that returns free memory to its host, fetching it
+again can take longer than the work: a smaller --scale may then show more.
 
-CPU is the time that all threads of the process were busy. Memory is the growth at its peak:
-anonymous memory as RssAnon of /proc/PID/status sampled every 5 ms from outside, resident memory,
-which has mapped files as well, as the kernel's own VmHWM.
+CPU is the time of all threads of the process. Memory is the growth at its peak: anonymous memory
+(RssAnon of /proc/PID/status, sampled every 5 ms from outside), and resident memory, which includes
+mapped files (the kernel's VmHWM).
 
 Peers that are not installed are named and left out: safetensors, onnx-safetensors, onnx-ir,
 ONNX Runtime, PyTorch, obstore; and the programs nginx, which serves remote archives, and curl.
@@ -28,16 +28,16 @@ ONNX Runtime, PyTorch, obstore; and the programs nginx, which serves remote arch
 copied with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), all bytes of a
 file added up through a map.
 
---only takes names of cases or what they begin with, as in `--only save`. --only real writes, runs,
-edits, exports, checks and converts 20 GiB; it needs 45 GB of disk, and is skipped where there are
-less. --quick takes a tenth of the sizes, three rounds, fewer cases, no rows of processes beside
-warm ones and no PyTorch; it takes less than two minutes. --plot draws speed.svg and growth.svg into
+--only takes names of cases or their beginnings, as in `--only save`. --only real writes, runs,
+edits, exports, checks and converts 20 GiB; it needs 45 GB of disk, and is skipped if there is less.
+--quick takes a tenth of the sizes, three rounds, fewer cases, no whole processes beside warm ones
+and no PyTorch; it takes less than two minutes. --plot draws speed.svg and growth.svg into
 spec/images, or into another directory; tools/bench_plot.py draws the same from the file of --json.
 
-Some 13 GB of disk and 12 GB of memory are used, a tenth of it with --quick; nothing is left behind.
+Needs some 13 GB of disk and 12 GB of memory, with --quick a tenth of it; removes all its files.
 
-Exit status: 0, whether targets are met or not; 1 where something failed other than a peer, which is
-told; 2 for wrong use; 130 after an interrupt.
+Exit status: 0, whether targets are met or not; 1 if anything but a peer failed; 2 for wrong use;
+130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ QUICK_ROUNDS: Final = 3
 FAILED: Final = 1
 INTERRUPTED: Final = 128 + signal.SIGINT
 
-# Files of a kind of a group.
+# A group and a kind of its files.
 Input = tuple[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool and gives its exit status."""
+    """Runs the tool and returns its exit status."""
     arguments = _parse(argv)
     raise_limit_of_files()
     bench_interrupts.listen()
@@ -170,7 +170,7 @@ def _header(machine: Mapping[str, str], arguments: argparse.Namespace) -> str:
 
 
 class Run:
-    """Takes the figures of cases in a directory.
+    """Measures cases in a directory.
 
     Args:
         folder: The directory.
@@ -191,7 +191,7 @@ class Run:
         self._there: set[Input] = set()
 
     def cases(self, names: Sequence[str]) -> list[Result]:
-        """The results of cases, each printed when it is there."""
+        """Measures cases and prints each result at once."""
         results = []
         for index, name in enumerate(names):
             tell(f"{name} ...")
@@ -201,7 +201,7 @@ class Run:
         return results
 
     def with_room(self, names: Sequence[str]) -> list[str]:
-        """The cases that the disk has room for; ends the program where a usual one has none."""
+        """The cases that fit the disk; ends the program if one that always runs does not fit."""
         free = shutil.disk_usage(self._folder).free
         there: set[Input] = set()
         kept = []
@@ -229,7 +229,7 @@ class Run:
         return [it for it in CASES[name].measures if not self._missing.keys() & set(it.needs)]
 
     def _inputs(self, names: Sequence[str]) -> set[Input]:
-        """The files that cases read, and those that processes warm up with."""
+        """The files that cases read, and those that their processes warm up with."""
         found: set[Input] = set()
         for name in names:
             for measure in self._measures(name):
@@ -280,10 +280,10 @@ class Run:
         return measure.clocks[:1] if self._is_quick else measure.clocks
 
     def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
-        """Takes the figures of a measure once, or tells why not."""
+        """Adds the figures of one round of a measure to `taken`, or its failure to `result`."""
         place = self._places[measure.group]
         try:
-            for clock in reversed(self._clocks(measure)):  # memory of the process is at hand, then
+            for clock in reversed(self._clocks(measure)):  # whole processes first: they warm memory
                 with self._ready(measure, result.case):
                     if clock == "warm":
                         figures = run_warm(result.name, measure.name, self._folder, self._scale)
@@ -300,7 +300,7 @@ class Run:
         return f"{group.count:,} {noun} of {bench_report.size(group.tensor_nbytes)}"
 
     def _make(self, inputs: set[Input]) -> None:
-        """Makes files, those of a group in one process."""
+        """Makes files, in one process for each group."""
         for group in sorted({it for it, _ in inputs}):
             kinds = [kind for kind in FILES if (group, kind) in inputs]
             told = {
@@ -320,7 +320,7 @@ class Run:
 
     @contextlib.contextmanager
     def _ready(self, measure: Measure, case: Case) -> Iterator[None]:
-        """Empty directories for output, nothing to write back, and files as the run reads them."""
+        """Makes output directories, syncs, and warms or drops the files that the measure reads."""
         place = self._places[measure.group]
         written = {self._places["warm"].output, place.output}
         for path in written:
@@ -344,7 +344,7 @@ class Run:
 
 
 def _warm(path: Path) -> None:
-    """Reads a file, so that it is in the page cache."""
+    """Reads a file into the page cache."""
     buffer = bytearray(PIECE_NBYTES)
     with open(path, "rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -352,7 +352,7 @@ def _warm(path: Path) -> None:
 
 
 def _drop(path: Path) -> None:
-    """Drops a file from the page cache; all of it must be on disk."""
+    """Drops a file from the page cache. It must have been synced."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""The cases of tools/bench.py: each compares a few ways to do the same, and has targets."""
+"""The cases of tools/bench.py: each compares a few ways to do the same work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bench_server import program
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
 PROCESS: Final = ", process"  # ends the name of a row about a whole process
-ASKED_ONLY: Final = "real"  # begins the names of cases that run only if asked for
+ASKED_ONLY: Final = "real"  # begins the names of cases that run only with --only
 NOT_QUICK: Final = ("convert-single", "growth", "read", "remote", "session")
 
-# warm: the step, in a process that has done the same with a small file; process: the
-# whole process, from its start to its end, less the time to make data that the step takes from
-# memory; first: the step, as the first thing that a process does.
+# What is timed. "warm": the step in a process that has done the same with a small file. "first":
+# the step in a process that does it first. "process": that process from its start to its end, less
+# the time to make the data that the step takes from memory.
 Clock: TypeAlias = Literal["warm", "first", "process"]
 
 
@@ -31,14 +31,14 @@ class Measure:
 
     Attributes:
         name: Its name.
-        group: The group of files or tensors that it takes.
+        group: The group of tensors that it works on.
         prepare: Returns the step that is timed.
         reads: The kinds of files that it reads.
         needs: The packages and programs that it needs beyond this library's own.
-        writes: Whether it writes the bytes of the group anew.
-        clocks: What is timed, a row of figures each.
-        is_raw: Whether it is a limit of the machine and no library.
-        is_peer: Whether it is another library, which may fail.
+        writes: Whether it writes all bytes of the group, so that they need room on the disk.
+        clocks: The clocks; each gives a row of figures.
+        is_raw: Whether it is a limit of the machine.
+        is_peer: Whether it is another library; if it fails, the tool goes on.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Measure:
     is_peer: bool = False
 
     def row(self, clock: Clock) -> str:
-        """The name of the row of figures by a clock."""
+        """The name of the row of a clock."""
         return self.name + PROCESS if clock == "process" and len(self.clocks) > 1 else self.name
 
 
@@ -61,15 +61,15 @@ _peer: Final = partial(Measure, is_peer=True)
 
 @dataclass(frozen=True)
 class Target:
-    """A target of a case's first row, or of `row`.
+    """A target of one row of a case.
 
     Attributes:
-        bound: "at most" for a ratio of this row to the other, or for a figure alone; "at least"
-            for how many times as fast as the other it is.
-        limit: The bound.
+        bound: "at most": figure / figure of `beside`, or the figure alone, is at most `limit`.
+            "at least": figure of `beside` / figure is at least `limit`.
+        limit: The limit.
         beside: The row that it is compared with, or None.
-        row: The row, or None for the case's first.
-        figure: What is compared.
+        row: The row; None for the case's first.
+        figure: The attribute of `Figures` that is compared.
     """
 
     bound: Literal["at most", "at least"]
@@ -81,18 +81,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """Ways to do the same, taken in turn.
+    """Ways to do the same work, which take turns.
 
     Attributes:
         title: The work, in words.
         measures: The ways; the others are compared with the first.
         targets: Its targets.
-        times: How many figures a round takes the median of, if there are several rounds: more of
-            what is short.
-        moves_bytes: Whether it is about the bytes of the tensors, so that bytes a second are told.
-        grows: What grows from measure to measure, each named "what: how much".
-        is_served: Whether a server has the files.
-        is_large: Whether files are too large for the page cache, and each measure is taken once.
+        times: How often each way is measured in a round, if there are several rounds; the round's
+            figure is their median. Short steps need more.
+        moves_bytes: Whether the time depends on the bytes of the tensors: bytes a second are shown.
+        grows: What grows from measure to measure; the measures are named "what: how much".
+        is_served: Whether a server serves the files.
+        is_large: Whether the files exceed the page cache; each way is then measured once.
     """
 
     title: str
@@ -271,7 +271,7 @@ def _growth(grows: Literal["tensors", "bytes"]) -> Case:
     return Case(titles[grows], tuple(measures), tuple(targets), grows=grows)
 
 
-# Groups of large files come one after the other, so that few of them are on the disk at a time.
+# Cases of the same large files are neighbours, so that few files are on the disk at a time.
 CASES: Final[Mapping[str, Case]] = {
     "start": _start(),
     "open-many": Case(
@@ -429,9 +429,9 @@ CASES: Final[Mapping[str, Case]] = {
 
 
 def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
-    """The cases of these names, or beginning with them, in the order in which they run.
+    """The cases whose names begin with one of these, in the order in which they run.
 
-    Without a name, all but those that run only if asked for, and with `is_quick` fewer.
+    If none is asked for, all but those of `ASKED_ONLY`, and with `is_quick` those of `NOT_QUICK`.
     """
     if asked:
         return [
@@ -442,7 +442,7 @@ def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
 
 
 def missing(is_quick: bool = False) -> dict[str, str]:
-    """Packages and programs that measures need and cannot have, each with a sentence."""
+    """The packages and programs that measures lack, each with a sentence for the report."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
     found = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
     for package in sorted(needed - found.keys()):

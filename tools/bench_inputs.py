@@ -1,11 +1,12 @@
 """The models that tools/bench.py measures with, and the files that hold them, one format each.
 
-A group of files holds the same tensors: float32 squares of one width, `layer.0/weight` and on. One
-block of random numbers is tiled over all of them, and each tensor begins with a number of its own.
-The model of a group is its initializers and one node, that of `chain` a product with each of them.
+The files of a group hold the same tensors: square float32 matrices of one width, `layer.0/weight`
+and on. One block of random numbers is repeated over all of them, and each tensor begins with a
+number of its own. The model has them as initializers, and one node; that of a chain has a matrix
+product with each of them.
 
-Nothing is imported before it is used: a whole process is timed with its imports, and one that
-measures another library must not have this one.
+Everything is imported where it is used: the time of a whole process includes its imports, and a
+process that measures another library must not import this one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ITEM_NBYTES: Final = 4
-MIN_COUNT: Final = 8  # tensors of a scaled group, of those that have more than one
+MIN_COUNT: Final = 8  # tensors that a scaled group keeps, if it has more than one
 MIN_WIDTH: Final = 4
 BLOCK_NBYTES: Final = 4 << 20
 PIECE_NBYTES: Final = 8 << 20
 PAGE_NBYTES: Final = 4096
-PAGED_NBYTES: Final = 1 << 20  # tensors that begin on a page in external data, as onnx does it
+PAGED_NBYTES: Final = 1 << 20  # tensors of at least this size are aligned to pages, as by onnx
 
 
 class Group(NamedTuple):
@@ -37,7 +38,7 @@ class Group(NamedTuple):
         count: How many there are.
         width: Rows and columns of each.
         is_chain: Whether the model multiplies by them, one after the other.
-        is_sparse: Whether they are holes of the file.
+        is_sparse: Whether they are holes in the file.
     """
 
     count: int  # type: ignore[assignment]  # tuples have a method of this name
@@ -56,9 +57,9 @@ class Group(NamedTuple):
         return self.count * self.tensor_nbytes
 
     def scaled(self, scale: float) -> Group:
-        """A group of `scale` times the bytes: of fewer tensors, or of smaller ones where few.
+        """A group of `scale` times the bytes: fewer tensors, or smaller ones if they are few.
 
-        Holes take no room, and stay as large as they are.
+        A sparse group takes no room on the disk and stays as it is.
         """
         if self.is_sparse:
             return self
@@ -69,7 +70,7 @@ class Group(NamedTuple):
         return self._replace(count=count, width=max(width, MIN_WIDTH))
 
 
-# How it grows: numbers of tensors, up to the most that an archive holds, and bytes of all tensors.
+# The sizes of the cases about growth: tensors, up to the most that an archive holds; and bytes.
 COUNTS: Final = (10, 100, 1_000, 10_000, 100_000, 262_143)
 SIZES: Final = (10**7, 10**8, 10**9, 10**10, 10**11)
 SIZED_COUNT: Final = 100  # tensors that share those bytes
@@ -91,7 +92,7 @@ GROUPS: Final[Mapping[str, Group]] = {
     },
 }
 
-ADDRESS: Final = "address"  # file that has the URL of the server of the directory, if there is one
+ADDRESS: Final = "address"  # file with the URL of the server of the directory, while it runs
 
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "archive": ("model.onnxa",),
@@ -119,7 +120,7 @@ class Place(NamedTuple):
 
     @property
     def output(self) -> Path:
-        """A directory for the output of steps, removed afterwards."""
+        """A directory for the output of steps, removed after each of them."""
         return self.folder / f"{self.name}-output"
 
     @property
@@ -129,7 +130,7 @@ class Place(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The archive at the server."""
+        """The URL of the archive at the server."""
         relative = self.archive.relative_to(self.folder).as_posix()
         return f"{(self.folder / ADDRESS).read_text()}/{relative}"
 
@@ -171,7 +172,7 @@ class Place(NamedTuple):
         return [f"layer.{index}/weight" for index in range(self.group.count)]
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """The tensors by name, each made when its turn comes."""
+        """Yields the tensors by name, each made when it is asked for."""
         import numpy as np
 
         shape = (self.group.width, self.group.width)
@@ -223,10 +224,10 @@ class Place(NamedTuple):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def external_model(self, location: str | None) -> tuple[onnx.ModelProto, list[int]]:
-        """The model with external tensors: in one file, or without one under their own names.
+        """The model with external tensors: in the file `location`, or, if None, at their names.
 
         Returns:
-            The model, and where each of its tensors begins in the file.
+            The model, and the offset of each tensor in the file.
         """
         from onnx import TensorProto
 
@@ -254,7 +255,7 @@ class Place(NamedTuple):
 
 
 def key_of(name: str) -> str:
-    """The key that this library gives to a tensor of ours."""
+    """The key that this library gives to a tensor of this name."""
     return name.replace(".", "_").replace("/", "_")
 
 
@@ -289,7 +290,7 @@ def _make_archive(place: Place) -> None:
 
 
 def _make_sparse_archive(place: Place) -> None:
-    """Writes headers, model and directory, and nothing where the zeros are."""
+    """Writes headers, model and directory, and leaves holes for the zeros."""
     from onnxarchive.buffers import checksums
     from onnxarchive.model.keys import MODEL_PROTO
     from onnxarchive.zipformat import layout
@@ -358,7 +359,7 @@ _MAKERS: Final = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Makes files in a process that is told which."""
+    """Makes the files that the argument, JSON, says."""
     import json
 
     told = json.loads(argv[0])

@@ -1,7 +1,7 @@
-"""Interrupts of tools/bench.py: no child and no file is left behind, whenever one comes.
+"""Interrupts of tools/bench.py: it ends its children and removes its files at any moment.
 
 SIGINT and SIGTERM raise KeyboardInterrupt once and are ignored from then on, so that nothing stops
-the clean-up. They wait while something begins that the clean-up has to know of.
+the clean-up. They are held while a child or a file is made and noted for the clean-up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from types import FrameType
 from typing import Any, Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_before: dict[int, Any] = {}  # handlers
+_before: dict[int, Any] = {}  # the handlers that `listen` replaced, by signal
 _children: list[subprocess.Popen[str]] = []
 _is_held = False
 _has_come = False
 
 
 def listen() -> None:
-    """Takes the signals over."""
+    """Installs the handlers."""
     global _is_held, _has_come
     _is_held = _has_come = False
     for number in _SIGNALS:
@@ -29,7 +29,7 @@ def listen() -> None:
 
 
 def leave() -> None:
-    """Gives the signals back."""
+    """Restores the handlers before."""
     for number, handler in _before.items():
         signal.signal(number, handler)
 
@@ -64,7 +64,7 @@ def _interrupt(number: int = 0, frame: FrameType | None = None) -> None:
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Starts a child, which `end_children` ends if it still runs then."""
+    """Starts a child, which `end_children` kills if it still runs then."""
     with held():
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True, **options)
         _children.append(child)

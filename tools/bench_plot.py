@@ -21,7 +21,7 @@ from bench_cases import CASES, MODEL, PROCESS
 from bench_report import GB, MIB, duration
 
 IMAGES: Final = Path(__file__).resolve().parent.parent / "spec" / "images"
-# What speed.svg shows; tools/bench.py prints all cases.
+# The cases in speed.svg; tools/bench.py prints all of them.
 COMPARED: Final = (
     "view-large",
     "view-many",
@@ -32,9 +32,9 @@ COMPARED: Final = (
 )
 OURS, PEER, MACHINE = "#d9480f", "#3b82c4", "#8a8a8a"
 _SERIES: Final = (OURS, PEER, "#2b9a5d", "#9b5fc0")
-_LEAST: Final = 0.1  # MiB that are drawn
+_LEAST: Final = 0.1  # MiB; less is drawn as this
 _HEIGHT: Final = 0.21  # inches of a row
-# Text and background are drawn in colours that nothing else has, and have two forms.
+# Text and background have colours that nothing else has; a style sheet then replaces them.
 _TEXT, _BACKGROUND = "#010203", "#fefdfc"
 LIGHT: Final = {"text": "#1f2328", "background": "#ffffff"}
 DARK: Final = {"text": "#e6edf3", "background": "#0d1117"}
@@ -57,7 +57,7 @@ _SETTINGS: Final[Any] = {
 
 
 def draw(told: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws what was measured.
+    """Draws the figures of a run.
 
     Args:
         told: The content of a file of `--json`.
@@ -106,7 +106,7 @@ def _as_svg(figure: Any) -> bytes:
 
 
 def _speed(cases: Mapping[str, Any], title: str) -> Any:
-    """A panel for each case, a line for each way: filled warm, hollow the whole process."""
+    """A panel for each case, a line for each way: filled is warm, hollow the whole process."""
     from matplotlib.figure import Figure
 
     columns = 2 if len(cases) > 1 else 1

@@ -1,13 +1,12 @@
 """The figures of tools/bench.py: a process that measures itself, and the one that watches it.
 
-The measuring process warms up on small files, prepares what the clock is not to see, and says
-"begin" and "end" around what it is to see.
+The measuring process warms up on small files, prepares the step, and writes "begin" and "end" to
+its standard output before and after it.
 
-Its anonymous memory (RssAnon of /proc/PID/status) is sampled meanwhile from outside, every few
-milliseconds, so that nothing runs beside what is measured; a peak between two samples is not seen.
-Its resident memory is the kernel's own peak (VmHWM), set back through /proc/self/clear_refs when
-the clock starts. Both are told as growth since then, and as nothing where the system has no such
-files.
+Meanwhile the watching process samples its anonymous memory (RssAnon of /proc/PID/status) every few
+milliseconds; it misses a peak between two samples. Resident memory is the kernel's own peak
+(VmHWM), reset through /proc/self/clear_refs when the clock starts. Both are reported as the growth
+since then; without /proc they are None.
 
 Whole processes are timed from outside, from their start to their end; see `whole` of
 tools/bench_ways.py.
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 SAMPLING_INTERVAL: Final = 0.005
 BEGIN: Final = "begin"
 END: Final = "end"
-_RESET_PEAK: Final = "5"  # of VmHWM, as proc(5) has it
+_RESET_PEAK: Final = "5"  # written to clear_refs, resets VmHWM: see proc(5)
 _MANY_FILES: Final = 1 << 17
-_LINES_TOLD: Final = 15  # of a process that failed
+_LINES_TOLD: Final = 15  # of the output of a process that failed
 _answers: TextIO | None = None  # standard output
 
 
@@ -52,9 +51,9 @@ class Figures:
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: Time that processors were busy with it and its threads; None if not told.
-        anonymous: By how many bytes its anonymous memory grew at its peak; None if not told.
-        resident: By how many bytes its resident memory grew at its peak; None if not told.
+        cpu_seconds: CPU time of all its threads; None if unknown.
+        anonymous: Growth of its anonymous memory at the peak, in bytes; None if unknown.
+        resident: Growth of its resident memory at the peak, in bytes; None if unknown.
     """
 
     seconds: float
@@ -64,21 +63,21 @@ class Figures:
 
 
 def median_of(figures: Sequence[Figures]) -> Figures:
-    """The median of each figure; None where one was not told."""
+    """The median of each figure; None if any of its values is."""
     columns = zip(*map(astuple, figures), strict=True)
     medians: Any = [None if None in it else statistics.median(it) for it in columns]
     return Figures(*medians)
 
 
 class FailedError(Exception):
-    """A measuring process failed; the message is the end of its output."""
+    """A process failed; the message is the end of its output."""
 
 
 # The process that measures
 
 
 def measure(case: str, name: str, folder: Path, scale: float) -> Figures:
-    """Measures this process, while the one that started it watches.
+    """Measures a step in this process, while the one that started it watches.
 
     Args:
         case: The case.
@@ -111,7 +110,7 @@ def measure(case: str, name: str, folder: Path, scale: float) -> Figures:
 
 
 def status(process: int | str = "self") -> dict[str, int]:
-    """Memory of a process by /proc, in bytes; empty without /proc."""
+    """The memory fields of /proc/PID/status, in bytes; empty without /proc."""
     found = {}
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
         for line in file:
@@ -154,7 +153,7 @@ class _Sampler(threading.Thread):
 
 
 def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
-    """Figures of a step in a process that has done the same before, with a small file.
+    """Figures of a step in a process that has done the same with a small file before.
 
     Args:
         case: The case.
@@ -198,7 +197,7 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
 def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Figures]:
     """Figures of a process that does nothing but the step, and of the step in it.
 
-    The former's time is less the time that data took to make.
+    The time that the process took to make its data is subtracted from its time.
 
     Args:
         measure: The measure.
@@ -227,7 +226,7 @@ def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Fi
 
 
 def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:
-    """Runs another of these tools, which is told in JSON what to do.
+    """Runs another of these programs, with its arguments as JSON in one argument.
 
     Raises:
         FailedError: It did not end well.
@@ -240,7 +239,7 @@ def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:
 
 
 def raise_limit_of_files() -> None:
-    """Lets the processes open many files: onnx_ir has one open for each tensor."""
+    """Lets this process and its children open many files: onnx_ir opens one for each tensor."""
     try:
         import resource
     except ImportError:  # Windows, which has no such limit
@@ -260,7 +259,7 @@ def _end_of(errors: Any, status: int | None) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measures in a process that is told what, and tells the figures."""
+    """Measures what the argument says, and prints the figures as JSON."""
     told = json.loads(argv[0])
     figures = measure(told["case"], told["name"], Path(told["folder"]), told["scale"])
     _tell(json.dumps(asdict(figures)))

@@ -38,7 +38,7 @@ LIBRARIES: Final = (
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some values, and the least and most of them."""
+    """The median of some values, the least and the greatest."""
 
     median: float
     low: float
@@ -46,23 +46,23 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of one value or more."""
+        """The spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     @property
     def width(self) -> float:
-        """From the least to the most."""
+        """The greatest less the least."""
         return self.high - self.low
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one size.
+    """The figures at one size.
 
     Attributes:
-        amount: Tensors, or bytes of all of them.
+        amount: The number of tensors, or the bytes of all of them.
         seconds: Time.
-        anonymous: By how many bytes anonymous memory grew at its peak; None if not told.
+        anonymous: Growth of anonymous memory at the peak, in bytes; None if unknown.
     """
 
     amount: int
@@ -77,11 +77,11 @@ class Verdict:
     Attributes:
         target: The target.
         row: The row that it is about.
-        spread: The ratio or figure, or None where it was not measured.
-        met: Whether it is met by the median; None where it was not measured, and where the spread
-            is greater than the margin.
-        rounds_met: In how many rounds it is met.
-        rounds: In how many it was measured.
+        spread: The ratio or figure; None if it was not measured.
+        met: Whether the median meets it; None if it was not measured, or the values spread more
+            than the median differs from the target.
+        rounds_met: The number of rounds that meet it.
+        rounds: The number of rounds that measured it.
         reason: Why it is neither met nor missed, or None.
     """
 
@@ -104,9 +104,9 @@ class Result:
         size: The data that was read or written, in words.
         nbytes: Bytes of the tensors.
         rounds: The figures of each row, in the order of the rounds.
-        amounts: How much each measure of a case about growth takes, in tensors or bytes.
-        left_out: Why which measures were not taken.
-        failures: What which measures failed with.
+        amounts: The size of each measure of a case about growth, in tensors or bytes.
+        left_out: The measures that were not taken, each with the reason.
+        failures: The measures that failed, each with the end of its output.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Result:
 
     @property
     def is_failed(self) -> bool:
-        """Whether a measure failed that is no peer."""
+        """Whether a measure failed that is not a peer."""
         return any(it.name in self.failures and not it.is_peer for it in self.case.measures)
 
     def verdicts(self) -> list[Verdict]:
@@ -142,7 +142,7 @@ def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def judge(target: Target, result: Result) -> Verdict:
-    """Holds the figures of a case against a target."""
+    """Compares the figures of a case with a target."""
     row = target.row or result.case.measures[0].name
     compared = [row] if target.beside is None else [row, target.beside]
     for name in compared:
@@ -207,17 +207,17 @@ def _figure(value: float, figure: str, is_absolute: bool) -> str:
 
 
 def ratio(value: float) -> str:
-    """A ratio with three digits that count."""
+    """A ratio with three significant digits."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds, or milliseconds where they are few."""
+    """A time in seconds, or in milliseconds if it is short."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def size(nbytes: float) -> str:
-    """A size as people say it."""
+    """A size with its unit."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
@@ -299,7 +299,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def growth(result: Result) -> dict[str, list[Point]]:
-    """What was measured at growing sizes; empty if the case is not about that."""
+    """The figures at growing sizes, by line; empty if the case is not about growth."""
     found: dict[str, list[Point]] = {}
     for measure in result.case.measures if result.case.grows else ():
         figures = result.rounds.get(measure.name)
@@ -313,7 +313,7 @@ def growth(result: Result) -> dict[str, list[Point]]:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """How time grows over the last hundredfold, as an exponent: 1 in proportion, 0 not at all."""
+    """The exponent of time over the last hundredfold of size: 1 is in proportion, 0 constant."""
     upper = [it for it in points if it.amount * 100 >= points[-1].amount]
     x = [math.log(it.amount) for it in upper]
     y = [math.log(it.seconds.median) for it in upper]
@@ -359,7 +359,7 @@ def _memory_size() -> str:
 
 
 def _file_system(directory: Path) -> str:
-    """The kind of file system of a directory, or None if unknown."""
+    """The kind of file system of a directory, or "unknown"."""
     found = (Path("/"), "unknown")
     for line in _lines("/proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")
@@ -382,7 +382,7 @@ def _lines(path: str) -> list[str]:
 def as_json(
     machine: Mapping[str, str], settings: Mapping[str, Any], results: Sequence[Result]
 ) -> Any:
-    """Everything, for a file of JSON."""
+    """Everything, as values of JSON."""
     return {
         "machine": dict(machine),
         "settings": dict(settings),
@@ -412,5 +412,5 @@ def _case_as_json(result: Result) -> Any:
 
 
 def tell(message: str) -> None:
-    """Says how far the work is, on standard error."""
+    """Writes a message to standard error."""
     print(message, file=sys.stderr, flush=True)

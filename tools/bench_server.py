@@ -33,7 +33,7 @@ http {{
 
 
 def program(name: str) -> str | None:
-    """The path of a program, which may be one of the administrator's."""
+    """The path of a program, also in the directories of the administrator; None if missing."""
     return shutil.which(name) or shutil.which(name, path=f"/usr/sbin{os.pathsep}/usr/local/sbin")
 
 

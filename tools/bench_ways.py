@@ -1,9 +1,9 @@
 """The ways of tools/bench.py: how this library, its peers and the machine do the same work.
 
-A way takes a place, imports its library, prepares what the clock does not see and returns the step
-that is timed. `whole` is a process that does nothing else. So this module imports hardly anything.
+A way takes a place, imports its library, prepares and returns the step that is timed. `whole` does
+this as the only work of a process, so this module imports hardly anything.
 
-Where this library syncs what it writes, every other way syncs its files within the step.
+If this library syncs what it writes, every other way syncs its files within the step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bench_inputs import PIECE_NBYTES, Place, places
 
 Step: TypeAlias = Callable[[], object]
 _T = TypeVar("_T")
-_apart = 0.0  # seconds that data took to make
+_apart = 0.0  # seconds that `_made` took; they are subtracted
 
 
 def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale: float) -> None:
-    """Takes a way and its step; prints the seconds that its data and its step took."""
+    """Takes the step of a way; prints the seconds that its data and its step took."""
     step: Step = globals()[way](places(Path(folder), scale)[group], **arguments)
     begun = time.perf_counter()
     _kept = step()
@@ -32,7 +32,7 @@ def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale
 
 
 def _made(make: Callable[[], _T]) -> _T:
-    """Makes data that a program would have in memory anyway."""
+    """Makes data that a program would have in memory anyway; the clocks leave its time out."""
     global _apart
     begun = time.perf_counter()
     data = make()
@@ -41,7 +41,7 @@ def _made(make: Callable[[], _T]) -> _T:
 
 
 def _synced(place: Place, step: Step) -> Step:
-    """The step, which then syncs its files and their directory."""
+    """The step, followed by a sync of its files and their directory."""
 
     def durable() -> object:
         kept = step()
@@ -104,14 +104,14 @@ def verify(place: Place) -> Step:
 
 
 def check(place: Place) -> Step:
-    """Holds the archive against every rule, and reads all bytes for it."""
+    """Checks the archive against every rule, which reads all its bytes."""
     import onnxarchive
 
     return lambda: onnxarchive.check(place.archive, full=True)
 
 
 def parse_model(place: Place) -> Step:
-    """Parses the model with its tensors from memory: what it takes as a ModelProto."""
+    """Parses the model with its tensors from memory into a ModelProto."""
     import onnx
 
     serialized = _made(lambda: place.model().SerializeToString())
@@ -130,7 +130,7 @@ def open_safetensors(place: Place) -> Step:
 
 
 def view_safetensors(place: Place) -> Step:
-    """Opens the file and gets every tensor, which safetensors copies for numpy."""
+    """Opens the file and gets every tensor; safetensors copies it for numpy."""
     safe_open = importlib.import_module("safetensors").safe_open
 
     def step() -> object:
@@ -245,7 +245,7 @@ def save_archive(place: Place) -> Step:
 
 
 def write_archive(place: Place) -> Step:
-    """Writes an archive tensor by tensor, each in the same array."""
+    """Writes an archive tensor by tensor, each from the same array."""
     import onnxarchive
 
     _, array = next(place.arrays())
@@ -466,7 +466,7 @@ def _session_options(is_packed: bool) -> Any:
 
 
 def replace_model(place: Place) -> Step:
-    """Replaces the model by one that differs in a text of the same size."""
+    """Replaces the model with one that differs in a text of the same size."""
     import onnx
 
     import onnxarchive

@@ -1,22 +1,22 @@
-"""Measures archives on a CUDA device beside what does without them; prints medians and ratios.
+"""Compares archives on a CUDA device with other files; prints medians and ratios.
 
 python3 tools/dev.py python tools/benchmark_cuda.py [--gib 1] [--rounds 5] [--json FILE] ...
 
-A chain of matrix products with float32 weights in 64 tensors is written as an archive, and from it
-as a `.onnx` with external data, as PyTorch saves tensors, and as safetensors if that is installed:
-up to four files of the size of the weights. Measured are
+A chain of matrix products with float32 weights in 64 tensors is written as an archive, as a `.onnx`
+with external data, as PyTorch saves tensors, and as safetensors if that is installed: up to four
+files of the size of the weights. Measured are
 
-- a session of ONNX Runtime with the provider of CUDA, of the archive and of the `.onnx`, and its
-  first run;
+- a session of ONNX Runtime with its CUDA provider, of the archive and of the `.onnx`, and its first
+  run;
 - copies of all tensors on the device by PyTorch: from the archive, by torch.load with mmap=True,
   and by safetensors.torch.
 
-Every figure is the median of some rounds, taken in turn, each in a process of its own, which has
-used the device before. Files are in the page cache: what is compared is the work, not the disk.
-Memory is the most anonymous memory of the host (RssAnon) that the process took meanwhile.
+Every figure is the median of some rounds, in which the ways take turns, each in a new process that
+has used the device before the clock starts. Files are in the page cache, so the disk plays no part.
+Memory is the growth at its peak of the host's anonymous memory (RssAnon) of the process.
 
-Exit status: 0; 1 where two ways gave different results; 2 where there is no CUDA device that ONNX
-Runtime or PyTorch can use. `--device cpu` tries the tool without one: its figures are of no device.
+Exit status: 0; 1 if two ways gave different results; 2 if there is no CUDA device that ONNX Runtime
+or PyTorch can use. `--device cpu` tries the tool without one; its figures say nothing of a device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 LAYERS: Final = 64
 ITEM_NBYTES: Final = 4
-MIN_WIDTH: Final = 16  # below, ONNX Runtime is given the weights in the model
+MIN_WIDTH: Final = 16  # with smaller weights, ONNX Runtime gets them in the model
 WARM_NBYTES: Final = 64 * MIB
 SAMPLING_INTERVAL: Final = 0.002
 
@@ -67,13 +67,13 @@ SAFETENSORS: Final = "tensors.safetensors"
 
 @dataclass
 class Figures:
-    """What one process measured.
+    """The figures of one process.
 
     Attributes:
-        seconds: How long it took to make the session, or to copy the tensors.
-        result: What came of it, which other ways must give as well.
-        run_seconds: How long the first run of a session took.
-        anonymous: The most anonymous memory that it took meanwhile; None where it is not told.
+        seconds: The time to make the session, or to copy the tensors.
+        result: The results of the computation; all ways must give the same.
+        run_seconds: The time of the first run of a session; None for copies.
+        anonymous: Growth of anonymous memory at the peak, in bytes; None if unknown.
     """
 
     seconds: float
@@ -87,11 +87,11 @@ class Way:
     """A way to bring weights onto the device.
 
     Attributes:
-        name: What it is called.
+        name: Its name in the table.
         runtime: The package that it needs.
-        file: What it reads.
+        file: The kind of file that it reads.
         measure: Measures it once.
-        archived: The way from the archive that it is compared with, or None of that itself.
+        archived: The way from the archive that it is compared with; None if it is that way.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Way:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool and gives its exit status."""
+    """Runs the tool and returns its exit status."""
     _leave_the_path()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=sorted(PROVIDERS), default="cuda")
     parser.add_argument("--measure", choices=[*WARM, *WAYS], help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.measure is not None:  # by this tool itself, in a process of its own
+    if arguments.measure is not None:  # a process that this tool started, see `_in_process`
         with contextlib.redirect_stdout(sys.stderr):
             told = _measure(arguments.measure, arguments.device, arguments.directory)
         print(json.dumps(told))
@@ -160,16 +160,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_the_path() -> None:
-    """Takes this file's directory out of the path, since PyTorch imports a package named cuda."""
+    """Removes this file's directory from the path: PyTorch imports a package named cuda."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [it for it in sys.path if os.path.abspath(it) != here]
 
 
-# What there is
+# Devices and packages
 
 
 def _look(device: str) -> tuple[list[str], dict[str, str]]:
-    """What can use the device, and why which other packages cannot."""
+    """What uses the device, in words, and the other packages, each with the reason."""
     used, missing = [], {}
     for package in WARM:
         found, reason = _in_process(package, device, Path())
@@ -185,23 +185,23 @@ def _look(device: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _try(package: str, device: str) -> tuple[str | None, str | None]:
-    """What uses the device, or None and why the package cannot."""
+    """What the package uses, in words, or None; and the reason if it cannot use the device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return WARM[package](device), None
-        except Exception as error:  # ONNX Runtime's own have no base but this
+        except Exception as error:  # ONNX Runtime's errors have no other base
             return None, str(error).strip().split("\n")[0]
 
 
 def _warm_onnxruntime(device: str) -> str:
-    """Uses the device once and says what does; raises where ONNX Runtime cannot."""
+    """Uses the device once and returns the version; raises if ONNX Runtime cannot."""
     import onnxruntime as ort
 
     provider = PROVIDERS[device]
     if provider not in ort.get_available_providers():
         raise RuntimeError(f"ONNX Runtime {ort.__version__} has no {provider}")
-    if device == "cuda" and hasattr(ort, "preload_dlls"):  # those that packages of Python brought
+    if device == "cuda" and hasattr(ort, "preload_dlls"):  # CUDA's libraries in Python packages
         ort.preload_dlls()
     model = _model(MIN_WIDTH, 1)
     weight = np.ones((MIN_WIDTH, MIN_WIDTH), np.float32)
@@ -214,7 +214,7 @@ def _warm_onnxruntime(device: str) -> str:
 
 
 def _warm_torch(device: str) -> str:
-    """Uses the device once and says what does; raises where PyTorch cannot."""
+    """Uses the device once and returns the version; raises if PyTorch cannot."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -230,7 +230,7 @@ WARM: Final[Mapping[str, Callable[[str], str]]] = {
 }
 
 
-# What is read
+# The files
 
 
 def _weight_name(layer: int) -> str:
@@ -238,7 +238,7 @@ def _weight_name(layer: int) -> str:
 
 
 def _model(width: int, layers: int) -> onnx.ModelProto:
-    """A chain of products, without its weights."""
+    """A chain of matrix products, without its weights."""
     nodes = [
         helper.make_node("MatMul", [f"x{layer}", _weight_name(layer)], [f"x{layer + 1}"])
         for layer in range(layers)
@@ -257,7 +257,7 @@ def _input(width: int) -> Any:
 
 
 def _write(folder: Path, width: int, files: set[str]) -> None:
-    """Writes the archive, and from it the other files that are asked for."""
+    """Writes the archive, and the other files that are asked for from it."""
     random = np.random.default_rng(seed=0)
     path = folder / ARCHIVE
     with onnxarchive.Writer(path) as writer:
@@ -278,14 +278,14 @@ def _write(folder: Path, width: int, files: set[str]) -> None:
             safetensors.save_file(dict(archived.tensors(archive)), folder / SAFETENSORS)
 
 
-# What is measured, each in a process of its own
+# The ways, each measured in a process of its own
 
 
 class Memory:
-    """The most anonymous memory in a block beyond what was there before it.
+    """Samples how far anonymous memory grows in a block.
 
     Attributes:
-        peak: It, in bytes, or None where the system does not tell.
+        peak: The greatest growth, in bytes; None if unknown.
     """
 
     peak: int | None = None
@@ -417,7 +417,7 @@ def _measure(measure: str, device: str, folder: Path) -> Any:
 
 
 def _in_process(measure: str, device: str, folder: Path) -> Any:
-    """What `_measure` gives in a fresh process."""
+    """The result of `_measure` in a new process."""
     command = [sys.executable, __file__, "--measure", measure, "--device", device]
     done = subprocess.run(
         [*command, "--directory", os.fspath(folder)], stdout=subprocess.PIPE, text=True, check=True
@@ -435,7 +435,7 @@ def _measure_in_turn(
     return found
 
 
-# What is told
+# The report
 
 
 def _medians(figures: Sequence[Figures]) -> dict[str, float | None]:
@@ -452,7 +452,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _ratio(way: Way, medians: Mapping[str, Mapping[str, float | None]]) -> float | None:
-    """The seconds of the way from the archive for each second of this one."""
+    """The time of the way from the archive, divided by the time of this one."""
     if way.archived is None:
         return None
     own, archive = (medians[name]["seconds"] for name in (way.name, way.archived))
@@ -483,7 +483,7 @@ def _shown(number: float | None, digits: int) -> str:
 
 
 def _compare(ways: Sequence[Way], rounds: Mapping[str, Sequence[Figures]]) -> int:
-    """Status 1 where ways that are to give the same do not."""
+    """Returns status 1, and says so, if two ways that compute the same gave different results."""
     status = 0
     first: dict[bool, tuple[str, list[float]]] = {}
     for way in ways:

@@ -3,8 +3,8 @@
 
 python3 tools/dev.py python tools/check_packages.py
 
-The wheel is installed into a clean environment of each version of Python that is on PATH or below
-`~/.pyenv`, once without extras and once with all of them. A missing version is reported.
+The wheel is installed into new environments of each version of Python that is on PATH or below
+`~/.pyenv`, one without extras and one with all of them. A missing version is reported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find_python(version: str) -> str | None:
     for candidate in _candidates(version):
         code = "import sys; print('{}.{}'.format(*sys.version_info))"
         done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
-        if done.stdout.strip() == version:  # pyenv's shims fail for a version that is not chosen
+        if done.stdout.strip() == version:  # pyenv's shims fail if the version is not selected
             return candidate
     return None
 
@@ -72,12 +72,12 @@ def check(python: str, wheel: Path, directory: Path) -> None:
     compilerless = os.environ | {"PATH": str(directory / "bin"), "CC": "false", "CXX": "false"}
     for extras, snippets in (("", ["1"]), ("[all]", [])):
         run(*install, f"{wheel}{extras}", environment=compilerless)
-        # -I: the package that is installed, not the one of this directory.
+        # -I: import the installed package, not the one in this directory.
         run(installed, "-I", README, *snippets, environment=compilerless)
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
-    """Runs a command and gives its output; a failure ends this program with all of it."""
+    """Runs a command and returns its output. If it fails, prints that and ends this program."""
     done = subprocess.run(
         command,
         env=environment,

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-# Written when the environment is complete: a digest of its description.
+# A digest of the environment's description, written when the environment is complete.
 STAMP = ENVIRONMENT / "made-from"
 OLDEST_PYTHON = (3, 10)
 OLDEST_PYTHON_OF_IMPORT_LINTER = (3, 11)
@@ -32,7 +32,7 @@ INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and gives its exit status."""
+    """Runs one command and returns its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def set_up() -> None:
-    """Makes the environment, unless it is there and made from the same description."""
+    """Makes the environment, unless one of the same description exists."""
     made_from = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     made_from += " " + sys.version
     if STAMP.exists() and STAMP.read_text() == made_from:
         return
-    if ENVIRONMENT.is_symlink():  # setting up empties it, for all who use it
+    if ENVIRONMENT.is_symlink():  # to one that others use, too: setting up would empty it
         sys.exit(f"expected a directory at {ENVIRONMENT}, found a link; remove the link")
     print(f"setting up {ENVIRONMENT} (once, some minutes)", file=sys.stderr)
     try:
@@ -94,7 +94,7 @@ def set_up() -> None:
 def run(*arguments: str, stderr: int | None = None) -> None:
     """Runs the environment's Python in the project's directory.
 
-    Its modules are compiled once and not by each process: tests start hundreds.
+    Python may write compiled modules there: tests start hundreds of processes.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([PYTHON, *arguments], cwd=ROOT, env=environment, stderr=stderr, check=True)

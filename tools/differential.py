@@ -1,12 +1,12 @@
-"""Archives as other zip readers see them: all of them find what this library finds.
+"""Compares the entries that other zip readers find in archives with those of this library.
 
 Each archive that the library accepts is listed and extracted by every reader of zip_readers.py. Its
 names, sizes and CRC-32s, their order and the extracted bytes are compared with the library's own.
-Without ARCHIVE, the archives are the vectors of the conformance suite that are accepted, and some
-that are made here, the same ones every time.
+Without ARCHIVE, the archives are the accepted vectors of the conformance suite, and some that are
+made here, the same ones every time.
 
-Prints a table, and every difference on standard error. Exit status: 0, or 1 if there is a
-difference, a reader that --require names is not installed, or an archive given is refused.
+Prints a table, and every difference on standard error. Exit status: 0; 1 if there is a difference,
+a reader that --require names is not installed, or the library refuses an ARCHIVE.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from zip_readers import READERS, Extracted, Reader, ReaderError
 import onnxarchive
 
 VECTORS: Final = Path(__file__).resolve().parent.parent / "conformance" / "vectors"
-# Readers that take many archives a process are given so many, so that each process ends soon.
+# What a reader gets at once, so that its process ends soon.
 BATCH_ARCHIVES: Final = 200
 BATCH_NBYTES: Final = 1 << 24
 SEEDS: Final = range(8)
-# The most entries that 16 bits count, and one more.
+# The most entries without Zip64, and the fewest with it.
 COUNTS: Final = (0xFFFE, 0xFFFF)
-# The largest size without Zip64, the smallest with it, and the first that 32 bits do not count.
+# The largest size without Zip64, the smallest with it, and the first that exceeds 32 bits.
 LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
 # Permissions: each of the 9 bits alone, none, all, and a common one.
 PERMISSIONS: Final = (0, *(1 << bit for bit in range(9)), 0o777, 0o644)
-# What zip readers look for, in an order that is no pair of records.
+# The signatures that zip readers search for, in an order that no archive has.
 SIGNATURES: Final = b"PK\5\6PK\6\6PK\6\7PK\3\4"
 # Times and dates: each of the 16 bits alone, none, all.
 TIMES: Final = (0, *(1 << bit for bit in range(16)), 0xFFFF)
 
-# Bits of an element. The types of less than a byte are packed.
+# Bits of an element by data type. Types of less than a byte are packed.
 BIT_WIDTHS: Final[Mapping[int, int]] = {
     TensorProto.FLOAT: 32,
     TensorProto.FLOAT16: 16,
@@ -60,7 +60,7 @@ BIT_WIDTHS: Final[Mapping[int, int]] = {
     TensorProto.INT4: 4,
     TensorProto.UINT2: 2,
 }
-# What a tool could take for something else: an option, a pattern, an escape, a line's end.
+# Names that a tool could take for something else: an option, a pattern, an escape, a line's end.
 NAMES: Final = (
     "tokenizer.json",
     "größe/日本.txt",
@@ -88,7 +88,7 @@ NAMES: Final = (
 
 
 def random_bytes(random_: random.Random, data_type: int, count: int) -> bytes:
-    """Stored elements of a type; unused bits of the last byte are 0."""
+    """Random elements of a type, as an archive stores them; unused bits of the last byte are 0."""
     nbits = BIT_WIDTHS[data_type] * count
     data = bytearray(random_.randbytes(-(-nbits // 8)))
     if nbits % 8:
@@ -136,7 +136,7 @@ def write_zips(path: Path) -> None:
         name="zip", data_type=TensorProto.UINT8, dims=[len(zipped)], raw_data=zipped
     )
     model = model_of([tensor])
-    # The model is the last entry, and this its last field: signatures before the directory.
+    # The last field of the last entry, so that the signatures are next to the directory.
     model.metadata_props.add(key="signatures", value="PK\5\6PK\6\6PK\6\7PK\3\4PK\1\2" * 5)
     assets = {"inner.zip": zipped, "last": SIGNATURES * 4096}
     onnxarchive.save(model, path, size_threshold=0, assets=assets)
@@ -144,7 +144,7 @@ def write_zips(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FreeFields:
-    """What the headers of an entry say where a reader accepts anything.
+    """Values of the fields of an entry's headers in which a reader accepts anything.
 
     Attributes:
         made_by: The lower byte of "version made by".
@@ -160,7 +160,7 @@ class FreeFields:
 
 
 def free_fields() -> list[FreeFields]:
-    """What free fields may say: each of their bits, and combinations that mean something."""
+    """Values for free fields: each bit alone, and combinations with a meaning."""
     ms_dos = [bits for bits in range(0x28) if bits & ~0x27 == 0]
     return [
         *(FreeFields(made_by=version) for version in range(256)),
@@ -178,7 +178,7 @@ def free_fields() -> list[FreeFields]:
 
 
 def write_free_fields(path: Path) -> None:
-    """Writes an archive of which each entry has other values in its free fields."""
+    """Writes an archive with an entry for each of `free_fields`."""
     fields = free_fields()
     assets = {f"free/{index:04}": b"%d" % index for index in range(len(fields) - 1)}
     onnxarchive.save(model_of([]), path, assets=assets)
@@ -196,7 +196,7 @@ def write_free_fields(path: Path) -> None:
 
 
 def write_zip64_made_by(path: Path, made_by: int) -> None:
-    """Writes an archive whose Zip64 end record says this for "version made by"."""
+    """Writes an archive with this value for "version made by" in its Zip64 end record."""
     assets = {f"a{index}": b"x" for index in range(COUNTS[-1] - 1)}
     onnxarchive.save(model_of([]), path, assets=assets)
     with open(path, "r+b") as file:
@@ -205,7 +205,7 @@ def write_zip64_made_by(path: Path, made_by: int) -> None:
 
 
 def write_many(path: Path, count: int) -> None:
-    """Writes an archive of so many entries."""
+    """Writes an archive of `count` entries."""
     tensors = [
         TensorProto(name=f"t{index}", data_type=TensorProto.UINT8, dims=[1], raw_data=b"x")
         for index in range(count - 1)
@@ -214,20 +214,20 @@ def write_many(path: Path, count: int) -> None:
 
 
 class SparseFile:
-    """A file with holes for pieces of zeros."""
+    """A file for the writer that leaves holes for pieces of zeros."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
     def write(self, data: memoryview, /) -> int:
-        """Writes `data`, or its first bytes, and gives how many."""
+        """Writes `data`, or its first bytes, and returns how many."""
         if np.frombuffer(data, np.uint8).any():
             return self._file.write(data)
         self._file.seek(len(data), os.SEEK_CUR)
         return len(data)
 
     def close(self) -> None:
-        """Ends the file."""
+        """Sets the size of the file, which may end in a hole, and closes it."""
         self._file.truncate()
         self._file.close()
 
@@ -252,10 +252,9 @@ def make_archives(directory: Path, *, many: bool = False, large: bool = False) -
     """Makes the archives of this tool.
 
     Args:
-        directory: Where to.
-        many: Whether also those with about as many entries as 16 bits count, with and without
-            Zip64.
-        large: Whether also those with an entry of about 4 GiB; they are sparse files.
+        directory: The directory to write to.
+        many: Whether to make those of `COUNTS`, too.
+        large: Whether to make those of `LARGE_SIZES`, too, as sparse files.
     """
     model_alone, zips = directory / "model_alone.onnxa", directory / "zips.onnxa"
     onnxarchive.save(model_of([]), model_alone)
@@ -291,7 +290,7 @@ class Accepted:
 
 
 def read_by_library(path: Path) -> Accepted | None:
-    """The entries that the library finds in a file, or None if it breaks a rule."""
+    """The archive as the library reads it; None if the file breaks a rule."""
     if onnxarchive.check(path, full=True):
         return None
     with onnxarchive.open(path) as archive:
@@ -319,9 +318,9 @@ def differences(
     """Describes the differences of a reader, one in a line.
 
     Args:
-        reader: The reader; what it is known not to show is no difference.
-        expected: What there is.
-        found: What the reader finds.
+        reader: The reader. A CRC-32 that it is known not to show is no difference.
+        expected: The entries that the library finds.
+        found: The entries that the reader finds.
     """
     if len(expected) != len(found):
         yield f"expected {len(expected)} entries, found {len(found)}"
@@ -345,7 +344,7 @@ class Comparison:
         archives: How many archives were read.
         entries: How many entries they have.
         skipped: The archives that the reader cannot read, each with the reason.
-        differences: Every difference, in a line.
+        differences: Every difference, each in a line.
     """
 
     archives: int = 0
@@ -375,7 +374,7 @@ def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comp
     Args:
         reader: The reader, which must be installed.
         archives: The archives.
-        scratch: An existing directory for what is extracted; nothing is left in it.
+        scratch: An existing directory to extract to; it is empty again afterwards.
     """
     result = Comparison()
     readable = []
@@ -406,7 +405,7 @@ def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comp
 
 
 def required(text: str) -> list[str]:
-    """Readers by name, with commas between them."""
+    """The names of readers in a list with commas."""
     names = text.split(",")
     unknown = sorted(set(names) - set(READERS))
     if unknown:
@@ -417,7 +416,7 @@ def required(text: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool and gives its exit status."""
+    """Runs the tool and returns its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -444,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare_all(
     paths: Sequence[Path], required_names: Sequence[str], large: bool, directory: Path
 ) -> list[str]:
-    """Has every reader read every archive, prints the table, and returns the differences."""
+    """Compares every reader on every archive, prints the table and returns the differences."""
     failures = []
     archives = []
     for path in paths or make_archives(directory, many=True, large=large):

@@ -33,7 +33,7 @@ _EXAMPLE = re.compile(r"^Example:\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
 
 
 class Annotation(str):
-    """An annotation as its source has it, such as `Unpack[Access]`: `repr` adds no quotes."""
+    """An annotation as it is written, such as `Unpack[Access]`: its `repr` has no quotes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -46,7 +46,7 @@ def example(docstring: str) -> str | None:
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Each command with its parser, those of groups as `assets add`."""
+    """Yields each command with its parser; one in a group as `assets add`."""
     for name, command in choices(parser()).items():
         actions = choices(command)
         if actions:
@@ -68,7 +68,7 @@ def render(directory: Path) -> None:
     """Writes the pages."""
     import pdoc  # only this function needs it
 
-    os.environ["COLUMNS"] = "88"  # of help
+    os.environ["COLUMNS"] = "88"  # the width of argparse's help
     convert = pdoc.docstrings.convert
 
     def with_code(text: str, form: str, file: Path | None) -> str:

@@ -2,8 +2,8 @@
 
 python3 tools/dev.py python tools/draw_layout.py [FILE]
 
-It saves a small archive and draws its entries where they lie, so the picture has real offsets. The
-picture has a light and a dark form, as those of tools/bench_plot.py.
+It saves a small archive and draws its entries, so the picture has real offsets. The picture has a
+light and a dark form, like those of tools/bench_plot.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import onnxarchive
 
 _WIDTH, _HEIGHT = 886, 226
-_LEFT, _TOP, _BAR = 20, 48, 54  # of the bar that stands for the file
+_LEFT, _TOP, _BAR = 20, 48, 54  # left, top and height of the bar that stands for the file
 _WIDTHS: Final = {"header": 28, "tensor": 150, "assets": 134, "model": 150, "end": 150}
 _COLORS: Final = {"tensor": OURS, "assets": "#2b9a5d", "model": PEER, "end": "#9b5fc0"}
 _STYLE: Final = (
@@ -32,7 +32,7 @@ _STYLE: Final = (
 
 
 def draw() -> str:
-    """The picture: one bar for the file, what opening reads above it, a view below it."""
+    """The picture: a bar for the file, above it what opening reads, below it a view."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "model.onnxa")
         onnxarchive.save(_model(), path, assets={"labels.txt": b"cat\ndog\n"})

@@ -1,14 +1,14 @@
 """Fuzzes the readers of untrusted bytes with atheris (`pip install atheris`), driven by libFuzzer.
 
-A target is a function of bytes that raises on a finding. Bytes that are refused by an error of the
-library are none; anything else that is raised is one, and so are the disagreements that each
-target looks for, 10 seconds for one input and 2 GiB of memory.
+A target is a function of bytes that raises on a finding. An input that the library refuses with an
+error of its own is no finding. Any other error is one, and so are a disagreement that the target
+looks for, 10 seconds for one input, and 2 GiB of memory.
 
     python3 tools/dev.py python tools/fuzz.py archive --seconds 60
     python3 tools/dev.py python tools/fuzz.py archive --reproduce FILE
 
-Prints how many inputs were run, and the file of the one that is a finding. Exit status: 0, or 1
-where there is a finding, or 2 where atheris is missing.
+Prints the number of inputs, and the file of the input that is a finding. Exit status: 0, 1 if there
+is a finding, or 2 if atheris is missing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from onnxarchive.zipformat.local_header import check_local_header
 ROOT: Final = Path(__file__).resolve().parent.parent
 VECTORS: Final = ROOT / "conformance" / "vectors"
 LARGEST_SEED: Final = 1 << 16  # bytes
-# Rules about the data of tensors, which this tool checks by itself.
+# Rules about the data of tensors that this tool checks with code of its own.
 DATA_RULES: Final = frozenset({"DATA-6", "TENSOR-4", "TENSOR-5"})
 SIX_BIT_TYPES: Final = (TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2)
 BITS: Final[dict[int, int]] = {
@@ -62,7 +62,7 @@ BITS: Final[dict[int, int]] = {
     **{TensorProto.DataType.Value(name): 4 for name in ("UINT4", "INT4", "FLOAT4E2M1")},
     **dict.fromkeys(SIX_BIT_TYPES, 6),
 }
-# Fields with number 99 of every wire type: varint, fixed64, bytes, group and fixed32.
+# The field 99 in every wire type: varint, fixed64, bytes, group and fixed32.
 UNKNOWN_FIELDS: Final = (
     b"\x98\6" + b"\xff" * 9 + b"\1",
     b"\x99\6" + b"\xff" * 8,
@@ -70,7 +70,7 @@ UNKNOWN_FIELDS: Final = (
     b"\x9b\6\x9c\6",
     b"\x9d\6" + b"\xff" * 4,
 )
-# Instruments the library, so nothing may import it before.
+# Nothing may import the library before atheris instruments it.
 CHILD: Final = """
 import sys
 import atheris
@@ -88,11 +88,11 @@ class DisagreementError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """Something to be fuzzed.
+    """A function to fuzz.
 
     Attributes:
         run: Reads bytes; raises on a finding.
-        seeds: Bytes to begin with.
+        seeds: Makes the first inputs.
     """
 
     run: Callable[[bytes], object]
@@ -100,19 +100,19 @@ class Target:
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raises where something does not hold."""
+    """Raises `DisagreementError` unless `holds`."""
     if not holds:
         raise DisagreementError(otherwise)
 
 
 class Collected(Report):
-    """Keeps the ids of broken rules."""
+    """Collects the ids of broken rules."""
 
     def __init__(self) -> None:
         self.rules: list[str] = []
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Takes a broken rule."""
+        """Adds a broken rule."""
         require(rule in rules(), f"{rule} is no rule")
         require(bool(message), f"{rule} is broken without a word")
         self.rules.append(rule)
@@ -124,8 +124,8 @@ class Collected(Report):
 def run_directory(data: bytes) -> bool:
     """Whether end records, directory and local headers break no rule.
 
-    What is found one by one and what stops at the first must agree. What is accepted fills the
-    file without a gap, and Python's zipfile finds the same entries.
+    Reading that collects every finding and reading that stops at the first must agree. The entries
+    of an accepted file must fill it without a gap, and Python's zipfile must find the same ones.
     """
     collected = Collected()
     _read_directory(data, collected)
@@ -141,7 +141,7 @@ def run_directory(data: bytes) -> bool:
         require(entry.data_offset % 64 == 0, f"{entry} is not aligned")
         position = entry.data_offset + entry.nbytes
     require(data[position : position + 4] in (b"PK\1\2", b"PK\5\6"), "a gap before the directory")
-    if all(entry.name.isprintable() for entry in entries):  # as names have to be
+    if all(entry.name.isprintable() for entry in entries):  # a rule that is not checked here
         with zipfile.ZipFile(io.BytesIO(data)) as by_zipfile:
             found = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
         expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
@@ -172,8 +172,8 @@ def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
 def run_wire(data: bytes) -> bool:
     """Whether protobuf parses a model; the wire reader must agree.
 
-    What protobuf parses can be stripped of its weights and filled again to the same model, and is
-    a model if protobuf parses what is left.
+    If it does, stripping the weights and filling them in again must give the same model. Protobuf
+    must parse the stripped bytes exactly if it parses the given ones.
     """
     model = _parsed(data)
     try:
@@ -204,7 +204,7 @@ def _parsed(data: bytes) -> onnx.ModelProto | None:
 
 
 def _may_refuse(error: ArchiveError) -> bool:
-    """Whether an error is about what protobuf lets pass: locations that the library uses."""
+    """Whether an error is about a location that the library reserves; protobuf accepts those."""
     return "reserved location" in error.message
 
 
@@ -227,7 +227,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
     try:
         filled = _parsed(b"".join(weights.fill(found.model, of_location)))
     except ArchiveError as error:
-        # Such a location would be refused in any case.
+        # Models with such a location are refused anyway.
         require(
             "a location in UTF-8" in error.message, f"a stripped model cannot be filled: {error}"
         )
@@ -247,7 +247,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
 
 
 def tensors_of(message: Message) -> Iterator[TensorProto]:
-    """Every TensorProto below a message; it may be changed while it is had."""
+    """Yields every TensorProto below a message. The caller may change the one that it has."""
     if isinstance(message, TensorProto):
         yield message
         return
@@ -263,7 +263,7 @@ def _location(tensor: TensorProto) -> Any:
 
 
 def _require_raw(tensor: TensorProto, data: bytes) -> None:
-    """Compares raw data with the elements of the one field that a tensor holds."""
+    """Compares raw data with the elements in the one data field that a tensor has."""
     if tensor.HasField("raw_data"):
         expected: bytes = tensor.raw_data
     elif tensor.float_data or tensor.double_data:
@@ -297,10 +297,10 @@ def _element_width(tensor: TensorProto) -> int:
 
 
 def run_archive(data: bytes) -> bool:
-    """Whether a file of these bytes is an archive, also once all CRC-32s are right.
+    """Whether a file of these bytes is an archive; see `is_archive`.
 
-    See `is_archive`. CRC-32s are mended since no fuzzer finds them, and behind them is most of
-    what there is to be found.
+    Runs the same bytes with correct CRC-32s, too: a fuzzer does not find those by itself, and
+    without them most of the reader is never reached.
     """
     path = _scratch() / "fuzzed.onnxa"
     path.write_bytes(data)
@@ -314,7 +314,7 @@ def run_archive(data: bytes) -> bool:
 
 
 def _with_crc32s(data: bytes) -> bytes:
-    """The same file with the CRC-32s of its data, where its directory can be read."""
+    """The file with the CRC-32s of its data; unchanged if its directory cannot be read."""
     report = Collected()
     bounds = locate(data[-TAIL_SIZE:], len(data), report)
     if bounds is None:
@@ -336,7 +336,7 @@ def _with_crc32s(data: bytes) -> bytes:
 
 @cache
 def _scratch() -> Path:
-    # Where libFuzzer ends the process, nothing is run at its end, and the parent removes this.
+    # If libFuzzer ends the process, `atexit` does not run; then the parent removes this.
     folder = tempfile.mkdtemp(prefix="onnxarchive-fuzz-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -345,10 +345,10 @@ def _scratch() -> Path:
 def is_archive(path: Path) -> bool:
     """Whether a file breaks no rule.
 
-    A full check must find a rule broken exactly where opening, reading and verifying the archive
-    does, and the data of tensors must break the rules that are looked at here anew, or none. What
-    is accepted is read in the same way by Python's zipfile. What the check takes for an interrupted
-    edit, opening does, too, and rolling it back leaves an archive or changes nothing.
+    A full check must find a broken rule if and only if opening, reading and verifying fails. It
+    must find the same broken `DATA_RULES` as this tool. Python's zipfile must read the same from an
+    accepted file. The check and opening must agree on an interrupted edit, and rolling it back must
+    leave an archive or change nothing.
     """
     broken: set[str] | None = None
     try:
@@ -390,7 +390,7 @@ def is_archive(path: Path) -> bool:
 
 
 def _look_at(path: Path, model: str) -> list[str]:
-    """Takes a view of each tensor of a model; gives the keys."""
+    """Takes a view of each tensor of a model; returns the keys."""
     with onnxarchive.open(path, model=model) as archive:
         named = [
             _location(it)
@@ -400,7 +400,7 @@ def _look_at(path: Path, model: str) -> list[str]:
         for key in named:
             archive.tensor_by_key(key)
         for name in archive.tensors:
-            with contextlib.suppress(ArchiveError):  # those that the model holds may be wrong
+            with contextlib.suppress(ArchiveError):  # data inside the model may be wrong
                 _ = archive.tensors[name]
     return named
 
@@ -442,7 +442,7 @@ def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
 
 
 def run_source(data: bytes) -> bool:
-    """Whether a file of these bytes can be converted; its archive must break no rule."""
+    """Whether a file of these bytes can be converted. The resulting archive must break no rule."""
     path, target = (_scratch() / name for name in ("fuzzed", "converted.onnxa"))
     path.write_bytes(data)
     options: dict[str, Any] = {"size_threshold": 0, "convert_attribute": True, "dedupe": True}
@@ -461,7 +461,7 @@ def run_source(data: bytes) -> bool:
 
 
 def archives() -> list[bytes]:
-    """Small archives, with those of the conformance suite where it is there."""
+    """Small archives, and those of the conformance suite if it is there."""
     found = [path.read_bytes() for path in sorted(VECTORS.glob("*")) if path.is_file()]
     found = [data for data in found if len(data) <= LARGEST_SEED]
     for model in _models():
@@ -483,7 +483,7 @@ def _with_undo_log(archive: bytes) -> bytes:
 
 
 def serialized_models() -> list[bytes]:
-    """Small models: complete, and as in their archives."""
+    """Small models, each complete and as its archive stores it."""
     found = [model.SerializeToString() for model in _models()]
     for data in archives():
         path = _scratch() / "seed.onnxa"
@@ -497,7 +497,7 @@ def serialized_models() -> list[bytes]:
 
 
 def sources() -> list[bytes]:
-    """Small models, archives, and zips of other tools with a model and its data."""
+    """Small models, archives, and zip files of other tools with a model and its data."""
     found = [*serialized_models(), *archives()]
     model = onnx.ModelProto(ir_version=10)
     for location, offset in (("w.bin", 0), ("both.bin", 8), ("both.bin", 32)):
@@ -560,7 +560,7 @@ TARGETS: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzzes one target and gives the exit status."""
+    """Fuzzes one target and returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
 """Kills conversions at every moment and checks the target afterwards.
 
-`onnxarchive convert` runs in a process of its own, again and again, and is killed (SIGKILL) at
-moments spread evenly from its start to somewhat past its usual end. Every other run has an older
-archive in the target's place. After each run the target must be as before, absent or the older
-archive, or complete: no rule broken, and byte for byte as after an undisturbed conversion. Beside
-the target a killed run may leave its own temporary file and nothing else.
+Each run starts `onnxarchive convert` in its own process and kills it (SIGKILL); the moments are
+spread evenly from its start to somewhat after its usual end. In every other run the target exists
+before, an older archive. After each run the target must be as before or complete: it breaks no rule
+and is byte for byte that of an undisturbed conversion. Beside the target a killed run may leave its
+temporary file and nothing else.
 
 Prints a line of figures. Exit status: 0, or 1 if a run left anything else.
 """
@@ -34,7 +34,7 @@ import onnxarchive
 
 MEGABYTE: Final = 1_000_000
 TENSORS: Final = 20
-# The last kill comes this part of an undisturbed conversion's time after its end.
+# The latest kill is after the usual end of a conversion by this part of its usual duration.
 BEYOND: Final = 0.15
 UNDISTURBED_RUNS: Final = 3
 
@@ -87,7 +87,7 @@ def write_model(path: Path, megabytes: int, seed: int) -> None:
 
 
 def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
-    """Makes model and archives; returns the seconds that a conversion takes."""
+    """Makes the model and the archives; also returns the seconds that a conversion takes."""
     scene = Scene(
         directory / "model.onnx",
         directory / "expected.onnxa",
@@ -177,7 +177,7 @@ def kill_many(scene: Scene, runs: int, duration: float) -> tuple[Counter[str], l
         status = convert_and_kill(scene, moment)
         left = what_is_left(scene)
         fault = violation(before, status, left)
-        # A killed process cannot remove its temporary file; nothing else may lie about.
+        # A killed process cannot remove its temporary file.
         others = [path for path in scene.work.iterdir() if path != scene.target]
         strange = [path.name for path in others if path.suffix != ".tmp"]
         if strange or len(others) > 1 or (status == DONE and others):

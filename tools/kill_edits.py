@@ -4,14 +4,14 @@ In each run two writer processes keep changing an archive of two models, in ever
 new model in place, with and without new tensors, several changes in a block of `edit`, a copy,
 moved entries, a new tensor, a save over everything, a recovery. A reader process keeps reading it.
 Every process announces each operation and reports its end. One writer or both are killed (SIGKILL)
-at a random moment of an edit, of a wait for the lock, or between edits. The archive is recovered,
-by `recover`, by opening it for editing, by an edit or by a save, while the other processes go on;
-then these are killed, too, and it is recovered once more.
+at a random moment: in an edit, while waiting for the lock, or between edits. The archive is
+recovered by `recover`, by opening it for editing, by an edit or by a save, while the other
+processes go on; then these are killed, too, and it is recovered again.
 
-Afterwards no file may be left beside the archive. The archive must break no rule, and hold the
-model and the tensors that were written last, and the other model: no finished edit is lost, an
-interrupted edit is done or undone as a whole, and the reads agree. That is so if all edits and
-reads can be put in one order, each between its announcement and its end.
+Afterwards no file may be left beside the archive. The archive must break no rule. All edits and
+reads, with the final content as the last read, must fit into one order, each between its
+announcement and its end: no finished edit is lost, an interrupted edit is done or undone as a
+whole, and the reads agree.
 
 Prints a few lines of figures. Exit status: 0, or 1 if a run showed anything else. Needs `fork`.
 """
@@ -80,7 +80,7 @@ EDITS: Final = {
     "save": 5,
     "recover": 5,
 }
-IMPATIENCE: Final = 0.01  # seconds to wait for the lock
+IMPATIENCE: Final = 0.01  # seconds that impatient edits wait for the lock
 # The operation after a kill, while the remaining writers go on.
 RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "save", "nothing")
 # Operations that do not change an archive.
@@ -96,7 +96,7 @@ PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 BEYOND: Final = 1.2
 PATIENCE: Final = 60.0  # seconds without any event
 USUAL: Final = 0.1  # seconds of an edit before one was timed
-CLOSE: Final = 0.5  # how often a kill comes soon after an undo log is begun
+CLOSE: Final = 0.5  # the share of kills that come soon after the start of an undo log
 
 
 # Content of the archive
@@ -107,7 +107,7 @@ class Traits(NamedTuple):
 
     Attributes:
         padding: Bytes of its doc_string.
-        has_added: Whether it has a further tensor, the last one.
+        has_added: Whether it has the tensor `ADDED`, as its last.
         has_asset: Whether a save with this number writes an asset.
         is_referring: Whether its tensors name keys when it is given to `replace_model`.
     """
@@ -198,7 +198,7 @@ def decoder() -> onnx.ModelProto:
 
 
 class State(NamedTuple):
-    """The content of an archive, beside its further model.
+    """The content of an archive, other than its further model.
 
     Attributes:
         model: The number of its model.
@@ -394,10 +394,10 @@ class DisagreementError(Exception):
 
 
 def possible_states(before: State, events: Sequence[Event]) -> set[State]:
-    """The possible states of an archive after events that end all operations that they begin.
+    """The possible states of an archive after events in which every operation that begins ends.
 
-    An operation takes effect at one moment between its beginning and its end; a refused or undone
-    one never does, and a killed one does before the kill or never.
+    An operation takes effect at one moment between its beginning and its end. A refused or undone
+    one never does; a killed one does before the kill or never.
 
     Args:
         before: The state before.
@@ -457,8 +457,8 @@ def _come_into_effect(possible: Iterable[_Possible]) -> Iterator[_Possible]:
 def unfounded(events: Sequence[Event]) -> list[str]:
     """Describes refusals without a cause, and other faults that processes have reported.
 
-    After a kill, operations that roll nothing back may find an unfinished edit, until another
-    operation that began after the kill is done.
+    A read or copy may find an unfinished edit if any part of it lies between a kill and the end of
+    the first edit that began after the kill.
     """
     wrong = []
     may_be_unfinished = False
@@ -696,7 +696,7 @@ class Scene:
             time.sleep(0.0002)
 
     def _kill_writers(self, victims: Collection[str]) -> None:
-        """Kills writers and counts their phase of an edit, with the other writer stopped."""
+        """Kills writers and counts the phase of the edit; meanwhile the other writer is stopped."""
         living = [self._processes[name] for name in WRITERS if name not in victims]
         self._say(PARENT, "killing")
         for process in living:

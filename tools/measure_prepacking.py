@@ -1,7 +1,8 @@
 """Measures sessions with and without packed copies of weights: time and private memory.
 
 Writes archives of 64 layers of 2048 x 2048 weights (float32: 1 GiB; 4 bits: 160 MiB), and runs them
-in one process and in four at once, each with one thread, on one row and on 64. Prints a table.
+in one process and in four at once, each with one thread, on inputs of 1 and of 64 rows. Prints a
+table.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ HEADER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one process measured.
+    """The figures of one process.
 
     Attributes:
         start: Seconds to make the session.
-        runs: Median seconds of a run, for each batch.
+        runs: Median seconds of a run, for each number of rows.
         private: Growth of anonymous memory in bytes.
     """
 
@@ -52,7 +53,7 @@ class Measured:
 
 
 def layer(kind: str, number: int) -> Iterator[onnx.TensorProto | onnx.NodeProto]:
-    """The weights of a layer and its node, from `y{number}` to `y{number + 1}`."""
+    """The weights of a layer and its node, with input `y{number}` and output `y{number + 1}`."""
     rng = np.random.default_rng(number)
     weight, names = f"w{number}", ([f"y{number}"], [f"y{number + 1}"])
     if kind == "float32":
@@ -95,7 +96,7 @@ def write_archive(path: Path, kind: str, layers: int) -> None:
 
 
 def private_nbytes() -> int:
-    """Anonymous memory of this process, which no other one shares."""
+    """The anonymous memory of this process, in bytes; no other process shares it."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(it.split()[1]) << 10 for it in lines if it.startswith("Anonymous:"))
 
@@ -126,7 +127,7 @@ def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
 
 
 def measure_together(path: Path, prepack: bool, processes: int) -> list[Measured]:
-    """Measures several processes at once."""
+    """Measures in several processes at once."""
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(processes), context.Queue()
     arguments = (path, prepack, together, results)

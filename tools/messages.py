@@ -15,8 +15,8 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 
 HEADER: Final = ("message", "field", "number", "wire type", "type", "repeated")
-# By the type of a field: the wire type (0 varint, 1 of 8 bytes, 2 with a length, 5 of 4 bytes) and
-# its name in onnx.proto.
+# By the type of a field: its wire type (0 varint, 1 of 8 bytes, 2 with a length, 5 of 4 bytes), and
+# the type's name in onnx.proto.
 WIRE_TYPES: Final = {
     FieldDescriptor.TYPE_DOUBLE: (1, "double"),
     FieldDescriptor.TYPE_FLOAT: (5, "float"),
@@ -32,8 +32,8 @@ WIRE_TYPES: Final = {
 
 def rows() -> Iterator[tuple[str, str, int, int, str, str]]:
     """The lines of the table, without its header."""
-    waiting: list[Any] = [onnx.ModelProto.DESCRIPTOR]  # protobuf has two classes of descriptors
-    for message in waiting:  # grows while it is walked over
+    waiting: list[Any] = [onnx.ModelProto.DESCRIPTOR]  # of either of protobuf's two classes
+    for message in waiting:  # the loop appends to it
         for field in sorted(message.fields, key=lambda field: field.number):
             wire_type, type_ = WIRE_TYPES[field.type]
             if field.message_type is not None:
@@ -51,7 +51,7 @@ def _name(message: Any) -> str:
 
 
 def table() -> str:
-    """The whole table, as the file holds it."""
+    """The text of the file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)

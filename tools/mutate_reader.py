@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Breaks the Python reader in one place after another and lists what no vector notices.
+"""Breaks the Python reader in one place after another and lists the changes that no vector shows.
 
     python3 tools/mutate_reader.py
     python3 tools/mutate_reader.py --large DIR
 
 Each change drops one condition: an `if` that refuses never does, a part of an `and` or `or` is left
 out, a call of `_expect` is removed, a pair of values that it compares is left out, or a bound of a
-comparison or a limit moves by one. The changed reader is given all small vectors of the conformance
-suite, in this process; what they do not notice is given to the large ones that `vectors.py --large
-DIR` has made. A change that no vector notices needs one, or an entry in `EQUIVALENT`.
+comparison or a limit moves by one. The changed reader reads all small vectors of the conformance
+suite, in this process; if it gives all the right verdicts, also the large ones that `vectors.py
+--large DIR` has made. A change that no vector shows needs one, or an entry in `EQUIVALENT`.
 
 Takes half a minute; with large vectors ten minutes. Exit status: 0; 1 if a change that no vector
-notices is not listed, or a listed one is noticed or not there.
+shows is not listed, or a listed one is shown or does not exist.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import run as runner  # noqa: E402
 
 SECONDS: Final = 5  # that a changed reader may take for a small vector
 SECONDS_OF_LARGE: Final = 300
-MEMORY: Final = 4 << 30  # address space of this process: a size that is not checked ends the call
+MEMORY: Final = 4 << 30  # limit of the address space: allocating an unchecked size then fails
 Vector: TypeAlias = dict[str, Any]  # as the manifest has it
 REFUSING: Final = ("_refuse", "_corrupt")
 
@@ -79,7 +79,7 @@ NOTICED_BY_LARGE: Final[frozenset[str]] = frozenset(
         "_parse_messages: messages > _MAX_MESSAGES: bound moved",
     }
 )
-"""Changes that show in files of more than 1 MiB only."""
+"""Changes that only files of more than 1 MiB show."""
 EQUIVALENT: Final[dict[str, str]] = {
     "check_path: os.path.exists(path) and (not os.path.isfile(path)): dropped": (
         "a socket, or a folder on Windows: the suite has none"
@@ -112,7 +112,7 @@ class Change:
     Attributes:
         name: The function, the condition and what becomes of it.
         line: The line of the condition.
-        rules: The rules that are named where it is.
+        rules: The rules that the reader names there.
         tree: The changed program.
     """
 
@@ -122,7 +122,7 @@ class Change:
     tree: ast.Module
 
     def sorted(self, vectors: Sequence[Vector]) -> list[Vector]:
-        """The vectors: those of its rules first, then those that are refused soon."""
+        """The vectors in another order: those of its rules, then those that are refused soonest."""
         return sorted(vectors, key=lambda it: (self.rules.isdisjoint(it["rules"]), it["accepted"]))
 
 
@@ -131,7 +131,7 @@ class TooSlow(Exception):  # noqa: N818 - not an error of the program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tries every change and prints those that no vector notices."""
+    """Tries every change and prints those that no vector shows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -143,13 +143,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     vectors: list[Vector] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
     small = [vector for vector in vectors if not vector.get("large")]
     large = [vector for vector in vectors if vector.get("large")]
-    checks = runner.Check([], SUITE, SECONDS, False)
+    checks = runner.Check([], SUITE, SECONDS, only_open=False, is_partial=False)
     if (name := first_noticing(ast.parse(text), small, checks)) is not None:
         raise SystemExit(f"the unchanged reader fails at the vector {name}")
     chosen = [*changes(text, arguments.only)]
     unnoticed = [it for it in chosen if first_noticing(it.tree, it.sorted(small), checks) is None]
     if arguments.large is not None:
-        checks = runner.Check([], arguments.large, SECONDS_OF_LARGE, False)
+        checks = runner.Check([], arguments.large, SECONDS_OF_LARGE, False, is_partial=False)
         listed = [*EQUIVALENT]
         unnoticed = [
             it
@@ -194,14 +194,14 @@ def changes(text: str, only: str = "") -> Iterator[Change]:
         strings = (it.value for it in ast.walk(node) if isinstance(it, ast.Constant))
         rules = frozenset(it for it in strings if isinstance(it, str))
         changed = ast.parse(text)
-        target = next(islice(ast.walk(changed), index, None))  # in the place of the node
+        target = next(islice(ast.walk(changed), index, None))  # the node in the copy
         _, edit = [*edits(target)][number]
         edit()
         yield Change(name, line, rules, ast.fix_missing_locations(changed))
 
 
 def shown(node: ast.AST) -> str:
-    """A condition as it is written; of a call of `_expect` the rule and the words."""
+    """A condition as it is written; for a call of `_expect`, its rule and words."""
     if isinstance(node, ast.Assign):
         return ast.unparse(node.targets[0])
     if isinstance(node, ast.Expr) and is_call(node.value, "_expect"):
@@ -210,7 +210,7 @@ def shown(node: ast.AST) -> str:
 
 
 def function_names(tree: ast.Module) -> dict[ast.AST, str]:
-    """The innermost function or class that each node is in."""
+    """The name of the innermost function or class around each node."""
     names: dict[ast.AST, str] = {}
     for outer in ast.walk(tree):  # outer ones first
         if isinstance(outer, ast.FunctionDef | ast.ClassDef):
@@ -277,7 +277,7 @@ def is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
 
 
 def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Check) -> str | None:
-    """The name of the first vector that a reader fails at; None if it passes them all."""
+    """The name of the first vector that a reader judges wrongly, or None."""
     reader = ModuleType("changed_reader")
     sys.modules[reader.__name__] = reader  # where dataclasses look for their module
     try:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the Python snippets and the commands of the README with the package that is installed.
+"""Runs the Python snippets and the commands of the README with the installed package.
 
-python3 tools/dev.py python tools/readme.py      all, which takes the extras ort and ir
-python3 tools/dev.py python tools/readme.py 1    the first snippet, which takes no extra
+python3 tools/dev.py python tools/readme.py      all; needs the extras ort and ir
+python3 tools/dev.py python tools/readme.py 1    the first snippet; needs no extra
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Zip records and protobuf messages byte by byte, for files that are archives or nearly so.
 
-Everything is computed from the tables of the specification, and every field can be overridden, so
-that a recipe says what is wrong with its file and nothing else. Needs nothing but Python; shares no
-code with the library, whose reader it is to judge.
+Everything is computed from the tables of the specification, and every field can be overridden, so a
+recipe says only what is wrong with its file. Needs nothing but Python; shares no code with the
+library, whose reader the vectors judge.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ZIP64_LOCATOR: Layout = {"signature": "4s", "record_disk": "I", "record_offset":
 
 
 def pack(layout: Layout, values: Fields, changes: Fields) -> bytes:
-    """The bytes of a record; a change that is a function is given the value in its place."""
+    """The bytes of a record. A change is a value, or a function of the value that it replaces."""
     unknown = set(changes) - set(layout)
     if unknown:
         raise KeyError(f"{sorted(unknown)} are no fields of {list(layout)}")
@@ -92,7 +92,7 @@ def extra_field(identifier: int, data: bytes) -> bytes:
 
 
 def zip64_field(*values: int) -> bytes:
-    """A Zip64 field with these numbers of 8 bytes; none at all for none."""
+    """A Zip64 field with these numbers of 8 bytes; empty bytes if there are none."""
     return extra_field(ZIP64_FIELD, struct.pack(f"<{len(values)}Q", *values)) if values else b""
 
 
@@ -121,25 +121,25 @@ def crc32(data: bytes | Zeros) -> int:
 
 @dataclass
 class Entry:
-    """An entry as the specification has it, and what is to be different about it.
+    """An entry as the specification requires it, and deviations from that.
 
     Attributes:
         name: Its name.
         data: Its data.
-        alignment: What it states in its alignment field and is padded to.
+        alignment: Its alignment field's value, to which its data is padded.
         both: Other values for fields of both headers.
         local: Other values for fields of the local header.
         record: Other values for fields of the directory record.
         local_name: Another name in the local header.
         local_extra: Other extra fields of the local header.
         record_extra: Other extra fields of the directory record.
-        padding: Other bytes of padding; what comes behind moves.
+        padding: Other bytes of padding; they move everything after them.
         comment: A comment of the directory record.
         before: Bytes before the local header.
         after: Bytes after the data.
-        is_stored: Whether there is a local header and data, and not only a record.
+        is_stored: Whether the file has its local header and data.
         is_listed: Whether the directory has a record of it.
-        crc: CRC-32 to state, if it is known or need not be right.
+        crc: The CRC-32 to write; None for that of the data.
     """
 
     name: bytes
@@ -162,7 +162,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an entry came to lie."""
+    """An entry with its place in the file."""
 
     entry: Entry
     crc32: int
@@ -182,11 +182,12 @@ class Image:
         end: Other values for the end record.
         zip64: Other values for the Zip64 end record.
         locator: Other values for the Zip64 locator.
-        has_zip64: Whether there are Zip64 end records; None for where they are needed.
-        is_saturated: Whether the end record's values are; None for beside Zip64 end records.
+        has_zip64: Whether there are Zip64 end records; None for "if they are needed".
+        is_saturated: Whether the end record's values are saturated; None for "if there are Zip64
+            end records".
         prefix: Bytes before the first entry.
-        before_directory, after_directory, after_zip64, after_locator, after_end: Bytes where an
-            archive has none.
+        before_directory, after_directory, after_zip64, after_locator, after_end: Bytes at a place
+            where an archive has none.
     """
 
     entries: list[Entry]

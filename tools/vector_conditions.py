@@ -1,4 +1,4 @@
-"""The vectors that break, or just keep, one condition which the others touch along with another."""
+"""Vectors that break, or just keep, a single condition; other vectors break several at once."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def _names() -> Iterator[Vector]:
 
 
 def _fixed(wire_type: int, nbytes: int) -> bytes:
-    """An unknown field of a fixed number, and so many bytes of it."""
+    """An unknown field of a fixed wire type, with only `nbytes` bytes of its value."""
     return v.varint(1001 << 3 | wire_type) + b"\1" * nbytes
 
 
 def _groups(depth: int) -> bytes:
-    """Unknown groups, each within the one before."""
+    """Unknown groups, nested `depth` deep."""
     return v.varint(1000 << 3 | 3) * depth + v.varint(1000 << 3 | 4) * depth
 
 
@@ -318,7 +318,7 @@ def _zip64() -> Iterator[Vector]:
 
 
 def _missed() -> Iterator[Vector]:
-    """Conditions that `mutate_reader.py` could drop unnoticed."""
+    """Vectors for conditions that `mutate_reader.py` once dropped unnoticed."""
     long_name = replace(W, key="w" * 28)
     yield refused(
         "padding-of-32768",
@@ -421,7 +421,7 @@ def _missed() -> Iterator[Vector]:
 
 def _bounds() -> Iterator[Vector]:
     def messages(count: int) -> bytes:
-        """A model of so many messages: a graph, an opset, and empty nodes."""
+        """A model of `count` messages: a graph, an opset, and empty nodes."""
         return model(content(1, b"") * (count - 2))
 
     half = MESSAGES // 2

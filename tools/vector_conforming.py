@@ -44,7 +44,7 @@ def simple(
 
 
 def every_data_type() -> tuple[Tensor, ...]:
-    """A tensor of each data type; those that are packed leave bits of the last byte unused."""
+    """A tensor of each data type; packed types leave bits of the last byte unused."""
     tensors = []
     for data_type, bits in sorted(BITS.items()):
         nbits = 5 * bits
@@ -58,7 +58,7 @@ def every_data_type() -> tuple[Tensor, ...]:
 
 
 def merged_tensor() -> tuple[bytes, Tensor]:
-    """A model that has one tensor in two pieces, and says some of it twice."""
+    """A model with a tensor split into two fields, some parts of it given twice."""
     tensor = Tensor("merged", UINT16, (2, 2), data=bytes(range(8)))
     pair = content(1, "no") + content(2, "no") + content(2, "merged") + content(1, "location")
     first = content(1, b"\2\2") + number(2, FLOAT) + content(8, "before") + content(13, pair)

@@ -1,4 +1,4 @@
-"""The vectors of files with false records of the end, which readers that search might believe."""
+"""The vectors of files with false end records, which a reader that searches may believe."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vector_parts import (
     to_bytes,
 )
 
-# As many of the last bytes of a file hold no false record.
+# The number of last bytes of a file that must hold no false record.
 END_NBYTES = 65_535 + 98
 LOCATOR = struct.pack("<4sIQI", b"PK\6\7", 0, 64, 1)
 ZIP64_END = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 0x032D, 45, 0, 0, 1, 1, 47, 0)
-# An end record but for disks and counts: behind them a directory of 47 bytes at 0, no comment.
+# The end of an end record, after disks and counts: a directory of 47 bytes at 0, no comment.
 END_REST = struct.pack("<IIH", 47, 0, 0)
 
 
@@ -43,7 +43,7 @@ def holding(data: bytes) -> Tensor:
 
 
 def at_distance(record: bytes, distance: int) -> Tensor:
-    """A tensor whose archive has the record begin `distance` bytes before the end of the file."""
+    """A tensor that puts the record at `distance` bytes before the end of its archive."""
     behind = len(to_bytes(archive(holding(bytes(1 << 17))))) - 64 - (1 << 17)
     rest = distance - behind - len(record)
     return holding(bytes((1 << 17) - rest - len(record)) + record + bytes(rest))

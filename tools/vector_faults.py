@@ -342,7 +342,7 @@ def _bad_zip64_ends() -> Iterator[Vector]:
 
 
 def _looking_like_a_locator() -> Image:
-    """An archive whose model has the header offset and the attributes for a signature."""
+    """An archive whose model's header offset and attributes look like a signature."""
     fill = next(
         Entry(b"assets/fill", bytes(size))
         for size in range(256)
@@ -831,7 +831,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive with a tensor of this name, also as far as possible in the model."""
+        """An archive with an entry of this name, which the model names if it can."""
 
         def source() -> Image:
             text = name.decode(errors="replace")

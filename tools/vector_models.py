@@ -287,7 +287,7 @@ def _bad_contents() -> Iterator[Vector]:
 
 
 def _with_padding(image: Image) -> Image:
-    """The image with a last byte of padding in its second entry that is not zero."""
+    """The image, but the last byte of padding in its second entry is not zero."""
     placed = image.place()[1]
     nbytes = len(placed.local_header) - 30 - len(placed.entry.name) - 6
     extra = alignment_extra(64, nbytes)[:-1] + b"\1"
@@ -297,7 +297,7 @@ def _with_padding(image: Image) -> Image:
 
 def _bad_tensors() -> Iterator[Vector]:
     def with_further(*tensors: Tensor) -> Callable[[], Image]:
-        """Two entries, of which the default model names one; a further one with these tensors."""
+        """Two entries, one used by the default model; and a further model with these tensors."""
         return lambda: with_models((W, V), OF_W, {"a": model(graph(*tensors))})
 
     yield refused(

@@ -32,7 +32,7 @@ Source: TypeAlias = "Image | bytes"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a model, external where it has pairs.
+    """A tensor of a model, and its entry.
 
     Attributes:
         key: The name of its entry.
@@ -80,15 +80,16 @@ class Vector:
 
     Attributes:
         name: Its name.
-        about: What it is, in a sentence.
-        rules: What it shows the permitted side of, or what it breaks, any of which may be named.
+        about: A sentence about it.
+        rules: The rules that it breaks, of which a reader may name any; of an accepted file, the
+            rules at whose limits it is.
         accepted: The verdict.
         source: Makes the file.
-        tensors: The external tensors of the default model, where it is accepted.
+        tensors: The external tensors of the default model, if it is accepted.
         further: Those of the further models, by id.
-        attack: The class of attack that it is one of.
+        attack: Its class of attack, or None.
         large: Whether it has more than 1 MiB.
-        stage: When a reader can know, where that is not when it can know of the first rule.
+        stage: When a reader can refuse it; None for the stage of the first rule.
     """
 
     name: str
@@ -128,7 +129,7 @@ def attribute(field_number: int, *values: bytes) -> bytes:
 
 
 def everywhere() -> tuple[bytes, tuple[Tensor, ...]]:
-    """A model with a tensor at every place, and these tensors."""
+    """A model with a tensor at every place that can hold one, and these tensors."""
     names = ("init", "t", "ts1", "ts2", "g", "gs", "sv", "si", "spa", "spv", "fa", "fn", "ti", "ta")
     tensors = {it: Tensor(f"{it}_key", data=it.encode().ljust(8)) for it in names}
     proto = {key: tensor.proto for key, tensor in tensors.items()}
@@ -157,10 +158,10 @@ def everywhere() -> tuple[bytes, tuple[Tensor, ...]]:
 
 
 def nested_graphs(depth: int) -> bytes:
-    """A model whose messages are nested `depth` deep, the ModelProto not counted."""
+    """A model whose messages are nested `depth` deep, not counting the ModelProto."""
     message = b""
     for level in range(depth, 1, -1):
-        # A graph is 1, 4, 7 ... deep, a node below it, an attribute below that.
+        # A graph is at depth 1, 4, 7 ...; a node is below it, an attribute below that.
         field_number = {1: 6, 2: 1, 0: 5}[level % 3]
         message = content(field_number, message)
     return number(1, 10) + content(7, message)
@@ -175,7 +176,7 @@ LABELS = Entry(b"assets/labels.txt", b"cat\ndog\n")
 
 
 def plus(by: int) -> Callable[[int], int]:
-    """A number, `by` larger."""
+    """A function that adds `by`, as a change of a field."""
     return lambda value: value + by
 
 
@@ -231,7 +232,7 @@ SIGNING_BLOCK = struct.pack("<QQI4xQ16s", 36, 12, 0x7109871A, 36, b"APK Sig Bloc
 
 
 def alignment_extra(alignment: int, padding: int) -> bytes:
-    """An alignment field."""
+    """An alignment field with `padding` bytes of padding."""
     return extra_field(0xD935, struct.pack("<H", alignment) + bytes(padding))
 
 
@@ -242,15 +243,15 @@ def more_entries(count: int) -> Image:
 
 
 BIG = Tensor("big", UINT8, (v.SATURATED_32,), Zeros(v.SATURATED_32))
-# Of 2^32 - 1 zeros, so that they need not be read to make a file of them.
+# Given here, so that the zeros need not be read to make the file.
 BIG_CRC32 = 0  # of so many zeros as the polynomial has order
 BIG_SHA256 = "318eea1453f3a536e42d9637db593982c5c297220b2019bd4b7ad08e88d91e4b"
 
 
 def sparse(**changes: object) -> Image:
-    """An archive in need of Zip64 for a size, for offsets and for the directory.
+    """An archive that needs Zip64 for a size, for offsets and for the directory.
 
-    Entries: 0 `big`, 1 `w`, 2 the model. `changes` are of the entry `w`, or of the image.
+    Entries: 0 `big`, 1 `w`, 2 the model. `changes` apply to the entry `w`, or to the image.
     """
     image = archive(BIG, W)
     image.entries[0].crc = BIG_CRC32
@@ -260,7 +261,7 @@ def sparse(**changes: object) -> Image:
 
 
 def sparse_big(**changes: object) -> Image:
-    """The same with changes of the entry `big`."""
+    """The archive of `sparse` with changes of the entry `big`."""
     image = sparse()
     for name, value in changes.items():
         setattr(image.entries[0], name, value)

@@ -2,7 +2,8 @@
 """Makes the vectors of the conformance suite from their recipes; needs nothing but Python.
 
 python3 tools/vectors.py               writes conformance/vectors and conformance/manifest.json
-python3 tools/vectors.py --large DIR   makes the large vectors in DIR; those of some GiB are sparse
+python3 tools/vectors.py --large DIR   writes the large vectors to DIR, those of some GiB as sparse
+                                       files
 
 The same recipes give the same bytes on every machine.
 """
@@ -32,7 +33,7 @@ from vector_parts import Tensor, Vector
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "conformance"
 FORMAT_VERSION = 1
-# Too large for a repository; the runner makes it.
+# Too large for the repository; the runner makes it.
 SPECIAL: tuple[dict[str, Any], ...] = (
     {
         "name": "file-link",
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def vectors() -> list[Vector]:
-    """All vectors, those of files that conform first; no two have one name."""
+    """All vectors, those of conforming files first; their names differ."""
     listed = [
         *conforming(),
         *nonconforming(),
@@ -86,7 +87,7 @@ def vectors() -> list[Vector]:
 
 
 def write_small(suite: Path) -> None:
-    """Writes the vectors of up to 1 MiB, and the manifest of all."""
+    """Writes the vectors of up to 1 MiB, and the manifest of all vectors."""
     folder = suite / "vectors"
     folder.mkdir(parents=True, exist_ok=True)
     listed: list[dict[str, Any]] = []
@@ -108,13 +109,13 @@ def write_small(suite: Path) -> None:
 
 
 def manifest(listed: Iterable[Mapping[str, Any]]) -> str:
-    """The text of the manifest, a vector a line."""
+    """The text of the manifest, with one vector in a line."""
     lines = ",\n".join(json.dumps(it, ensure_ascii=False) for it in listed)
     return f'{{"version": {FORMAT_VERSION}, "vectors": [\n{lines}\n]}}\n'
 
 
 def describe(vector: Vector) -> dict[str, Any]:
-    """A vector's part of the manifest that needs no file."""
+    """The part of a vector's entry in the manifest for which its file is not needed."""
     described: dict[str, Any] = {
         "name": vector.name,
         "about": vector.about,
@@ -134,7 +135,7 @@ def describe(vector: Vector) -> dict[str, Any]:
 
 
 def stages() -> dict[str, str]:
-    """When a reader can know of each rule, as spec/rules.toml says."""
+    """The stage at which a reader can check each rule, from spec/rules.toml."""
     text = (ROOT / "spec" / "rules.toml").read_text(encoding="utf-8")
     return dict(re.findall(r'^\[([A-Z0-9-]+)\]$[^\[]*?^seen = "(\w+)"$', text, re.MULTILINE))
 
@@ -178,7 +179,7 @@ def sha256(tensor: Tensor) -> str:
 
 
 def write_large(folder: Path) -> None:
-    """Makes the large vectors, and what is expected of those that conform."""
+    """Writes the large vectors, and the expected results of those that conform."""
     folder.mkdir(parents=True, exist_ok=True)
     for vector in vectors():
         if vector.large:
@@ -193,7 +194,7 @@ def write_large(folder: Path) -> None:
 
 
 def write_sparse(path: Path, image: Image) -> None:
-    """Writes a file with holes for zeros; it gets its name when it is complete."""
+    """Writes a file with holes for zeros, and renames it to `path` when it is complete."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     with open(unfinished, "wb") as file:
         for offset, piece in image.pieces():

@@ -1,9 +1,9 @@
 """Other zip readers with one interface: the entries that each finds in an archive.
 
-The programs in the directory zip_readers, beside this file, take many archives a process. Each
-reader is asked for the names, sizes and CRC-32s of its listing, and for the bytes that it extracts.
-Whatever a reader complains about is an error: an exit status, a CRC-32 that does not match, a word
-on standard error. What a reader cannot do is said beside it, as data.
+The programs in the directory zip_readers, beside this file, take many archives in one process. Each
+reader gives the names, sizes and CRC-32s of its listing, and the bytes that it extracts. Every
+complaint is an error: an exit status, a CRC-32 that does not match, a word on standard error. The
+known limits of each reader are data, beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 
 DIRECTORY: Final = Path(__file__).resolve().parent / "zip_readers"
 ENVIRONMENT: Final = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-# For an archive of 4 GiB, or for some hundreds of small ones.
+# Seconds for an archive of 4 GiB, or for some hundreds of small ones.
 TIMEOUT: Final = 600
 _PIECE: Final = 1 << 20
 
@@ -39,9 +39,8 @@ class Extracted:
     Attributes:
         name: Its name.
         nbytes: Its size, as listed.
-        crc32: Its CRC-32, as listed; None where the reader shows none.
-        sha256: The SHA-256 of the bytes that were extracted, in hexadecimal digits; None where
-            nothing was.
+        crc32: Its CRC-32, as listed; None if the reader shows none.
+        sha256: The SHA-256 of the extracted bytes, in hexadecimal digits; None if none were.
     """
 
     name: str
@@ -59,7 +58,7 @@ class ReaderError(Exception):
 
 
 Outcome: TypeAlias = list[Extracted] | ReaderError
-# Reads archives in turn. The directory is for what is extracted; without one, nothing is.
+# Reads archives in turn; extracts them if it gets a directory.
 ReadAll: TypeAlias = Callable[[Sequence[Path], "Path | None"], Iterator[Outcome]]
 
 
@@ -69,7 +68,7 @@ class Limit:
 
     Attributes:
         reason: Why.
-        applies: Whether an archive of these entries is one of them.
+        applies: Whether an archive with these entries is one of them.
     """
 
     reason: str
@@ -82,13 +81,13 @@ class Reader:
 
     Attributes:
         name: Its name here.
-        program: The command that it needs, or None where Python is all.
+        program: The command that it needs; None if it needs only Python.
         read_all: Reads archives in turn.
-        package: The npm package that it is, or None.
-        library: The shared library that it is, or None.
-        module: The module of Perl that it is, or None.
-        hides_crc32: Why it shows no CRC-32, or None where it shows them.
-        limits: Which archives it cannot read.
+        package: The npm package that it needs, or None.
+        library: The shared library that it needs, or None.
+        module: The Perl module that it needs, or None.
+        hides_crc32: Why it shows no CRC-32; None if it shows them.
+        limits: The archives that it cannot read.
     """
 
     name: str
@@ -126,8 +125,8 @@ class Reader:
 
         Args:
             path: The archive.
-            scratch: An existing directory; nothing is left in it. With None, the archive is listed
-                and, by readers that can test one, tested.
+            scratch: An existing directory to extract to, empty again afterwards. If None, the
+                archive is listed, and tested if the reader can do that.
 
         Raises:
             ReaderError: The reader failed or complained.
@@ -151,14 +150,14 @@ def _can_be_loaded(library: str) -> bool:
 
 
 def output_of(*command: str | Path, piped: Path | None = None) -> str:
-    """Runs a command and gives its standard output.
+    """Runs a command and returns its standard output.
 
     Args:
         *command: The command.
-        piped: A file that comes to it through a pipe, which it cannot seek in.
+        piped: A file that it gets through a pipe, where it cannot seek.
 
     Raises:
-        ReaderError: It ended with another status than 0, or said something on standard error.
+        ReaderError: Its exit status is not 0, or it wrote to standard error.
     """
     arguments = [str(part) for part in command]
     source = None
@@ -210,7 +209,7 @@ def by_zipfile(path: Path, directory: Path | None) -> Listing:
 
 def by_unzip(path: Path, directory: Path | None) -> Listing:
     """Info-ZIP's unzip."""
-    # It takes brackets and the like in the name of an archive for a pattern.
+    # It reads the name of an archive as a pattern.
     archive = glob.escape(str(path))
     tested = output_of("unzip", "-t", archive)
     require("No errors detected" in tested, "no errors", tested)
@@ -231,7 +230,7 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
     require("Warning" not in tested, "no warning", tested)
     if directory is not None:
         output_of("7z", "x", f"-o{directory}", path)
-    # A line of dashes, once: those of an entry without type and permissions are no such line.
+    # The first line of dashes: an entry without type and permissions has dashes, too.
     _, details = output_of("7z", "l", "-slt", path).split("\n----------\n", 1)
     listing: Listing = []
     for block in details.strip().split("\n\n"):
@@ -242,14 +241,14 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
 
 
 def by_bsdtar(path: Path, directory: Path | None) -> Listing:
-    """libarchive, which seeks to the directory."""
+    """Runs libarchive's bsdtar on the file: it reads by the directory."""
     if directory is not None:
         output_of("bsdtar", "-xf", path, "-C", directory)
     return _bsdtar_listing(output_of("bsdtar", "-tvf", path))
 
 
 def by_bsdtar_from_a_pipe(path: Path, directory: Path | None) -> Listing:
-    """libarchive, which reads local headers as they come, and no directory."""
+    """Runs libarchive's bsdtar on a pipe: it reads local headers only, not the directory."""
     if directory is not None:
         output_of("bsdtar", "-xf", "-", "-C", directory, piped=path)
     return _bsdtar_listing(output_of("bsdtar", "-tvf", "-", piped=path))
@@ -272,10 +271,10 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a regular file.
 
     Raises:
-        ReaderError: It is none.
+        ReaderError: It is not a regular file.
     """
     require(stat.S_ISREG(path.lstat().st_mode), f"{path.name!r} as a regular file", str(path))
-    path.chmod(0o600)  # an archive may say that nobody reads it
+    path.chmod(0o600)  # an archive's permissions may forbid reading
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):
@@ -284,7 +283,7 @@ def file_sha256(path: Path) -> str:
 
 
 def files_in(directory: Path) -> list[str]:
-    """The paths of all files below a directory, relative to it, in no order."""
+    """The paths of all files below a directory, relative to it, in any order."""
     return [
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, _, names in os.walk(directory)
@@ -295,7 +294,7 @@ def files_in(directory: Path) -> list[str]:
 def extracting(
     read: Callable[[Path, Path | None], Listing],
 ) -> ReadAll:
-    """Makes a reader of many archives of one that lists one and extracts it to a directory."""
+    """Makes a reader of many archives from a function that reads one archive."""
 
     def read_one(path: Path, directory: Path | None) -> list[Extracted]:
         listing = read(path, directory)
@@ -331,7 +330,7 @@ def extracting(
 
 
 def printing(*command: str | Path) -> ReadAll:
-    """Makes a reader of a program that takes paths and prints a line of JSON for each."""
+    """Makes a reader from a program that takes paths and prints a line of JSON for each."""
 
     def read_all(paths: Sequence[Path], scratch: Path | None) -> Iterator[Outcome]:
         mode = "list" if scratch is None else "extract"
@@ -368,7 +367,7 @@ def printing(*command: str | Path) -> ReadAll:
 
 
 # Found with bsdtar 3.6.2, unzip 6.0, minizip 1.1 and Node.js 20; tests/format/test_differential.py
-# holds each against the tool.
+# tests each limit.
 _LISTED_AS_TAR: Final = (
     "bsdtar lists an archive as if it were a tar, which has no CRC-32; it compares those of a zip "
     "with the data as it extracts"
