@@ -1,8 +1,8 @@
 """ONNX archives: a model of any size as one zip file that is mapped, not read.
 
-An archive (`.onnxa`) is a plain zip whose tensors lie uncompressed at 64-byte boundaries; its last
-entry is the model. It opens in milliseconds, its weights are views of the file, and unzipped it is
-a directory of ONNX external data that every ONNX tool reads.
+An archive (`.onnxa`) is a plain zip. Its tensors are uncompressed and start at 64-byte boundaries;
+its last entry is the model. It opens in milliseconds, and its weights are views of the file.
+Unzipped, it is a directory of ONNX external data that every ONNX tool reads.
 
     import onnxarchive
 

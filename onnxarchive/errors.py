@@ -53,7 +53,7 @@ _MAX_SHOWN = 100  # characters of a value in a message
 
 
 class ArchiveError(Exception):
-    """Base class of the errors of this library.
+    """Base class of this library's errors.
 
     Attributes:
         rule: Id of the broken rule in `spec/rules.toml`, such as `"ZIP-6"`; None for other errors.
@@ -127,7 +127,7 @@ class UnsupportedFeatureError(ArchiveError):
 
 
 class ModelNotFoundError(ArchiveError, KeyError):
-    """The archive has no model of the id that was asked for.
+    """The archive has no model with the requested id.
 
     Example:
         try:
@@ -150,7 +150,7 @@ class TensorNotFoundError(ArchiveError, KeyError):
 
 
 class ObjectChangedError(ArchiveError):
-    """An object in a store, or a file on a server, has changed since it was opened.
+    """A remote object has changed since it was opened.
 
     Example:
         try:

@@ -16,12 +16,11 @@ __all__ = ["load"]
 def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
     """Loads a model of an archive as a model of onnx_ir without reading its large tensors.
 
-    Tensors stored outside the model become `onnxarchive.archive.onnx_ir.ArchiveTensor`, views of
-    the file. They and the model's graph keep the file open and mapped, even after another file has
-    replaced it. The model may be changed and saved with `onnxarchive.save`, also over its own
-    archive, unless others have edited that since. The model remembers its archive (in the `meta` of
-    its graph), so `save` keeps the archive's other models and assets (see `keep` there). A model
-    that is built anew from the tensors does not remember it.
+    Large tensors are views of the file (`onnxarchive.archive.onnx_ir.ArchiveTensor`). They and the
+    graph keep the file open and mapped, even after another file has replaced it. The model may be
+    changed and saved with `onnxarchive.save`, also over its own archive, if nobody else edited that
+    since. The `meta` of its graph remembers the archive, so `save` keeps other models and assets
+    (see its `keep`). A new model that is built from the tensors does not remember it.
 
     Args:
         path: The archive.
@@ -33,8 +32,8 @@ def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
     Raises:
         ArchiveFormatError: The file is not an archive or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        UnsupportedFeatureError: onnx_ir cannot hold the model, which has sparse tensors or
-            training_info.
+        UnsupportedFeatureError: The model has sparse tensors or training_info, which onnx_ir cannot
+            hold.
         ImportError: onnx_ir is not installed.
         OSError: The file cannot be opened or read.
 

@@ -1,4 +1,4 @@
-"""Shows an archive's life: 100 MB of weights are built, converted, listed, mapped, exported."""
+"""Builds a model of 100 MB, converts it to an archive, lists it, maps it, exports it."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def main() -> int:
         with step("onnxarchive ls model.onnxa"):
             if command_line(["ls", archive]):
                 return 1
-        with step("map it: open the archive and take a view of every tensor"):
+        with step("map it: open the archive and make a view of every tensor"):
             opened = onnxarchive.open(archive)
             views = dict(opened.tensors)
             opened.close()
             print(f"   {len(views)} arrays, {sum(view.nbytes for view in views.values()):,} bytes")
-        with step("use it: the mean of one layer's weights reads that layer alone"):
+        with step("use it: the mean of one layer's weights reads only that layer"):
             print(f"   mean of layer.7/weight: {views['layer.7/weight'].mean():.6f}")
         with step("onnxarchive check --full model.onnxa"):
             if command_line(["check", "--full", archive]):
@@ -84,7 +84,7 @@ def main() -> int:
         with step("onnxarchive export model.onnxa back.onnx"):
             if command_line(["export", archive, exported]):
                 return 1
-        with step("compare"):
+        with step("compare the exported model with the original"):
             if onnx.load(source) != onnx.load(exported):
                 print("   the exported model differs from the original", file=sys.stderr)
                 return 1

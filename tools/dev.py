@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Sets up an environment and runs the project's commands in it; needs nothing but Python 3.10.
+"""Sets up a virtual environment and runs the project's commands in it; needs only Python 3.10.
 
 python3 tools/dev.py demo    build a model of 100 MB, convert it, list it, map it, export it
-python3 tools/dev.py test    formatting, lint, types, rooms, tests; further arguments go to pytest;
-                             --all runs every test, also sweeps, large files and outside tools
-python3 tools/dev.py docs    the reference as HTML in build/reference
-python3 tools/dev.py python  the environment's Python with the arguments that follow
+python3 tools/dev.py test    check formatting, lint, types and rooms, run the quick tests; --all
+                             runs every test; other arguments go to pytest
+python3 tools/dev.py docs    write the reference as HTML to build/reference
+python3 tools/dev.py python  run the environment's Python with the arguments that follow
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help=argparse.SUPPRESS)
     arguments, rest = parser.parse_known_args(argv)
     if sys.version_info < OLDEST_PYTHON:
-        sys.exit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+        sys.exit(f"expected Python 3.10 or newer, found {sys.version.split()[0]}")
     try:
         set_up()
         if arguments.command == "demo":
@@ -77,15 +77,16 @@ def set_up() -> None:
         venv.create(ENVIRONMENT, clear=True, with_pip=True)
     except subprocess.CalledProcessError:
         sys.exit(
-            "this Python cannot make virtual environments with pip; on Debian and Ubuntu "
-            "'apt-get install python3-venv' adds what is missing"
+            "this Python cannot make virtual environments with pip; on Debian and Ubuntu run "
+            "'apt-get install python3-venv'"
         )
     run(*INSTALL, f"{ROOT}[all,dev]")
     try:
         run(*INSTALL, f"{ROOT}[deflate64]", stderr=subprocess.DEVNULL)
     except subprocess.CalledProcessError:
         print(
-            "set up without the extra deflate64, which takes a C compiler: its tests are skipped",
+            "the extra deflate64 is not installed, since it needs a C compiler: its tests are "
+            "skipped",
             file=sys.stderr,
         )
     STAMP.write_text(made_from)

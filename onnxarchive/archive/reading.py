@@ -504,7 +504,7 @@ def complete_model(archive: Archive) -> onnx.ModelProto:
     """The model of an archive with the bytes of every tensor; ends the use of the archive.
 
     Raises:
-        ChecksumError: Bytes of a tensor have changed.
+        ChecksumError: The bytes of a tensor do not match their CRC-32.
     """
     refs = archive._refs
     for ref, data in zip(refs.values(), read_all_verified(archive, list(refs)), strict=True):

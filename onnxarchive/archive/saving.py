@@ -108,7 +108,7 @@ def save(
             since.
         ArchiveFormatError: The model would break a rule: a tensor's bytes do not fit its shape or
             are external, or the model without large tensors is over 2 GiB.
-        UnsupportedFeatureError: There are more tensors to store outside than an archive holds.
+        UnsupportedFeatureError: The model has more large tensors than an archive can hold.
         ValueError: An option, the id of a model or the path of an asset is not allowed, `path` is
             the file of an asset, or two models have the same id.
         TypeError: `model` is not a model.

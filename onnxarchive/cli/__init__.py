@@ -38,9 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; None for those of the process.
 
     Returns:
-        The exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an error of
-        the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted, 143
-        terminated.
+        The exit status: 0 success; 1 a check or comparison found something; 2 wrong use, a system
+        error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143 terminated.
 
     Raises:
         BrokenPipeError: The reader of the output has closed it.
@@ -81,7 +80,7 @@ def run() -> None:
     if sys.stderr is None:  # the parent closed it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 until the process ends
     if sys.stdout is None:
-        sys.exit(fail("expected an open standard output, found it closed", WRONG_USE))
+        sys.exit(fail("standard output is closed", WRONG_USE))
     # Names may have characters that the terminal cannot show.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

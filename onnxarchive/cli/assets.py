@@ -58,7 +58,7 @@ def _change(
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `assets cat`."""
     if arguments.json:
-        raise ValueError("--json cannot share standard output with the asset")
+        raise ValueError("the asset goes to standard output, so --json cannot")
     with onnxarchive.open(arguments.archive) as archive:
         data = archive.assets[arguments.name]
     StandardOutput().write(data)
@@ -78,8 +78,8 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
         for asset, file in _files(name if equals else None, path if equals else argument):
             if assets.setdefault(asset, file) != file:
                 raise ValueError(
-                    f"expected a name of its own for each asset, found {assets[asset]!r} and "
-                    f"{file!r} as {asset!r}; name them: NAME=PATH"
+                    f"{assets[asset]!r} and {file!r} are both named {asset!r}; rename one: "
+                    "NAME=PATH"
                 )
     return assets
 
@@ -138,8 +138,8 @@ def _below(directory: str) -> Iterator[str]:
         for folder in folders:
             if os.path.islink(os.path.join(place, folder)):
                 raise ValueError(
-                    f"expected a folder, found a link to one: {os.path.join(place, folder)!r}; "
-                    "name it itself: NAME=PATH"
+                    f"links to folders are not followed: {os.path.join(place, folder)!r}; add it "
+                    "separately: NAME=PATH"
                 )
         yield from (os.path.join(place, name) for name in sorted(names) if not is_hidden(name))
 

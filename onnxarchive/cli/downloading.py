@@ -27,7 +27,7 @@ def download_command(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not os.path.isdir(partial_directory(path)):
             raise
-        text = "interrupted; the same command goes on with what has arrived"
+        text = "interrupted; run the same command to resume the download"
         raise KeyboardInterrupt(text) from None
     nbytes = os.path.getsize(path)
     say(arguments, {"path": path, "nbytes": nbytes}, f"{printable(path)}: {size(nbytes)}, verified")
@@ -37,7 +37,7 @@ def download_command(arguments: argparse.Namespace) -> int:
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `cat`."""
     if arguments.json:
-        raise ValueError("--json cannot share standard output with the tensor or the asset")
+        raise ValueError("the tensor or asset goes to standard output, so --json cannot")
     if sys.stdout.isatty():
         raise ValueError("expected a file or a pipe as standard output, found a terminal")
     opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))

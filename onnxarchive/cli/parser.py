@@ -17,9 +17,9 @@ WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 """Fields of a model that `set-metadata` sets."""
 ASSET: Final = "[NAME=]PATH"
 _ASSET_HELP = (
-    "a file, under its own name or NAME; a directory with all files below it, as a folder of its "
-    "own name or NAME; or a quoted pattern such as 'llm/*.json' (** matches folders), in a folder "
-    "NAME; a link to a file stands for the file"
+    "a file; a directory, with all files below it; or a quoted pattern such as 'llm/*.json' (** "
+    "matches folders). NAME renames the file or the directory, or is a folder for the files of a "
+    "pattern. Links to files are followed"
 )
 
 # Commands whose archives may be remote.
@@ -38,9 +38,9 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog="Exit status: 0 done; 1 a check or comparison found something; 2 wrong use, an "
-        "error of the system or a missing library; 3 a corrupt or unsafe file; 130 interrupted; "
-        "143 terminated. Of several files, the highest status counts.",
+        epilog="Exit status: 0 success; 1 a check or comparison found something; 2 wrong use, a "
+        "system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143 "
+        "terminated. With several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -82,7 +82,7 @@ def _add_model(command: argparse.ArgumentParser, action: str, *, default: str | 
         "--model",
         default=default,
         metavar="ID",
-        help=f"{action}; the command models lists the ids",
+        help=f"{action}; 'onnxarchive models' lists the ids",
     )
 
 
@@ -90,9 +90,9 @@ def _add_remote(command: argparse.ArgumentParser) -> None:
     """Adds the options for URLs, which `frame.access` reads."""
     group = command.add_argument_group("URLs (https://, s3://, gs://, az://, hf://, ...)")
     group.add_argument(
-        "--cache", action="store_true", help="keep what is read in the user's cache directory"
+        "--cache", action="store_true", help="keep a copy of what is read in the user's cache"
     )
-    group.add_argument("--cache-dir", metavar="DIR", help="keep it in this directory")
+    group.add_argument("--cache-dir", metavar="DIR", help="keep the copy in this directory")
     _add_storage_option(group)
 
 
@@ -102,8 +102,8 @@ def _add_storage_option(command: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option of obstore or fsspec, such as region=eu-west-1; credentials are better in "
-        "the environment, which other users cannot see",
+        help="an option for obstore or fsspec, such as region=eu-west-1; put credentials in the "
+        "environment, where other users cannot see them",
     )
 
 
@@ -112,9 +112,7 @@ def _add_force(command: argparse.ArgumentParser) -> None:
 
 
 def _add_jobs(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--jobs", type=_positive, metavar="N", help="use N cores (default: all of them)"
-    )
+    command.add_argument("--jobs", type=_positive, metavar="N", help="use N cores (default: all)")
 
 
 def _positive(text: str) -> int:
@@ -143,7 +141,7 @@ def _add_models(commands: Any) -> None:
         commands,
         "models",
         "listing",
-        "List the models in an archive: inputs, outputs, parameters, and bytes of weights.",
+        "List the models in an archive with inputs, outputs, parameters and bytes of weights.",
     )
 
 
@@ -163,14 +161,13 @@ def _add_convert(commands: Any) -> None:
         "paths",
         nargs="*",
         metavar="PATH",
-        help="SOURCE and TARGET (- for standard output); several files or directory trees with "
-        "--output-dir",
+        help="SOURCE and TARGET (- for standard output); with --output-dir, models and directories",
     )
     command.add_argument(
         "--output-dir",
         metavar="DIR",
-        help="convert every model below the sources to an archive at the same place below DIR: "
-        "one at a time, or N at a time with --jobs N",
+        help="convert every model in the sources, one at a time, or N at a time with --jobs N; "
+        "archives keep the relative paths of the models, below DIR",
     )
     _add_jobs(command)
     command.add_argument(
@@ -185,8 +182,8 @@ def _add_convert(commands: Any) -> None:
         type=int,
         default=layout.MIN_ALIGNMENT,
         metavar="BYTES",
-        help="align the data of every entry to a power of two from 64 to 32768 (default "
-        "%(default)s)",
+        help="begin the data of every entry at a multiple of BYTES, a power of two from 64 to "
+        "32768 (default %(default)s)",
     )
     _add_flag(
         command,
@@ -196,8 +193,8 @@ def _add_convert(commands: Any) -> None:
     _add_flag(
         command,
         "--assets",
-        "take along the other files of the model's directory or zip, such as tokenizer.json, as "
-        "assets; hidden files, other models and other weights are left out",
+        "add the other files of the model's directory or zip, such as tokenizer.json, as assets, "
+        "without hidden files, other models and other weights",
     )
     command.add_argument(
         "--asset",
@@ -212,8 +209,8 @@ def _add_convert(commands: Any) -> None:
         action="append",
         default=[],
         metavar="ID=PATH",
-        help="add a further model, such as decoder=decoder.onnx; tensors that are equal to those "
-        "of another model are stored once",
+        help="add another model, such as decoder=decoder.onnx; equal tensors of the models are "
+        "stored once",
     )
     _add_flag(command, "--dedupe", "merge identical initializers of a graph")
     _add_flag(
@@ -225,13 +222,11 @@ def _add_convert(commands: Any) -> None:
         const=True,
         default=False,
         metavar="DIRECTORY",
-        help="also take files that symbolic links of a source lead to below this directory; "
-        "without DIRECTORY, those of a Hugging Face cache",
+        help="follow symbolic links of a source to files below DIRECTORY (default: within a "
+        "model's folder of a Hugging Face cache)",
     )
     _add_flag(command, "--dry-run", "report the result without writing it")
-    _add_flag(
-        command, "--skip-existing", "with --output-dir: leave archives that exist as they are"
-    )
+    _add_flag(command, "--skip-existing", "with --output-dir: skip models whose archive exists")
     _add_force(command)
 
 
@@ -252,7 +247,7 @@ def _add_link(commands: Any) -> None:
         commands,
         "link",
         "exporting",
-        "Write a small .onnx with its data in an archive, for tools that cannot open archives.",
+        "Write a small .onnx that uses an archive as its external data, for other tools.",
     )
     command.add_argument(
         "target", metavar="TARGET", help="the .onnx to write, in the archive's directory or above"
@@ -273,7 +268,7 @@ def _add_check(commands: Any) -> None:
         commands,
         "check",
         "listing",
-        "List the rules of the specification that archives break.",
+        "Check archives against the specification, and list broken rules.",
         archive=False,
     )
     command.usage = (
@@ -284,7 +279,7 @@ def _add_check(commands: Any) -> None:
         "archives", nargs="*", metavar="ARCHIVE", help="an archive; with --link, the linked one"
     )
     _add_flag(command, "--full", "read every byte and compare checksums")
-    command.add_argument("--link", metavar="LINK", help="check that this link fits the archive")
+    command.add_argument("--link", metavar="LINK", help="compare this link with its archive")
     _add_jobs(command)
 
 
@@ -297,9 +292,7 @@ def _add_diff(commands: Any) -> None:
     )
     command.add_argument("other", metavar="OTHER")
     _add_model(command, "compare this model only", default=None)
-    _add_flag(
-        command, "--full", "also compare the bytes of tensors and assets with the same CRC-32"
-    )
+    _add_flag(command, "--full", "also compare bytes, not only the CRC-32s of tensors and assets")
     _add_flag(command, "--stack-traces", "also compare the stack traces in the metadata of nodes")
 
 
@@ -313,14 +306,14 @@ def _add_replace_model(commands: Any) -> None:
     command.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx with external data in the archive (a changed link, or the archive's own "
-        "__MODEL_PROTO), in data files or in itself",
+        help="a .onnx; its external data may be in the archive (a changed link, or the extracted "
+        "__MODEL_PROTO) or in other files",
     )
     command.add_argument(
         "--name",
         default="",
         metavar="ID",
-        help="replace the model with this id; it is added if there is none",
+        help="replace the model with this id; an unknown id adds a model",
     )
     command.add_argument(
         "--size-threshold",
@@ -416,16 +409,14 @@ def _add_edit_options(command: argparse.ArgumentParser) -> None:
     _add_flag(
         command,
         "--compact",
-        "write the whole archive anew, without tensors that no model names any more",
+        "rewrite the whole archive, without tensors that no model uses",
     )
     _add_copy(command)
     _add_timeout(command)
 
 
 def _add_copy(command: argparse.ArgumentParser) -> None:
-    _add_flag(
-        command, "--copy", "replace the file by a new one; needed if it has several names (links)"
-    )
+    _add_flag(command, "--copy", "write a new file; needed if the file has several names (links)")
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:
@@ -442,7 +433,7 @@ def _add_run(commands: Any) -> None:
         commands,
         "run",
         "running",
-        "Run a model with ONNX Runtime, and print inputs, outputs, time and growth of memory.",
+        "Run a model with ONNX Runtime, and print inputs, outputs, time and memory growth.",
         archive=False,
     )
     command.add_argument("path", metavar="MODEL", help="an archive or a .onnx")
@@ -452,7 +443,7 @@ def _add_run(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE.npy",
-        help="an input (.npz for a sequence); inputs that are not given are random",
+        help="an input (.npz for a sequence); other inputs are random",
     )
     command.add_argument(
         "--dim",
@@ -483,27 +474,27 @@ def _add_run(commands: Any) -> None:
     command.add_argument(
         "--compare",
         metavar="OTHER",
-        help="run another model on the same inputs, too; status 1 if an output differs",
+        help="also run another model on the same inputs; status 1 if an output differs",
     )
     command.add_argument(
         "--compare-model",
         default="",
         metavar="ID",
-        help="run this model of OTHER, if it is an archive with several",
+        help="the model of OTHER to run, if it is an archive with several",
     )
     command.add_argument(
         "--atol",
         type=float,
         default=0.0,
         metavar="X",
-        help="absolute tolerance of --compare (default 0: every bit is equal)",
+        help="absolute tolerance of --compare (default 0: all bits must be equal)",
     )
     command.add_argument(
         "--rtol",
         type=float,
         default=0.0,
         metavar="X",
-        help="relative tolerance, a factor of OTHER's number that is added to --atol (default 0)",
+        help="relative tolerance: X times OTHER's value is added to --atol (default 0)",
     )
 
 
@@ -518,7 +509,7 @@ def _add_view(commands: Any) -> None:
         "--port", type=int, default=0, metavar="N", help="the port to serve at (default: any free)"
     )
     _add_model(command, "show this model")
-    _add_flag(command, "--no-browser", "print the address, and start no browser")
+    _add_flag(command, "--no-browser", "print the address without starting a browser")
 
 
 def _add_cache(commands: Any) -> None:
@@ -527,7 +518,7 @@ def _add_cache(commands: Any) -> None:
     actions = cache.add_subparsers(required=True, metavar="ACTION")
     help = "List the archives in the cache, the one used last first."
     ls = _add(actions, "ls", "caching", help, archive=False)
-    help = "Remove archives from the cache; programs that have them open keep them."
+    help = "Remove archives from the cache; programs that use them are not affected."
     clear = _add(actions, "clear", "caching", help, archive=False)
     clear.add_argument("urls", nargs="*", metavar="URL", help="remove only these")
     for command in (ls, clear):
@@ -544,7 +535,7 @@ def _add_download(commands: Any) -> None:
         commands,
         "download",
         "downloading",
-        "Copy a remote archive to a file, and verify it; an interrupted download goes on.",
+        "Download a remote archive and verify it; resume an interrupted download.",
         archive=False,
     )
     command.add_argument("url", metavar="URL")
@@ -557,14 +548,14 @@ def _add_download(commands: Any) -> None:
 
 def _add_cat(commands: Any) -> None:
     command = _add(
-        commands, "cat", "downloading", "Write a tensor, as .npy, or an asset to standard output."
+        commands, "cat", "downloading", "Write a tensor (as .npy) or an asset to standard output."
     )
     command.add_argument("name", metavar="NAME", help="the tensor, or the path of the asset")
     _add_model(command, "take the tensor of this model")
 
 
 def _add_completion(commands: Any) -> None:
-    help = "Print a script for a shell that completes commands, options and files."
+    help = "Print a shell script that completes commands, options and files."
     command = _add(commands, "completion", "completing", help, archive=False)
     command.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"], help="the shell")
 

@@ -81,12 +81,12 @@ def _load(path: str) -> Input:
                 b"\x93NUM",
                 b"PK\3\4",
             ):  # numpy would suggest to unpickle it
-                raise ValueError("its first bytes are those of no .npy or .npz")
+                raise ValueError("its first bytes are those of neither")
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else list(loaded.values())
         except Exception as error:  # numpy raises many types for damaged files
             reason = " ".join(str(error).split())
-            raise ValueError(f"{path}: expected a file of numpy.save; {reason}") from error
+            raise ValueError(f"{path}: expected a .npy or .npz file; {reason}") from error
 
 
 def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:

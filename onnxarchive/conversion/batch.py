@@ -55,43 +55,39 @@ def convert_many(
     """Converts many models to archives; one that fails does not stop the others.
 
     Args:
-        sources: Files, and directories in which models are looked for (`find_models`), or URLs of
-            either (`find_remote_models`). A model that is found twice is converted once; archives
-            of a tree that lie in `out_dir` are left out.
-        out_dir: Directory for the archives, which is created, or its URL. An archive has the
+        sources: Models, and directories to search for models, or URLs of either. A model that is
+            found twice is converted once; archives in `out_dir` are left out.
+        out_dir: Directory for the archives, created if missing, or its URL. An archive has the
             relative path of its model, with the suffix `.onnxa`.
-        executor: Any `concurrent.futures.Executor`, which runs the conversions; workers on other
-            machines must see the same files at the same paths, and get `access`. None runs the
-            conversions one after another.
-        replace: Whether to replace archives that exist; otherwise such a conversion fails.
-        on_done: Called after each conversion with its outcome, the number of conversions that are
-            done, and the number in all.
+        executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
+            machines need the same files at the same paths; `access` is sent to them. None runs one
+            conversion after another.
+        replace: Whether to replace archives that exist; False makes such conversions fail.
+        on_done: Called after each conversion with its outcome, the number of finished conversions,
+            and the number of all.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
-        convert_attribute: Whether to store outside the model not only initializers, but all
-            tensors.
-        assets: Further files for each archive, by relative path: their bytes, or the path of a
-            file. They replace a source's assets of the same paths.
-        other_files: Whether to take along the other files of each source's directory as assets; see
-            `convert`.
+        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+        assets: Other files for each archive, by relative path: their bytes, or the path of a file.
+            They replace assets of the source that have the same path.
+        other_files: Whether other files of a source's directory become assets; see `convert`.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
         follow_links: As for `convert`. Of a Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
-        jobs: Number of threads of each conversion; None for one for each core, or for a single one
-            if there is an executor, which has workers of its own.
-        skip_existing: Whether to leave an archive that exists as it is, which is no failure: the
-            outcome has `is_skipped`. Archives appear when they are complete, so a run that was
-            interrupted can be repeated.
-        access: How remote sources and targets are reached; see `convert`.
+        jobs: Number of threads of each conversion; None for one per core, or for one with an
+            executor.
+        skip_existing: Whether to skip archives that exist; their outcome has `is_skipped`. So an
+            interrupted run can be repeated: archives appear when they are complete.
+        access: Options for remote sources and targets; see `convert`.
 
     Returns:
         The outcome of each conversion, in the order in which the models were found; a failure has
-        an `error`. A source that cannot be read, and a tree without models, are failures as well.
+        an `error`. An unreadable source and a directory without models are failures, too.
 
     Raises:
         ValueError: An option or the path of an asset is not allowed.
-        OSError: `out_dir` cannot be made, or an asset not opened.
+        OSError: `out_dir` cannot be created, or an asset cannot be opened.
 
     Example:
         for outcome in onnxarchive.convert_many(["model.onnx", "decoder.onnx"], "archives"):
@@ -143,7 +139,7 @@ def _outcomes(
             other = taken.setdefault(os.path.normcase(target), source)
             if other != source:
                 same = f"{shown_url(other)} has the same target {shown_url(target)}"
-                error = f"{same}; convert one of them elsewhere"
+                error = f"{same}; convert one of them to another directory"
         if error is None:
             todo[index] = source, target
         else:

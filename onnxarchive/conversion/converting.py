@@ -71,18 +71,17 @@ class Conversion:
     Attributes:
         source: The model to convert.
         target: The archive; `"-"` if it was written to an open file.
-        error: Why there is no archive, or None.
-        nbytes: Size of the archive in bytes; None if there is none.
-        tensors: Number of tensors that are stored outside the model.
+        error: The error message if the conversion failed, else None.
+        nbytes: Size of the archive in bytes; None after a failure.
+        tensors: Number of tensors stored outside the models.
         assets: Number of assets.
-        taken: Paths of the other files of the source that became assets.
-        left_out: Paths of those that did not: hidden files, litter, other models, other weights.
-        saved_nbytes: Bytes that merging identical initializers saved.
-        shared_nbytes: Bytes that storing equal tensors of several models once saved.
-        warnings: A sentence for each thing that was left out or could not be kept.
-        is_skipped: Whether the archive was there and is left as it is.
-        error_type: Name of the exception's type that `error` describes, such as `"OSError"`; None
-            if the conversion raised none.
+        taken: Paths of other files of the source that became assets.
+        left_out: Paths of other files that did not.
+        saved_nbytes: Bytes saved by merging identical initializers.
+        shared_nbytes: Bytes saved by storing equal tensors of several models once.
+        warnings: A message for each thing that was left out or could not be kept.
+        is_skipped: Whether the archive existed and was not replaced.
+        error_type: Name of the type of the exception, such as `"OSError"`; None without one.
 
     Example:
         outcome = onnxarchive.convert("model.onnx", "new.onnxa", dry_run=True)
@@ -124,58 +123,51 @@ def convert(
 ) -> Conversion:
     """Converts a model to an archive.
 
-    Sources are recognised by content, not by extension. Files are streamed, large tensors from a
-    map, so weights are never all in memory; the source is not changed. Files of a zip, or directly
-    in a directory, that no tensor names are left out with a warning, except those below `assets/`,
-    which are kept; `other_files` takes them along. A link is read as any `.onnx` with external
-    data; `onnxarchive.check_link` checks that its archive has not been changed since.
+    Sources are recognised by content, not by extension. Weights are streamed, so they are never all
+    in memory. The source is not changed. Other files of a zip or a directory are left out with a
+    warning, except those below `assets/`; `other_files` includes them. A link is read as a `.onnx`
+    with external data; check it first with `onnxarchive.check_link`.
 
-    Of a directory, and of the external data of a `.onnx`, only files in that directory and below
-    are read, even if somebody changes names there at the same time. Symbolic links that lead out of
-    it are refused, except as `follow_links` allows. Hard links to files elsewhere cannot be
-    detected.
+    Files are read only from the source's directory and below, even if somebody renames files there
+    at the same time. Symbolic links that lead out of it are refused, unless `follow_links` allows
+    them. Hard links to files elsewhere cannot be detected.
 
     `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
 
     Args:
-        source: A `.onnx`, whose external data is looked for in its directory and below; a
-            directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`) and its
-            data files, such as torch.onnx's old ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY
-            exports; or an archive, which is written anew. A compressed model, and tensors that are
-            parts of a compressed data file, are inflated to an unnamed temporary file in the
-            target's directory. Or the URL of such a file: an archive is streamed, and so is the
-            external data of a `.onnx`, which is looked for beside it; any other file is copied to
-            an unnamed temporary one, as is each of its large tensors.
+        source: One of these, or its URL: a `.onnx` with its external data in its directory or
+            below; a directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`)
+            and its data files, such as PyTorch 1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and
+            DIRECTORY exports; an archive, to rewrite it. Compressed models, and tensors in a part
+            of a compressed file, are inflated to a temporary file in the target's directory. Remote
+            archives and external data are streamed; other remote files are copied to a temporary
+            file first.
         path: The archive, usually `name.onnxa`; a URL, where the object appears when it is
-            complete; or a binary file, which is written to in order and need not be seekable.
-        models: Further models by id, such as `{"decoder": "decoder.onnx"}`, each a source with its
-            own external data; they take the place of models of the same ids that `source` has. An
-            id is `[a-z][a-z0-9_]*` of at most 64 bytes. Tensors of different models that are equal
-            in data type, dims and bytes are stored once. Assets are those of `source`.
+            complete; or a binary file, which is written in order and need not be seekable.
+        models: Other models by id, such as `{"decoder": "decoder.onnx"}`, each a source; they
+            replace models of `source` with the same id. An id is `[a-z][a-z0-9_]*` of at most 64
+            bytes. Equal tensors of different models (data type, dims, bytes) are stored once.
+            Assets come from `source` only.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
-        convert_attribute: Whether to store outside the model not only initializers, but all
-            tensors.
-        assets: Further files for the archive, by relative path: their bytes, or the path of a file.
-            They replace the source's assets of the same paths.
-        other_files: Whether to take along the other files of the source's directory or zip and of
-            the folders in it, such as `tokenizer.json`, as assets of the same paths. Hidden files,
-            litter of tools, other models (`*.onnx*`) and weights in formats of other libraries are
-            left out; the outcome names all. Of a `.onnx` it is the directory in which it lies;
-            a remote `.onnx` has none, with a warning.
+        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
+            They replace assets of the source that have the same path.
+        other_files: Whether other files of the source's zip, or of the directory of the model, such
+            as `tokenizer.json`, become assets with the same paths. Hidden files, files that tools
+            leave behind, other models (`*.onnx*`) and weights of other libraries are left out; the
+            outcome names all. The directory of a remote `.onnx` is not read; a warning says so.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
-        follow_links: The directory below which symbolic links of the source may lead, too. True
-            stands for the directory of the model in a Hugging Face cache
-            (`models--*/snapshots/*/` with links to `blobs/`), and allows nothing elsewhere.
+        follow_links: A directory below which symbolic links of the source may also lead. True
+            allows links within the model's folder of a Hugging Face cache (`models--*`), and
+            nothing elsewhere.
         dry_run: Whether to write nothing and only return the outcome.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
-        jobs: Number of threads; None for one for each core. One of them writes. The others read,
-            inflate and verify up to `jobs` tensors that come next, of 96 MiB in all. Tensors of
-            less than 128 KiB or more than 96 MiB are left to the thread that writes, as is the
-            CRC-32 of entries of more than 32 MiB. A remote source is read by one.
-        access: How remote sources and a remote target are reached; see `open`. With `store`, both
-            are paths in it.
+        jobs: Number of threads; None for one per core. One writes; the others read and verify up to
+            `jobs` tensors ahead, of 96 MiB in all. A remote source is read by one.
+        access: Options for remote sources and targets; see `open`. With `store`, both are paths in
+            it.
 
     Returns:
         The outcome.
@@ -183,11 +175,11 @@ def convert(
     Raises:
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
-        ChecksumError: The source is damaged.
+        ChecksumError: Bytes of the source do not match a checksum.
         UnsupportedFeatureError: A zip is encrypted or compressed by an unknown method.
         ValueError: An option or the path of an asset is not allowed, or `path` is one of the
             source's files.
-        OSError: A file cannot be read, or the archive not written.
+        OSError: A file cannot be read, or the archive cannot be written.
 
     Example:
         onnxarchive.convert("model.onnx", "new.onnxa")
@@ -314,30 +306,26 @@ def export(
     progress: Progress | None = None,
     **access: Unpack[Access],
 ) -> None:
-    """Writes a model of an archive as a `.onnx`.
-
-    Tensors are written from a map of the archive, or as they come from a remote one; only its
-    models are held in memory.
+    """Writes a model of an archive as a `.onnx`; weights are streamed.
 
     Args:
         path: The archive, or its URL.
         destination: The `.onnx`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         external_data: Name of a file in the same directory for the large tensors, each at a
-            multiple of 4096 bytes; None stores them in the `.onnx`, which must stay under 2 GiB. If
-            both files exist, they are replaced one after the other.
-        progress: Called with the bytes done and the bytes in all, after every few MiB; tensors in
-            the `.onnx` are counted twice, as they are verified and written. True shows a bar.
-        access: How a remote archive is reached; see `open`. Without a cache, tensors for a single
+            multiple of 4096 bytes. None stores them in the `.onnx`, which must stay under 2 GiB.
+        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
+            Tensors of a single `.onnx` count twice, since they are verified and then written.
+        access: Options for a remote archive; see `open`. Without a cache, tensors for a single
             `.onnx` are copied to a temporary file first.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of a tensor have changed.
+        ChecksumError: The bytes of a tensor do not match their CRC-32.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
-        ValueError: `external_data` is not the plain name of another file, or a written file would
-            replace the archive.
+        ValueError: `external_data` is not a file name or is that of `destination`, or a written
+            file would replace the archive.
         OSError: A file cannot be written.
 
     Example:
@@ -354,7 +342,7 @@ def export(
     if os.path.realpath(beside) == os.path.realpath(destination):
         raise ValueError(
             f"external_data must be another file than {os.fspath(destination)}, got {beside}, "
-            "which leads there"
+            "which is the same file"
         )
     with _opened(path, model, access) as (archive, _):
         _export_external(archive, destination, external_data, progress)
@@ -502,21 +490,19 @@ def extract(
 ) -> None:
     """Unzips an archive to a directory; every ONNX tool can open its `__MODEL_PROTO`.
 
-    Further models are beside it, such as `__MODEL_PROTO_decoder`.
-
-    The directory appears when it is complete.
+    Other models are beside it, such as `__MODEL_PROTO_decoder`. The directory appears when it is
+    complete.
 
     Args:
         path: The archive, or its URL.
         directory: The directory to create; it may exist if it is empty.
-        progress: Called with the bytes done and the bytes in all, after every few MiB; True shows a
-            bar.
-        access: How a remote archive is reached; see `open`.
+        progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
+        access: Options for a remote archive; see `open`.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
-        ChecksumError: Bytes of an entry have changed.
-        OSError: The directory cannot be made, or is not empty.
+        ChecksumError: The bytes of an entry do not match their CRC-32.
+        OSError: The directory cannot be created, or is not empty.
 
     Example:
         onnxarchive.extract("model.onnxa", "unzipped")

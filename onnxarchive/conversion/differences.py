@@ -64,10 +64,10 @@ class Difference:
         sections: The changes by section: `"nodes"`, `"inputs"`, `"outputs"`, `"values"`
             (`value_info`) and `"tensors"` (initializers) of the main graph; `"opsets"`,
             `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, the other fields
-            of both. Sections of a further model begin with its id: `"decoder/nodes"`. If all
-            models were compared, `"models"` has those that one archive lacks, and `"assets"` the
-            assets. A section has the parts of the first archive in its order, then the added ones.
-            A change within a node, such as a tensor of a subgraph, is a change of the node.
+            of both. Sections of models other than the default one begin with the id:
+            `"decoder/nodes"`. If all models were compared, `"models"` lists those that one archive
+            lacks, and `"assets"` changed assets. Added parts come last. A change within a node,
+            such as a tensor of a subgraph, is a change of the node.
 
     Example:
         difference = onnxarchive.diff("model.onnxa", "other.onnxa")
@@ -96,21 +96,20 @@ def diff(
 ) -> Difference:
     """Compares the models, weights and assets of two archives.
 
-    No weight is read: tensors outside the models are compared by the size and the CRC-32 in the
-    central directory. Nodes are matched by name, or by their first output if they have none. The
-    order of nodes, attributes and initializers makes no difference, nor do the keys and offsets of
-    tensors.
+    No weight is read: large tensors are compared by their size and the CRC-32 in the central
+    directory. Nodes are matched by name, or by their first output if they have none. The order of
+    nodes, attributes and initializers does not matter, nor do keys and offsets of tensors.
 
     Args:
         path: An archive, as in `onnxarchive.open`.
         other: Another archive.
-        model: Id of the model to compare alone, such as `"decoder"`; `""` for the default one. None
-            compares all models, each with that of the same id, and the assets.
-        full: Whether to compare the bytes of equal CRC-32s, too. They are read in pieces of
-            2 MiB and not verified against the CRC-32 (see `Archive.verify`).
-        stack_traces: Whether to compare metadata with stack traces of exporters, too.
+        model: Id of the only model to compare, such as `"decoder"`; `""` for the default one. None
+            compares all models by id, and the assets.
+        full: Whether to compare bytes as well as CRC-32s. The bytes are not checked against the
+            CRC-32 (see `Archive.verify`).
+        stack_traces: Whether to compare stack traces of exporters in metadata, too.
         progress: Called with the bytes done and the bytes in all, if `full`; True shows a bar.
-        access: How remote archives are reached; see `onnxarchive.open`.
+        access: Options for remote archives; see `onnxarchive.open`.
 
     Returns:
         The differences; an empty `sections` if there is none.

@@ -30,15 +30,15 @@ def download(
 ) -> str:
     """Copies a remote archive to a file, and verifies every byte.
 
-    The file appears when it is complete and passes `Archive.verify`. What has arrived of an
-    interrupted download lies in the hidden directory `.NAME.download` beside it, and the next
-    `download` of the same version goes on there. It begins anew if the server sends neither a
-    strong ETag nor a version.
+    The file appears when it is complete and passes `Archive.verify`. The next `download` of the
+    same version resumes an interrupted one, whose bytes are in the hidden directory
+    `.NAME.download` beside the file. It restarts if the server sends neither a strong ETag nor a
+    version.
 
     Args:
         url: The archive.
-        path: The file, which is replaced if it exists; a directory for the name in the URL; None
-            for that name in the working directory.
+        path: The file, which is replaced if it exists, or a directory; the file name then comes
+            from the URL. None for the working directory.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         store: An obstore store; `url` is then a path in it.
         storage_options: As for `onnxarchive.open`.
@@ -48,9 +48,9 @@ def download(
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule.
-        ChecksumError: Bytes of it have changed; what has arrived is removed.
+        ChecksumError: Bytes do not match their CRC-32; the partial download is removed.
         LockedError: Another process downloads to this file.
-        ObjectChangedError: The object changed meanwhile.
+        ObjectChangedError: The object changed during the download.
         OSError: A request failed, or the file cannot be written.
 
     Example:
@@ -71,7 +71,7 @@ def target_of(url: str, path: str | os.PathLike[str] | None) -> str:
     name = unquote(url.rstrip("/").rpartition("/")[2])
     if path is None or os.path.isdir(path):
         if name in ("", os.curdir, os.pardir) or os.path.basename(name) != name:
-            raise ValueError(f"{url}: expected a URL that ends with a file's name; name the file")
+            raise ValueError(f"{url}: expected a URL that ends with a file name; give a path, too")
         path = os.path.join(path or os.curdir, name)
     return os.path.realpath(path)
 

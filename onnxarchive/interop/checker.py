@@ -38,8 +38,8 @@ def check_model(
 ) -> list[Finding]:
     """Checks the model of an archive with `onnx.checker.check_model`.
 
-    `onnxarchive.check` checks the file; this function checks the model in it. Unlike onnx's, it
-    returns the fault instead of raising it, as `check` does. Large weights are not read.
+    `onnxarchive.check` checks the file; this function checks the model in it, without reading large
+    weights. Unlike onnx's, it returns a fault instead of raising it.
 
     Args:
         path: The archive.
@@ -49,13 +49,13 @@ def check_model(
         model: Id of the model, such as `"decoder"`; `""` for the default one.
 
     Returns:
-        An empty list if the model is valid; else one finding with onnx's message in a line, since
-        onnx stops at the first fault. Its `entry` is the model's and its `rule` is None.
+        An empty list if the model is valid; else one finding with onnx's message, since onnx stops
+        at the first fault.
 
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of a small tensor have changed.
+        ChecksumError: The bytes of a small tensor do not match their CRC-32.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         OSError: The file cannot be read, or temporary files cannot be written.
 

@@ -43,16 +43,15 @@ def check_link(
 ) -> list[Finding]:
     """Compares a link with its archive.
 
-    The link itself names its model. In a valid link
+    In a valid link
 
     - every external tensor points at the entry of the same tensor in the archive, and has the same
       name, type and shape;
-    - every other tensor has the bytes of the tensor in the archive;
+    - every other tensor has the same bytes as in the archive;
     - the rest of the model equals the archive's model;
     - the metadata `onnxarchive.link` matches the positions and CRC-32s in the archive's directory.
 
-    Only weights that the link holds are read. `onnxarchive.check(..., full=True)` compares the
-    bytes of the archive with their CRC-32.
+    Large weights are not read; `onnxarchive.check(..., full=True)` compares them with their CRC-32.
 
     Args:
         path: The link.
@@ -64,8 +63,8 @@ def check_link(
 
     Raises:
         ArchiveFormatError: The link is not a model, or the archive breaks a rule.
-        ValueError: `archive` is None, and no tensor of the link is external, so it names none.
-        OSError: The link, or the archive that was given, cannot be read.
+        ValueError: `archive` is None, and the link names none, since no tensor is external.
+        OSError: The link or `archive` cannot be read.
 
     Example:
         onnxarchive.link("model.onnxa", "link.onnx")
@@ -77,8 +76,8 @@ def check_link(
     locations = _locations(model)
     if not locations:
         raise ValueError(
-            f"{os.fspath(path)}: expected the archive to be given, since no tensor of the link is "
-            "external"
+            f"{os.fspath(path)}: the link names no archive, since no tensor is external; give the "
+            "archive, too"
         )
     if len(locations) > 1:
         first, other = map(shown, locations[:2])
@@ -156,7 +155,7 @@ def _findings_in(
     try:
         archive = open(path, model=linked_id(found))
     except ModelNotFoundError as error:
-        return [_finding(f"{error.message}; link it anew")]
+        return [_finding(f"{error.message}; write a new link")]
     with archive, with_path(path):
         return list(_findings(model, found, link_path, archive))
 
@@ -168,12 +167,12 @@ def _findings(
     if found is None:
         yield _finding(
             f"expected the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, "
-            "found none; link it anew"
+            "found none; write a new link"
         )
     elif found != fingerprint(archive):
         yield _finding(
-            "expected the archive that was linked, found one whose tensors have other contents or "
-            "places; link it anew"
+            "the archive has changed since it was linked: its tensors have other bytes or "
+            "positions; write a new link"
         )
     for location in _locations(model):
         yield from _location_findings(location, link_path, archive)
@@ -202,7 +201,7 @@ def _location_findings(
     elif os.path.islink(file) or os.stat(file).st_nlink > 1:
         yield _finding(
             f"expected a file with one name, since onnx reads no external data from others, "
-            f"found a symbolic or a further hard link at {file}"
+            f"found a symbolic link or several hard links at {file}"
         )
 
 
@@ -220,7 +219,8 @@ def _difference(
     if key is None:
         if is_external:
             return (
-                f"{original}: expected it in the link, as in the archive's model, found it outside"
+                f"{original}: expected its data in the link, as in the archive's model, found it "
+                "external"
             )
         return None if tensor == original.tensor else f"{original}: expected the archive's data"
     if tensors.held_fields(tensor) if is_external else tensor.external_data:

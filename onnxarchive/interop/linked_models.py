@@ -120,9 +120,9 @@ def linked_model(
             tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
     if nbytes >= proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
-            f"expected less than {proto.SIZE_LIMIT} bytes, which a single .onnx can hold, for the "
-            "model with its small tensors and those that runtimes do not read from external data "
-            f"(of attributes, functions, sparse tensors), found {nbytes}"
+            f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
+            "model, its small tensors and tensors that runtimes do not read from external data (of "
+            f"attributes, functions, sparse tensors), found {nbytes}"
         )
     read = read_all_verified(archive, [key for key, _ in held])
     for (_, tensor), data in zip(held, read, strict=True):

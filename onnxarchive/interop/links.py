@@ -27,36 +27,33 @@ def link(
     model: str = "",
     **access: Unpack[Access],
 ) -> None:
-    """Writes a small `.onnx` whose external data lies in an archive.
+    """Writes a small `.onnx`, a link, whose external data is the archive; no weight is copied.
 
-    onnx.load, onnx.checker, onnx.shape_inference, ONNX Runtime, onnx_ir, OpenVINO and every other
-    tool that supports external data read it unchanged; no weight is copied. The link is valid for
-    this archive only: move both together, and write a new link after the archive is replaced or
-    edited. `check_link` compares the two. For that the link has one more entry of metadata,
-    `onnxarchive.link`: the SHA-256 of offset, size and CRC-32 of every tensor that its model has in
-    the archive, followed by the id of a further model. So a change of other models leaves a link
-    valid if no tensor of its own moves.
+    Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
+    It is valid for this archive only: move both together, and write a new link after the archive is
+    replaced or edited. `check_link` compares the two by the link's metadata `onnxarchive.link`: the
+    SHA-256 of offset, size and CRC-32 of the model's tensors, and the id of a model other than the
+    default one. An edit of other models that moves none of these tensors leaves a link valid.
 
-    The link itself holds small tensors and those that tools do not read from external data
-    (`onnxarchive.interop.linked_models.stays_outside`).
+    The link itself holds small tensors, and those that tools do not read from external data.
 
     Args:
-        path: The archive; or the URL of one with a cache, whose file there the link names: its
-            tensors are fetched, and the link is valid until the cache is cleared.
+        path: The archive; or, with `cache`, the URL of one, which is fetched. The link then names
+            the file in the cache and is valid until the cache is cleared.
         destination: The `.onnx`, in the archive's directory or in one above it, since ONNX allows
             external data nowhere else. It is replaced if it exists.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        access: How a remote archive is reached; see `onnxarchive.open`.
+        access: Options for a remote archive; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of a tensor that the link is to hold have changed.
+        ChecksumError: The bytes of a tensor for the link do not match their CRC-32.
         UnsupportedFeatureError: The link would take 2 GiB or more, or a remote archive has no
             cache.
-        ValueError: `destination` is the archive or a symbolic link; or the archive does not lie in
-            its directory or below, or has a name that external data cannot have.
-        OSError: The archive cannot be read, or the link not written.
+        ValueError: `destination` is the archive or a symbolic link; or the archive is not in its
+            directory or below, or has a name that external data cannot have.
+        OSError: The archive cannot be read, or the link cannot be written.
 
     Warns:
         UserWarning: The archive's file has several names (hard links). onnx.checker and onnx.load
@@ -69,8 +66,8 @@ def link(
     require_no_input(destination, files_of(path, access))
     if os.path.islink(destination):
         raise ValueError(
-            f"expected a destination that is no symbolic link, since tools look for external data "
-            f"beside the name that they are given, found {os.fspath(destination)}"
+            f"expected a destination that is not a symbolic link, since tools look for external "
+            f"data beside the link's own path, found {os.fspath(destination)}"
         )
     with open(path, model=model, **access) as archive, with_path(archive.path):
         archive._fetch_entries(archive._refs)
@@ -85,7 +82,7 @@ def link(
     if names > 1:
         warnings.warn(
             f"{archive.path}: the file has {names} names (hard links), and onnx reads no "
-            f"external data from such files; link a copy of it",
+            f"external data from such files; copy the archive and link the copy",
             stacklevel=2,
         )
 

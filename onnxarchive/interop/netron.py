@@ -137,7 +137,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 def _netron_files() -> dict[str, Path]:
     """Finds the files of Netron's page by name, without running its code."""
-    with needing("netron", "view a model with"):
+    with needing("netron", "view a model"):
         found = importlib.util.find_spec("netron")
         if found is None or found.origin is None:
             raise ModuleNotFoundError("No module named 'netron'", name="netron")

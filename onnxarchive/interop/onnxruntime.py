@@ -60,29 +60,26 @@ def session(
     processes share the pages; the README says when to choose this. (On Windows before version 1.23
     it maps only tensors that begin at a multiple of 64 KiB, and reads the others.)
 
-    The archive may be renamed or replaced while sessions run, except that `set_providers` opens it
-    again under its name. Tensors that ONNX Runtime needs for shape inference, or does not read from
-    external data, are passed in the model (`onnxarchive.interop.linked_models.stays_outside`).
+    The archive may be renamed or replaced while sessions run, unless `set_providers` is called,
+    which opens it again by name. Tensors that ONNX Runtime needs for shape inference, or does not
+    read from external data, are passed in the model.
 
     Args:
-        path: The archive: an open `Archive`, or what `onnxarchive.open` opens. Of one that is no
-            file, such as bytes or a remote one without a cache, all weights are in memory. The
-            session keeps them and uses them in place, if each begins at a multiple of its element's
-            size, as in any `bytes` object. Before version 1.31 ONNX Runtime copies them; before
-            1.24, and with options that it cannot copy, it takes them only in the model, which must
-            then be below 2 GiB. Weights of subgraphs are always passed in the model.
-        sess_options: Options for the session. The session gets a copy of them. Options that ONNX
-            Runtime cannot copy are changed while the session is made, and must not be used for
-            another one meanwhile; an empty entry for the directory of external data stays in them,
-            and ONNX Runtime logs this. These are options that name execution providers or write
-            files, and, for models with operators of other domains, all options, since they may have
-            a library of custom operators.
+        path: The archive: an open `Archive`, or what `onnxarchive.open` opens. Without a local
+            file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
+            newer use them in place; older versions copy them. Before 1.24, and with options that
+            ONNX Runtime cannot copy, the model with its weights must be below 2 GiB.
+        sess_options: Options for the session, which gets a copy. ONNX Runtime cannot copy options
+            that name execution providers or write files, nor any options if the model may need
+            custom operators. Such options are changed while the session is made: do not use them
+            for another session at that time. They keep an empty entry for the directory of external
+            data, which ONNX Runtime logs.
         providers: As for `onnxruntime.InferenceSession`.
-        model: Id of the model, such as `"decoder"`; `""` for the default one, or for the one that
-            an open `Archive` was opened with.
-        prepack: False to make no packed copies of weights, True to make them. None leaves it to
-            `sess_options`, by default to make them.
-        store: As for `onnxarchive.open`, like `storage_options` and `cache`.
+        model: Id of the model, such as `"decoder"`. `""` for the default one, or for the model
+            chosen when `path` was opened.
+        prepack: Whether ONNX Runtime makes packed copies of weights. None for what `sess_options`
+            say, by default True.
+        store: As for `onnxarchive.open`.
         storage_options: As for `onnxarchive.open`.
         cache: As for `onnxarchive.open`.
         kwargs: As for `onnxruntime.InferenceSession`: `provider_options`, ...
@@ -93,7 +90,7 @@ def session(
     Raises:
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of a small tensor have changed.
+        ChecksumError: The bytes of a small tensor do not match their CRC-32.
         ArchiveError: Another file has replaced an open archive, or replaced `path` meanwhile.
         UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model with the tensors that
             it must hold takes 2 GiB or more.
@@ -127,27 +124,26 @@ def session_options(
     prepack: bool | None = None,
     **access: Unpack[Access],
 ) -> tuple[bytes, ort.SessionOptions]:
-    """Gives the arguments with which `session` makes a session of an archive.
+    """Returns the model and the options for an ONNX Runtime session of an archive.
 
     `onnxruntime.InferenceSession(*onnxarchive.session_options(path))` is a session of the archive.
-    The options may be changed before. They hold the path of the archive's directory and the model
-    the name of its file, so they become useless when either is renamed.
+    The options may be changed before. Do not rename the archive or its directory before the session
+    is made: the options hold the directory, the model the file name.
 
     Args:
-        path: The archive, as in `session`. The options keep the bytes of an archive in memory, and
-            a session keeps the options.
+        path: The archive, as in `session`. The options, and sessions made with them, keep the bytes
+            of an archive without a local file in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
         prepack: As in `session`.
-        access: How a remote archive is reached; see `onnxarchive.open`.
+        access: Options for a remote archive; see `onnxarchive.open`.
 
     Returns:
         The serialized model, with its large tensors as external data in the archive, and session
         options with the archive's directory.
 
     Raises:
-        UnsupportedFeatureError: `sess_options` cannot be copied (see `session`); or as in
-            `session`.
+        UnsupportedFeatureError: `sess_options` cannot be copied; or as in `session`.
         ArchiveError: As in `session`, like all other errors.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
@@ -162,8 +158,8 @@ def session_options(
         raise UnsupportedFeatureError(
             "ONNX Runtime cannot copy these session options: they name execution providers, write "
             "files (profiling, the optimized model, EP contexts), or may have libraries of custom "
-            "operators that the model needs; call session_options(path) without options and change "
-            "those that it returns"
+            "operators that the model needs; call session_options(path) and change the options "
+            "that it returns"
         )
     return inputs.model, inputs.options
 
@@ -195,7 +191,7 @@ class _Inputs:
         if self.file is None or self.path is None or self.file.is_at(self.path):
             return
         error = ArchiveError(
-            "expected the same file while the session was made, found another; retry"
+            "another file replaced the archive while the session was made; try again"
         )
         error.path = self.file.path
         raise error
@@ -237,7 +233,7 @@ def _opened(source: Source, model: str, access: Access, files: contextlib.ExitSt
         is_remote(source, access)  # refuses misspelled arguments
         if model not in ("", source.model_id):
             raise ValueError(
-                f"{source.path}: expected the model {source.model_id!r}, with which the archive "
+                f"{source.path}: expected the model {source.model_id!r}, chosen when the archive "
                 f"was opened, found {model!r}; open it with model={model!r}"
             )
         return source

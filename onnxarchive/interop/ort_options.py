@@ -46,13 +46,13 @@ def require_onnxruntime() -> Any:
         UnsupportedFeatureError: It is older than 1.21.
         ImportError: It is not installed.
     """
-    with needing("onnxruntime", "run a model with"):
+    with needing("onnxruntime", "run a model"):
         import onnxruntime
     version = onnxruntime.__version__
     if tuple(map(int, version.split(".")[:2])) < _OLDEST:
         raise UnsupportedFeatureError(
-            f"expected ONNX Runtime 1.21 or newer, which can be given the directory of external "
-            f"data, found {version}: pip install --upgrade onnxruntime"
+            f"expected ONNX Runtime 1.21 or newer, which accepts a directory of external data, "
+            f"found {version}: pip install --upgrade onnxruntime"
         )
     return onnxruntime
 

@@ -105,8 +105,8 @@ class Outcome:
         outputs: Arrays of the outputs.
         session_seconds: Time to make the session.
         run_seconds: Time of each run.
-        memory: Growth in bytes from before the session until after the last run of the process's
-            own memory (`"anonymous"`), and of mapped files in memory, which processes share
+        memory: Growth in bytes, from before the session to after the last run, of the process's own
+            memory (`"anonymous"`) and of the mapped files in memory, which processes share
             (`"mapped"`). Empty if the system does not report memory.
     """
 
@@ -138,17 +138,16 @@ def run(
     Args:
         path: An archive, whose weights are mapped as in `onnxarchive.session`, or a `.onnx`; or the
             URL of an archive.
-        inputs: Arrays by the names of the inputs; a list of arrays for a sequence. The others are
-            random (`onnxarchive.interop.inputs.random_input`).
-        model: Id of the model, such as `"decoder"`; `""` for the default one. A `.onnx` has no
-            other.
-        dims: Sizes of open dimensions by name; one without a name is named after the input and the
-            axis: `x[0]`. A size that neither this nor a given input sets is 1.
-        providers: Execution providers in order of preference, in any case, with or without the
-            suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
+        inputs: Arrays by input name; a list of arrays for a sequence. Other inputs are random
+            (`onnxarchive.interop.inputs.random_input`).
+        model: Id of the model in an archive, such as `"decoder"`; `""` for the default one.
+        dims: Sizes of open dimensions by name; a dimension without a name is called after input
+            and axis: `x[0]`. Other open dimensions are 1.
+        providers: Execution providers in order of preference, in upper or lower case, with or
+            without the suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
         repeat: Number of runs.
         prepack: False to make no packed copies of weights, as in `onnxarchive.session`.
-        access: How a remote archive is reached; see `onnxarchive.open`.
+        access: Options for a remote archive; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
@@ -227,7 +226,7 @@ def _make_session(
             is_zip = file.read(0, len(LocalHeader.SIGNATURE)) == LocalHeader.SIGNATURE
     if model and not is_zip:
         raise ModelNotFoundError(
-            f"expected an archive, of which {model!r} is a model, found a file that is none"
+            f"expected an archive with a model {model!r}, found a file that is not an archive"
         )
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal; errors are raised
@@ -238,7 +237,7 @@ def _make_session(
     missing = {*(chosen or ())} - {*ort_session.get_providers()}
     if missing:
         raise RunError(
-            f"ONNX Runtime makes no session with {', '.join(sorted(missing))}; it logged the reason"
+            f"ONNX Runtime cannot use {', '.join(sorted(missing))}; its log has the reason"
         )
     return ort_session
 
@@ -256,7 +255,7 @@ def _as_run_error(action: str) -> Iterator[None]:
             raise ArchiveFormatError(
                 f"expected an archive or a serialized ModelProto, found neither: {reason}"
             ) from error
-        raise RunError(f"ONNX Runtime does not {action} the model: {reason}") from error
+        raise RunError(f"ONNX Runtime cannot {action} the model: {reason}") from error
 
 
 def _prepare(

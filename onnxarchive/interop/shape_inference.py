@@ -29,27 +29,26 @@ def infer_shapes(
 
     Args:
         path: The archive.
-        destination: A new archive of the model with the inferred shapes, with weights, assets and
-            other models copied; it may be `path`, which is then replaced. None writes nothing.
+        destination: An archive to write, with the inferred shapes and copies of weights, assets
+            and other models; it may be `path`. None writes nothing.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         check_type: As in onnx.
         strict_mode: As in onnx.
         data_prop: As in onnx.
 
     Returns:
-        The model with the inferred shapes. Its large tensors are external, with their keys as
-        location, as in `Archive.model`.
+        The model with the inferred shapes; large tensors are external, as in `Archive.model`.
 
     Raises:
         onnx.shape_inference.InferenceError: With `strict_mode`, shapes do not fit; with
             `check_type`, types do not.
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of the archive have changed.
-        ArchiveError: `destination` is `path`, and others have edited it meanwhile.
+        ChecksumError: Bytes of the archive do not match their CRC-32.
+        ArchiveError: `destination` is `path`, which was edited meanwhile.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
         ValueError: `destination` is not allowed.
-        OSError: A file cannot be read, or the archive not written.
+        OSError: A file cannot be read, or the archive cannot be written.
 
     Example:
         model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")

@@ -17,7 +17,7 @@ PyTorch lacks some types of ONNX. These become others:
 
 The last dimension of a FLOAT4E2M1 tensor must be even.
 
-PyTorch has no read-only tensors. A tensor made without `copy=True` lies in a read-only map of the
+PyTorch has no read-only tensors. A tensor made without `copy=True` is in a read-only map of the
 file: **writing into it ends the process** with SIGSEGV. Reading it is safe (`load_state_dict`,
 `to`, every operation that is not in place).
 """
@@ -58,8 +58,8 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
     Args:
         archive: The archive. It may be closed afterwards; the tensor keeps the map alive.
         name: Name of the initializer, as in `archive.tensors`.
-        copy: True gives a copy, which may be changed. False gives a tensor over the file's
-            read-only map: nothing is read, and writing into it ends the process with SIGSEGV.
+        copy: True gives a copy, which may be changed. False gives a view of the file's read-only
+            map: nothing is read, and writing into it ends the process with SIGSEGV.
 
     Returns:
         The tensor, on the CPU.
@@ -82,7 +82,7 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
 
 
 def tensors(archive: Archive, *, copy: bool = False) -> TorchTensors:
-    """The initializers of an archive by name as PyTorch tensors, each made when it is looked up.
+    """The initializers of an archive by name, as PyTorch tensors that are made on lookup.
 
     Args:
         archive: The archive. It must stay open until the last lookup.
@@ -131,8 +131,8 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
 
     Args:
         array: The array. The tensor keeps it alive.
-        copy: True gives a copy. False gives a tensor over the array's memory, except for types of
-            less than 8 bits; do not write into it if the array is read-only.
+        copy: True gives a copy. False gives a view of the array's memory, except for types of less
+            than 8 bits; do not write into it if the array is read-only.
 
     Returns:
         The tensor, on the CPU.

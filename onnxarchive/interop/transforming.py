@@ -61,48 +61,45 @@ def transform(
 
     Assets and other models are kept. `weights` says how the function sees large tensors:
 
-    - `"hidden"`: large initializers are inputs of the graph with their type and shape. The function
-      cannot read, fold or merge them, and memory stays small at any size. Afterwards they are
-      initializers again, with their data copied from the archive; those that are no longer used are
-      dropped. The function may replace a weight by an initializer if it removes the input. This is
-      for functions that change the graph. A function that computes new weights (folds a batch
-      normalization into a convolution, changes a data type) skips hidden weights, or its result is
-      refused. If a function changes nothing, or a quantizer no weight since it finds none, a
-      warning says so. It is no error, since an optimizer may find nothing to do.
-    - `"external"`: the model is `Archive.model`. Large tensors are external, with their keys as
-      location. The function may rename, remove, move and copy them, and add tensors with data. This
-      is for functions that support external data. Others may read such tensors as empty:
-      onnxoptimizer merges all of the same shape.
-    - `"loaded"`: the model is complete and in memory, as from `onnxarchive.load`.
+    - `"hidden"`: for functions that change the graph. Large initializers become inputs of the
+      graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards
+      they are initializers again, copied from the archive, unless they are no longer used. A
+      function may replace one by its own initializer and remove the input. Functions that compute
+      new weights (fold a batch normalization, change a data type) skip hidden weights, or their
+      result is refused. A warning says if no weight was changed.
+    - `"external"`: for functions that support external data. The model is `Archive.model`; its
+      large tensors have keys as location. The function may rename, remove, move and copy them, and
+      add tensors with data. Functions without that support may read them as empty: onnxoptimizer
+      merges all of the same shape.
+    - `"loaded"`: for all other functions. The model is complete and in memory.
 
-    With `"hidden"`, the function sees the data of tensors that shape inference needs, of tensors
-    that are not initializers, and of initializers of a subgraph whose name is not unique
-    (`onnxarchive.interop.linked_models.stays_outside`). Hidden initializers of subgraphs become
+    Not hidden are tensors that shape inference needs, tensors that are not initializers, and
+    initializers of subgraphs whose name is not unique. Hidden initializers of subgraphs become
     initializers of the main graph.
 
     Args:
         path: The archive.
-        destination: The archive to write; it may be `path`, which is then replaced.
-        function: Takes a ModelProto and returns it or another one, or a tuple of a ModelProto and
-            a boolean, False if the model is invalid. Bind options with `functools.partial`.
+        destination: The archive to write; it may be `path`.
+        function: Takes a ModelProto and returns one, or a tuple of a ModelProto and a boolean,
+            False if the model is invalid. Bind options with `functools.partial`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         weights: How the function sees large tensors.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes; None for that of
-            the archive.
-        convert_attribute: Whether to store outside the model not only initializers, but all
-            tensors; None for True if the archive has any such tensor outside.
-        assets: Further files for the archive, by relative path: their bytes, or the path of a file.
-            They replace the archive's assets of the same paths.
+        alignment: The data of every entry begins at a multiple of this many bytes; None for the
+            alignment of the archive.
+        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+            None for True if the archive has such a tensor outside.
+        assets: Other files for the archive, by relative path: their bytes, or the path of a file.
+            They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
 
     Raises:
-        ArchiveFormatError: `path` breaks a rule; or the function returned a model that it calls
-            invalid, in which a hidden weight is missing or has another type or shape, or in which
-            two initializers of a graph got the same name.
+        ArchiveFormatError: `path` breaks a rule. Or the function returned False or a model in which
+            a hidden weight is missing or has another type or shape, or two initializers of a graph
+            have the same name.
         ModelNotFoundError: There is no model of this id.
-        ChecksumError: Bytes of the archive have changed.
-        ArchiveError: `destination` is `path`, and others have edited it meanwhile.
+        ChecksumError: Bytes of the archive do not match their CRC-32.
+        ArchiveError: `destination` is `path`, which was edited meanwhile.
         UnsupportedFeatureError: The model for the function would take 2 GiB or more.
         TypeError: The function did not return a model.
         ValueError: An option is not allowed.
@@ -146,15 +143,15 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         result = hidden.restore(returned)
         if hidden.names and _weights_are_left(given, returned):
             warnings.warn(
-                f"{archive.path}: {_name(function)} changed no weight; the data of large weights, "
-                f"such as {hidden.names[0]!r}, was hidden from it; a function that needs it, such "
-                "as a quantizer, takes weights='loaded'",
+                f"{archive.path}: {_name(function)} changed no weight: the data of large weights, "
+                f"such as {hidden.names[0]!r}, was hidden from it; use weights='loaded' for "
+                "a function that needs it, such as a quantizer",
                 stacklevel=3,
             )
     for name in sorted(_repeated_initializers(result) - before, key=str):
         raise ArchiveFormatError(
             f"tensor {name!r}: expected the function to return one initializer of this name in a "
-            "graph, found several; remove the one that is replaced, or give them different names"
+            "graph, found several; remove the old one, or give them different names"
         )
     return result
 
@@ -349,9 +346,9 @@ def _initializers(
             continue
         if value.name in taken:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to return either the input "
-                f"{value.name!r}, which replaces it, or an initializer of this name, found both, "
-                "or two such inputs; remove the input that an initializer replaces"
+                f"tensor {weight.name!r}: expected the function to return either its input "
+                f"{value.name!r} or an initializer of this name, found both, or two such inputs; "
+                "remove the input"
             )
         taken.add(value.name)
         tensor = copied(weight.tensor)
@@ -373,9 +370,8 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
         return
     raise ArchiveFormatError(
         f"tensor {weight.name!r}: expected {dtypes.name_of(weight.tensor.data_type)} of shape "
-        f"{expected} as in the archive, found that the function made it "
-        f"{dtypes.name_of(found.elem_type)} of shape {dims}; functions that change weights need "
-        "weights='loaded'"
+        f"{expected} as in the archive, found {dtypes.name_of(found.elem_type)} of shape {dims} in "
+        "the function's result; functions that change weights need weights='loaded'"
     )
 
 
@@ -393,15 +389,15 @@ def _require_dropped(
     for weight in missing:
         if weight.name in undefined:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to keep the input that replaces "
-                "it, found that it removed the input and still uses it"
+                f"tensor {weight.name!r}: expected the function to keep its input, found that the "
+                "function removed the input and still uses it"
             )
         name = renamed.get((weight.tensor.data_type, tuple(weight.tensor.dims)))
         if name is not None:
             raise ArchiveFormatError(
                 f"tensor {weight.name!r}: expected the function to keep the name or doc_string of "
-                f"the input that replaces it, found a new input {name!r} of the same type and "
-                "shape; functions that rename weights need weights='external'"
+                f"its input, found a new input {name!r} of the same type and shape; functions that "
+                "rename weights need weights='external'"
             )
 
 

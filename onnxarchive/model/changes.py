@@ -38,12 +38,12 @@ _POSITIONAL: Final = frozenset({"graphs", "input", "output", "sparse_tensors", "
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a model that is missing in one of two archives, or differs.
+    """A part of a model that differs between two archives, or is missing in one.
 
     Attributes:
-        name: Name of a node (its first output if it has none), a tensor, an input, a field; path
-            of an asset; index of other parts: `training_info[0]`. A nested field has the names of
-            all parts around it: `attribute then_branch: g: node y: op_type`.
+        name: Name of a node (or of its first output), tensor, input or field; path of an asset;
+            index of other parts, such as `training_info[0]`. A nested field has the names of all
+            parts around it: `attribute then_branch: g: node y: op_type`.
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.
         parts: The fields that differ; empty if `before` and `after` show the difference.

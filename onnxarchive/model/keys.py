@@ -263,8 +263,8 @@ def check_names(
         elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(
                 "KEY-1",
-                f"expected a key ([A-Za-z_][A-Za-z0-9_]*) of at most {MAX_KEY_SIZE} bytes that is "
-                f"not {_ASSETS}, or {MODEL_PROTO}, or a name in {ASSET_PREFIX}, found "
+                f"expected {MODEL_PROTO}, a name in {ASSET_PREFIX}, or a key ([A-Za-z_]"
+                f"[A-Za-z0-9_]*, at most {MAX_KEY_SIZE} bytes, not {_ASSETS!r}), found "
                 f"{shown(name)}",
                 entry=name,
             )
@@ -285,7 +285,7 @@ def _check_versions(names: Sequence[str | None], report: Report) -> None:
         if name is not None and name.startswith(RESERVED_PREFIX) and not is_model(name):
             report.broken(
                 "VERSION-1",
-                "expected only the names of models to begin with two underscores, found "
+                "expected only names of models to begin with two underscores, found "
                 f"{shown(name)}: this file was written for a later version of the format; upgrade "
                 "onnxarchive to read it",
                 entry=name,
@@ -320,7 +320,7 @@ def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
         if folder is not None and path.startswith(folder[0] + "\0"):
             report.broken(
                 "NAME-2",
-                f"expected no entry named as its folder, found {shown(folder[1])}",
+                f"expected a folder {shown(folder[1])}, found another entry with this name",
                 entry=name,
             )
         else:

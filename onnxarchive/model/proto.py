@@ -330,7 +330,7 @@ def check_all_references(
         refs[name] = _check_model(model, sizes, of_model, are_all, named)
     for key in sizes if are_all_models else ():
         if key not in named:
-            report.broken("DATA-2", "expected a tensor that names it, found none", entry=key)
+            report.broken("DATA-2", "expected a tensor with this location, found none", entry=key)
     if len(models) > 1:
         _check_shared(refs, report)
     return refs
@@ -399,7 +399,7 @@ def _check_reference(
         if key in refs:
             report.broken(
                 "DATA-3",
-                f"expected one tensor to name it, found {refs[key].where} and {ref}",
+                f"expected one tensor with this location, found {refs[key].where} and {ref}",
                 entry=key,
             )
         else:

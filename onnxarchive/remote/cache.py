@@ -88,7 +88,9 @@ def directory_of_cache(cache: Cache = True) -> str:
     if not os.path.isabs(base):  # by the XDG Base Directory Specification
         base = os.path.expanduser(os.path.join("~", ".cache"))
     if not os.path.isabs(base):
-        raise FileNotFoundError(errno.ENOENT, "this user has no home; set XDG_CACHE_HOME", base)
+        raise FileNotFoundError(
+            errno.ENOENT, "no home directory for the cache; set XDG_CACHE_HOME", base
+        )
     return os.path.join(base, "onnxarchive")
 
 

@@ -62,7 +62,7 @@ def failure(error: BaseException, name: str) -> Exception:
         return PermissionError(
             errno.EACCES,
             "expected credentials from the environment or in storage_options, found none; "
-            "skip_signature in storage_options does without",
+            "set skip_signature in storage_options for a public bucket",
             name,
         )
     if isinstance(error, PermissionError) or status in (401, 403):

@@ -162,9 +162,7 @@ class DirectoryPlace:
         except ArchiveFormatError as error:
             raise ArchiveFormatError(f"{error.message} at {location!r}") from None
         except OSError as error:
-            raise ArchiveFormatError(
-                f"expected to read {location!r}, found: {error.strerror}"
-            ) from None
+            raise ArchiveFormatError(f"cannot read {location!r}: {error.strerror}") from None
         self.paths.append(os.path.join(self._root.path, path))
         return found
 

@@ -96,7 +96,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
         if not (
             isinstance(metadata, dict) and all(isinstance(it, str) for it in metadata.values())
         ):
-            raise ArchiveFormatError(f"{_METADATA}: expected strings by name")
+            raise ArchiveFormatError(f"{_METADATA}: expected an object whose values are strings")
         places = sorted((_place(name, given), name) for name, given in header.items())
         end = 0
         for (begin, next_end), name in places:

@@ -146,8 +146,8 @@ def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     while not _try_lock(descriptor, is_shared):
         if deadline is not None and time.monotonic() >= deadline:
             raise LockedError(
-                "expected an unlocked file, found it locked by a process that edits or opens it; "
-                "try again, or with a longer timeout"
+                "the file is locked by a process that edits or opens it; try again, or with a "
+                "longer timeout"
             )
         time.sleep(_PAUSE)
 

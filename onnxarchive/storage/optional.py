@@ -24,7 +24,7 @@ def needing(library: str, purpose: str) -> Iterator[None]:
 
     Args:
         library: The name of the library's module.
-        purpose: Completes the sentence "expected PyTorch to": `"hold a tensor"`.
+        purpose: Completes the sentence "PyTorch is needed to": `"hold a tensor"`.
 
     Raises:
         ImportError: The library cannot be imported. Its `name` is `library`, its cause the error of
@@ -36,7 +36,7 @@ def needing(library: str, purpose: str) -> Iterator[None]:
         title, package = _LIBRARIES[library]
         reason = " ".join(str(error).split())  # on one line; numpy's takes a page
         raise ImportError(
-            f"expected {title} to {purpose}, found none that can be imported ({reason}): "
+            f"{title} is needed to {purpose}, but cannot be imported ({reason}): "
             f"pip install {package}",
             name=library,
         ) from error

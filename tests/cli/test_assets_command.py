@@ -126,7 +126,10 @@ def test_assets_are_files_directories_and_patterns(
 
 
 REFUSED = {
-    "two files of one name": (["llm/config.json", "config.json=m.onnx"], "'config.json'; name"),
+    "two files of one name": (
+        ["llm/config.json", "config.json=m.onnx"],
+        "'config.json'; rename one",
+    ),
     "a pattern without matches": (["llm/*.txt"], r"files that match 'llm/*.txt'"),
     "an empty directory": (["empty"], "files in the directory 'empty'"),
     "a missing file": (["llm/missing"], "llm/missing: No such file"),
@@ -159,7 +162,7 @@ def test_what_names_no_asset_is_refused(
 def test_a_link_to_a_folder_is_named(archive: Path, folder: Path, capsys: Captured) -> None:
     (folder / "linked").symlink_to("vocab")
     assert run("assets", "add", archive, folder) == 2
-    assert "found a link to one" in capsys.readouterr().err
+    assert "links to folders are not followed" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right on Windows")

@@ -243,7 +243,7 @@ def test_every_command_takes_jobs_and_force_with_the_same_words(capsys: Captured
             found.update(re.findall(rf"^  {option} +(\S.*)$", printed, re.MULTILINE))
     assert texts == {
         "--force": {"replace files that exist"},
-        "--jobs N": {"use N cores (default: all of them)"},
+        "--jobs N": {"use N cores (default: all)"},
     }
 
 
@@ -431,7 +431,7 @@ def test_a_closed_stream_ends_no_command_with_a_traceback(
     command: list[str | Path] = ["sh", "-c", script, sys.executable, source, target]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == status, done.stderr
-    expected = b"onnxarchive: expected an open standard output, found it closed\n"
+    expected = b"onnxarchive: standard output is closed\n"
     assert done.stderr == (expected if closed == ">&-" else b"")
     assert (tmp_path / "new.onnxa").exists() == (status == 0 and target != "-")
 

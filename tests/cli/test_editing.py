@@ -331,8 +331,8 @@ def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
         for timeout in ("0", "0.02"):
             assert call(command, archive, "--timeout", timeout) == 2
             assert told(capsys) == (
-                f"{archive}: expected an unlocked file, found it locked by a "
-                "process that edits or opens it; try again, or with a longer timeout"
+                f"{archive}: the file is locked by a process that edits or opens it; try again, or "
+                "with a longer timeout"
             )
         assert archive.read_bytes() == before
         fcntl.flock(held, fcntl.LOCK_UN)

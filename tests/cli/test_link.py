@@ -82,7 +82,7 @@ def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys:
     assert run("check", "--link", link) == 1
     sound, contents, tensor = capsys.readouterr().out.splitlines()
     assert f"{archive}: valid " in sound
-    assert contents.startswith(f"{link}: expected the archive that was linked")
+    assert contents.startswith(f"{link}: the archive has changed since it was linked")
     assert "expected offset 4096" in tensor
     assert run("check", "--link", link, "--json") == 1
     first, second = json.loads(capsys.readouterr().out)

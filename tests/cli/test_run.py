@@ -45,7 +45,7 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unloadable() -> str:
-    """A model that ONNX Runtime does not load: an error before that is another one."""
+    """A model that ONNX Runtime cannot load: an error before that is another one."""
     model = runnable_model()
     model.graph.node[0].op_type = "NoSuchOperator"
     return os.fspath(write_model(Path("m.onnx"), model))
@@ -204,7 +204,7 @@ def test_outputs_that_cannot_be_saved_are_told_before_the_model_is_loaded(
     assert run(unloadable, "--output", output) == 2
     captured = capsys.readouterr()
     assert message in captured.err
-    assert "does not load" not in captured.err
+    assert "cannot load" not in captured.err
     assert sorted(Path().rglob("*")) == before
     assert Path("taken.npy").read_bytes() == b"mine"
     assert Path("results/y.npy").read_bytes() == b"mine, too"
@@ -229,7 +229,7 @@ def test_a_run_that_fails_or_is_interrupted_leaves_no_output(
     before = sorted(Path().rglob("*"))
     for target in ("new", "empty"):
         assert run(unloadable, "--output", target) == 2
-        assert "does not load" in capsys.readouterr().err
+        assert "cannot load" in capsys.readouterr().err
         assert sorted(Path().rglob("*")) == before
     monkeypatch.setattr(running, "run", interrupt)
     assert run(archive, "--output", "new") == 130
@@ -280,7 +280,7 @@ def test_outputs_are_saved_also_where_the_comparison_fails(
     archive: Path, unloadable: str, capsys: Captured
 ) -> None:
     assert run(archive, "--compare", unloadable, "--output", "out") == 2
-    assert f"{unloadable}: ONNX Runtime does not load" in capsys.readouterr().err
+    assert f"{unloadable}: ONNX Runtime cannot load" in capsys.readouterr().err
     assert np.load("out/y.npy").shape == (2, 16)
 
 
@@ -443,18 +443,26 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         (["text"], 3, "text: expected a model, found a text file"),
         (["truncated.onnxa"], 3, "[ZIP-2]"),
         (["empty"], 3, "empty: expected a model, found an empty file; its download"),
-        (["bad.onnx"], 2, "bad.onnx: ONNX Runtime does not load the model: "),
+        (["bad.onnx"], 2, "bad.onnx: ONNX Runtime cannot load the model: "),
         (
             ["an archive.onnxa", "--input", "x"],
             2,
             "expected --input NAME=FILE.npy, each name once, found 'x'",
         ),
         (["an archive.onnxa", "--input", "x=missing.npy"], 2, "missing.npy: No such file"),
-        (["an archive.onnxa", "--input", "x=text"], 2, "text: expected a file of numpy.save"),
-        (["an archive.onnxa", "--input", "x=text"], 2, "; its first bytes are those of no .npy"),
+        (["an archive.onnxa", "--input", "x=text"], 2, "text: expected a .npy or .npz file"),
+        (["an archive.onnxa", "--input", "x=text"], 2, "; its first bytes are those of neither"),
         (["an archive.onnxa", "--input", "x="], 2, "'': No such file"),
-        (["an archive.onnxa", "--input", "x=pickle.npy"], 2, "pickle.npy: expected a file"),
-        (["an archive.onnxa", "--input", "x=broken.npz"], 2, "broken.npz: expected a file"),
+        (
+            ["an archive.onnxa", "--input", "x=pickle.npy"],
+            2,
+            "pickle.npy: expected a .npy or .npz file",
+        ),
+        (
+            ["an archive.onnxa", "--input", "x=broken.npz"],
+            2,
+            "broken.npz: expected a .npy or .npz file",
+        ),
         (["an archive.onnxa", "--input", "z=x.npy"], 2, "which has 'x', found 'z'"),
         (["an archive.onnxa", "--input", "x=x.npy"], 2, "expected shape [2, 1024], found [2]"),
         (["an archive.onnxa", "--input", "x=x.npy", "--input", "x=y"], 2, "each name once"),
@@ -508,7 +516,7 @@ def test_nothing_but_the_line_is_written_by_the_process() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("onnxarchive: m.onnx: ONNX Runtime does not run the model: ")
+    assert done.stderr.startswith("onnxarchive: m.onnx: ONNX Runtime cannot run the model: ")
     assert done.stderr.count("\n") == 1
 
 

@@ -340,9 +340,8 @@ def test_two_models_with_one_target_are_one_model_and_one_failure(tmp_path: Path
     found = convert_many([tmp_path / "tree"], tmp_path / "out")
     assert [item.error is None for item in found] == [True, False]
     assert found[1].error is not None
-    assert (
-        found[1].error
-        == f"{first} has the same target {found[1].target}; convert one of them elsewhere"
+    assert found[1].error == (
+        f"{first} has the same target {found[1].target}; convert one of them to another directory"
     )
     assert onnxarchive.load(tmp_path / "out" / "m.onnxa") == weight_model(1)
 

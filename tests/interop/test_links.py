@@ -271,7 +271,7 @@ def test_a_destination_that_is_a_symbolic_link_is_refused(archive: Path) -> None
     (archive.parent / "real.onnx").write_bytes(b"there")
     link = archive.with_suffix(".onnx")
     link.symlink_to(archive.parent / "real.onnx")
-    with pytest.raises(ValueError, match="no symbolic link, since tools look"):
+    with pytest.raises(ValueError, match="not a symbolic link, since tools look"):
         onnxarchive.link(archive, link)
     assert link.read_bytes() == b"there"
 
@@ -376,7 +376,7 @@ def test_it_does_not_fit_when_weights_of_the_same_layout_have_come(
     onnxarchive.save(model, archive)
     assert archive.stat().st_size == before
     (message,) = messages(link)
-    assert "whose tensors have other contents or places; link it anew" in message
+    assert "its tensors have other bytes or positions; write a new link" in message
     onnxarchive.link(archive, link)
     assert messages(link) == []
 
@@ -386,7 +386,7 @@ def test_assets_and_alignment_matter_as_far_as_tensors_move(archive: Path, link:
     assert messages(link) == []
     onnxarchive.save(runnable_model(), archive, alignment=4096)
     first, second = messages(link)
-    assert "other contents or places" in first
+    assert "other bytes or positions" in first
     assert second == (
         "entry 'layer_0_weight': tensor 'layer.0/weight' (graph.initializer[0]): expected offset "
         "4096 and length 65536, where its entry lies, found 64 and 65536"
@@ -495,8 +495,11 @@ def _two_files(model: onnx.ModelProto) -> None:
         (_weight_in_both, "'layer.0/weight'.*found it in the link and in external_data"),
         (_weight_in_both_as_floats, "'layer.0/weight'.*in the link and in external_data"),
         (_other_bias, r"'layer.0/bias'.*expected the archive's data"),
-        (_bias_outside, "expected it in the link, as in the archive's model, found it outside"),
-        (_no_mark, "expected the metadata 'onnxarchive.link'.*found none; link it anew"),
+        (
+            _bias_outside,
+            "expected its data in the link, as in the archive's model, found it external",
+        ),
+        (_no_mark, "expected the metadata 'onnxarchive.link'.*found none; write a new link"),
         (_other_node, "found one with another graph.node"),
         (_other_producer, "found one with another producer_name"),
         (_more, "found one with another graph.initializer"),
@@ -541,7 +544,7 @@ def test_a_tensor_that_the_link_holds_itself_fits(link: Path) -> None:
 
     _change(link, hold)
     assert messages(link, link.with_name("ein Möbel 重み.onnxa")) == []
-    with pytest.raises(ValueError, match="expected the archive to be given"):
+    with pytest.raises(ValueError, match="the link names no archive"):
         onnxarchive.check_link(link)
 
 

@@ -145,7 +145,7 @@ def test_a_link_of_a_model_that_is_gone_names_those_that_there_are(
     assert findings(links) == {
         "": [],
         "decoder": [
-            "expected the id of a model, one of '', 'other', found 'decoder'; link it anew"
+            "expected the id of a model, one of '', 'other', found 'decoder'; write a new link"
         ],
     }
 

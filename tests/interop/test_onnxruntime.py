@@ -542,7 +542,7 @@ def test_options_that_cannot_be_copied_are_lent(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that other providers are passed over
         with pytest.raises(
-            onnxarchive.UnsupportedFeatureError, match=r"call session_options\(path\) with"
+            onnxarchive.UnsupportedFeatureError, match=r"call session_options\(path\) and"
         ):
             onnxarchive.session_options(archive, options)
     kwargs: dict[str, Any] = {} if why == "providers" else {"providers": CPU}

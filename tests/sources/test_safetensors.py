@@ -151,7 +151,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "deep": (file_of(b'{"a":' * 100_000, b""), "header in JSON"),
     "a long number": (file_of(b'{"a":' + b"1" * 5000 + b"}", b""), "header in JSON"),
     "a name twice": (file_of(b'{"a": 1, "a": 1}', b""), "a name twice"),
-    "metadata": (file_of({"__metadata__": {"a": 1}}, b""), "__metadata__: expected strings"),
+    "metadata": (file_of({"__metadata__": {"a": 1}}, b""), "__metadata__: expected an object"),
     "no fields": (file_of({"a": {}}, b""), "tensor 'a': expected .'data_offsets', 'dtype'"),
     "no tensor": (file_of({"a": 1}, b""), "tensor 'a': expected"),
     "one field more": (file_of({"a": {**A, "b": 1}}, bytes(4)), "tensor 'a': expected"),

@@ -124,7 +124,7 @@ def is_free(path: Path) -> bool:
 
 
 def require_locked(act: Callable[[], object]) -> LockedError:
-    with pytest.raises(LockedError, match="expected an unlocked file") as caught:
+    with pytest.raises(LockedError, match="the file is locked by a process") as caught:
         act()
     return caught.value
 
@@ -450,7 +450,7 @@ def test_a_function_that_changes_a_model_does_not_wait_for_itself(archive: Path)
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_opening_gives_up_when_it_should(archive: Path, mode: Any, timeout: float) -> None:
     with held("exclusive", archive) as holder:
-        with pytest.raises(LockedError, match="expected an unlocked file") as caught:
+        with pytest.raises(LockedError, match="the file is locked by a process") as caught:
             onnxarchive.open(archive, mode=mode, timeout=timeout)
         assert caught.value.path == str(archive)
         holder.let_go()

@@ -1,4 +1,4 @@
-"""Exports encoder and decoder of a module to one archive, and generates tokens with both.
+"""Exports an encoder and a decoder to one archive, and generates tokens with both.
 
 pip install 'onnxarchive[ort]' torch onnxscript
 python encoder_decoder.py model.onnxa
@@ -22,7 +22,7 @@ START = 0  # the token that the decoder begins with
 
 
 class Encoder(torch.nn.Module):  # type: ignore[misc]  # mypy does not follow PyTorch
-    """Makes a memory of shape [batch, length, 64] of tokens of shape [batch, length]."""
+    """Encodes tokens of shape [batch, length] to a memory of shape [batch, length, 64]."""
 
     def __init__(self, embedding: torch.nn.Embedding) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]  # mypy does not follow Py
         self.layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 128, batch_first=True)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Encodes tokens."""
+        """Returns the memory."""
         return self.layer(self.embedding(tokens))
 
 
 class Decoder(torch.nn.Module):  # type: ignore[misc]
-    """Gives scores of all tokens as the next one, for tokens so far and a memory."""
+    """Scores every token of the vocabulary as the next one."""
 
     def __init__(self, embedding: torch.nn.Embedding) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Decoder(torch.nn.Module):  # type: ignore[misc]
         self.project = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, tokens: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        """Decodes the next token; the weight of the last layer is the embedding's."""
+        """Returns the scores; the last layer uses the weight of the embedding."""
         decoded = self.layer(self.embedding(tokens), memory)
         return self.project(decoded[:, -1]) @ self.embedding.weight.T
 
@@ -74,7 +74,7 @@ def export(path: str) -> tuple[Encoder, Decoder]:
 
 
 def generate(path: str, source: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The most probable tokens for a source of shape [batch, length]; needs only the archive."""
+    """Generates the most probable tokens for a source of shape [batch, length]."""
     encoder = onnxarchive.session(path, providers=["CPUExecutionProvider"])
     decoder = onnxarchive.session(path, providers=["CPUExecutionProvider"], model="decoder")
     (memory,) = encoder.run(["memory"], {"tokens": source})
@@ -86,7 +86,7 @@ def generate(path: str, source: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def main() -> None:
-    """Makes the archive that the command line names, and compares its tokens with PyTorch's."""
+    """Writes the archive, and compares its tokens with PyTorch's."""
     torch.manual_seed(0)
     path = sys.argv[1]
     encoder, decoder = export(path)

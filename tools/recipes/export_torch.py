@@ -1,9 +1,9 @@
-"""Exports a module of PyTorch to an archive, and runs it with ONNX Runtime.
+"""Exports a PyTorch module to an archive, and runs it with ONNX Runtime.
 
 pip install 'onnxarchive[ort]' torch onnxscript
 python export_torch.py model.onnxa
 
-`torch.onnx.export` without a path gives the program, and `onnxarchive.save` writes it, one weight
+`torch.onnx.export` without a path returns a program, and `onnxarchive.save` writes it, one weight
 at a time: no `.onnx`, no file of external data, and no limit of 2 GiB.
 """
 
@@ -18,7 +18,7 @@ import onnxarchive
 
 
 class Classifier(torch.nn.Module):  # type: ignore[misc]  # mypy does not follow PyTorch
-    """Tells to which of ten classes a sequence of tokens belongs."""
+    """Classifies sequences of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Classifier(torch.nn.Module):  # type: ignore[misc]  # mypy does not follow
         self.head = torch.nn.Linear(64, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Gives scores of shape [batch, 10] for tokens of shape [batch, length]."""
+        """Returns scores of shape [batch, 10] for tokens of shape [batch, length]."""
         return self.head(self.layer(self.embedding(tokens)).mean(1))
 
 
 def main() -> None:
-    """Exports the module to the archive that the command line names, and compares the scores."""
+    """Exports the module, and compares the scores with PyTorch's."""
     torch.manual_seed(0)
     path, module = sys.argv[1], Classifier().eval()
     tokens = torch.arange(14).reshape(2, 7)
@@ -46,7 +46,7 @@ def main() -> None:
     onnxarchive.save(program, path)
 
     session = onnxarchive.session(path, providers=["CPUExecutionProvider"])
-    tokens = torch.arange(30).reshape(3, 10)  # dims may be others than those of the export
+    tokens = torch.arange(30).reshape(3, 10)  # another batch and length than in the export
     (found,) = session.run(["scores"], {"tokens": tokens.numpy()})
     expected = module(tokens).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)

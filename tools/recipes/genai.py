@@ -1,10 +1,10 @@
-"""Generates text with ONNX Runtime GenAI, the weights mapped from an archive.
+"""Generates text with ONNX Runtime GenAI; the weights are mapped from an archive.
 
     onnxarchive convert llm llm.onnxa --assets
     python tools/recipes/genai.py llm.onnxa "Once upon a time" --max-length 50
 
-GenAI reads its settings and the tokenizer from a directory: the archive's assets, written to a
-temporary one. It gets the model in memory, and maps the weights from the archive.
+GenAI reads its settings and the tokenizer from a directory. So the archive's assets are written to
+a temporary directory. GenAI gets the model in memory, and maps the weights from the archive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_model(path: str) -> tuple[og.Model, og.Tokenizer]:
         settings = json.loads(archive.assets["genai_config.json"])
         config = og.Config(directory)
         config.add_model_data(settings["model"]["decoder"]["filename"], serialized)
-        # GenAI puts the directory of its settings before the path, which so has to be relative.
+        # Relative to the directory of the settings, since GenAI joins the two paths.
         place = os.path.relpath(
             os.path.dirname(os.path.realpath(path)), os.path.realpath(directory)
         )
@@ -45,11 +45,13 @@ def open_model(path: str) -> tuple[og.Model, og.Tokenizer]:
 
 
 def main() -> None:
-    """Prints the prompt and what follows."""
+    """Prints the prompt and the generated text."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("archive")
     parser.add_argument("prompt")
-    parser.add_argument("--max-length", type=int, default=100, help="in tokens, with the prompt")
+    parser.add_argument(
+        "--max-length", type=int, default=100, help="in tokens, including the prompt"
+    )
     arguments = parser.parse_args()
     model, tokenizer = open_model(arguments.archive)
     parameters = og.GeneratorParams(model)

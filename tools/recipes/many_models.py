@@ -1,10 +1,10 @@
-"""Converts the models of a bucket to archives in a bucket, by the workers of a Dask cluster.
+"""Converts the models of a bucket to archives in a bucket with a Dask cluster.
 
 pip install 'onnxarchive[remote]' distributed
 python many_models.py s3://bucket/models s3://bucket/archives --scheduler tcp://scheduler:8786
 
-Each worker streams from store to store. Credentials come from the environment of the workers; those
-in `storage_options` are sent to them. Archives that exist are skipped, so a run can be repeated.
+Each worker streams from store to store. Credentials come from the environment of the workers, or
+are sent to them as `storage_options`. Archives that exist are skipped, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def show(done: onnxarchive.Conversion, count: int, total: int) -> None:
 
 
 def main() -> None:
-    """Converts what the command line names; the status is 1 if a conversion failed."""
+    """Converts the models; the exit status is 1 if a conversion failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models")
     parser.add_argument("archives")
-    parser.add_argument("--scheduler", help="without it, four processes of this machine")
+    parser.add_argument("--scheduler", help="default: four processes of this machine")
     arguments = parser.parse_args()
     cluster = arguments.scheduler or LocalCluster(
         n_workers=4, threads_per_worker=1, dashboard_address=None

@@ -1,10 +1,10 @@
-"""Saves a model to a bucket, reads one tensor of it, runs it, and downloads it.
+"""Saves a model to a bucket, reads one of its tensors, runs it, and downloads it.
 
 pip install 'onnxarchive[ort,remote]'
 python object_store.py s3://bucket/models
 
 Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on), or are given as
-`storage_options`. `gs://` and `az://` work alike.
+`storage_options`. `gs://` and `az://` work the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_model() -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Uses the folder that the command line names."""
+    """Saves, reads, runs and downloads a model in the given folder."""
     url = f"{sys.argv[1]}/model.onnxa"
     onnxarchive.save(make_model(), url)  # the object appears when it is complete
 
@@ -46,13 +46,13 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         x = np.ones((2, 1024), np.float32)
-        for _ in range(2):  # the second session fetches no weight; True is the user's own cache
+        for _ in range(2):  # the second session downloads no weight; cache=True uses a default path
             session = onnxarchive.session(url, cache=os.path.join(directory, "cache"))
             (y,) = session.run(None, {"x": x})
         np.testing.assert_allclose(y, x @ weight, rtol=1e-3, atol=1e-3)
 
         path = os.path.join(directory, "model.onnxa")
-        onnxarchive.download(url, path)  # continues after an interruption, and checks every byte
+        onnxarchive.download(url, path)  # resumes after an interruption, and checks every byte
         print(f"{os.path.getsize(path):,} bytes downloaded")
 
 

@@ -3,8 +3,8 @@
 pip install 'onnxarchive[ort,ir]'
 python quantize.py model.onnxa small.onnxa --bits 4
 
-Weights of MatMul become int8, with activations quantized when the model runs (dynamic), or blocks
-of 4 bits (MatMulNBits). A quantizer reads the weights, so a whole model is loaded. Assets are kept.
+Weights of MatMul become int8, with activations quantized at run time (dynamic), or blocks of 4 bits
+(MatMulNBits). Each model is loaded whole, since a quantizer reads the weights. Assets are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import onnxarchive
 
 
 def to_8_bits(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with weights of int8; ONNX Runtime writes it to a file, of any size."""
+    """Quantizes weights to int8; ONNX Runtime writes the result, of any size, to a file."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "model.onnx")
         quantize_dynamic(model, path, use_external_data_format=True)
@@ -29,7 +29,7 @@ def to_8_bits(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def to_4_bits(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with weights of 4 bits, in blocks of 32 that share a scale."""
+    """Quantizes weights to 4 bits, in blocks of 32 that share a scale."""
     quantizer = MatMulNBitsQuantizer(model, bits=4, block_size=32)
     quantizer.process()
     quantized: onnx.ModelProto = quantizer.model.model
@@ -37,7 +37,7 @@ def to_4_bits(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Quantizes the archive that the command line names."""
+    """Quantizes every model of the archive."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("archive")
     parser.add_argument("target")

@@ -3,8 +3,8 @@
 pip install onnxarchive openvino
 python run_openvino.py model.onnxa
 
-OpenVINO knows external data, and no archives. So it is given a link, a small `.onnx` beside the
-archive. It reads the weights from there.
+OpenVINO supports external data, but not archives. So it gets a link: a small `.onnx` beside the
+archive, which holds the weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def compile_archive(archive: Path, device: str = "CPU") -> Any:
 
 
 def main() -> None:
-    """Runs the archive that the command line names, and prints the outputs."""
+    """Runs the archive, and prints the outputs."""
     compiled = compile_archive(Path(sys.argv[1]))
     inputs = {}
     for port in compiled.inputs:

@@ -1,10 +1,10 @@
-"""Serves the model of an archive by HTTP. All workers share the pages of its weights.
+"""Serves the model of an archive over HTTP; all workers share the memory of its weights.
 
 pip install 'onnxarchive[ort]' uvicorn starlette
 MODEL=model.onnxa uvicorn serve:app --workers 4
 curl localhost:8000 --json '{"x": [[1, 2, 3]]}'
 
-A request holds the inputs by name, and the answer the outputs.
+A request has the inputs by name, and the response the outputs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from starlette.routing import Route
 
 import onnxarchive
 
-# ONNX Runtime's names of the types of inputs. Add those that your model has.
+# Input types by ONNX Runtime's names. Add those of your model.
 TYPES: Final = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
 
 def make_session() -> Any:
-    """A session of one thread, since each worker is to use one core, and without packed copies."""
+    """A session with one thread, for one core per worker, and without packed copies of weights."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxarchive.session(
@@ -39,7 +39,7 @@ session = make_session()
 
 
 def run(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Runs the model; takes and gives nested lists of numbers by name."""
+    """Runs the model on nested lists of numbers by name, and returns such lists."""
     feed: dict[str, Any] = {
         it.name: np.array(inputs[it.name], TYPES[it.type])
         for it in session.get_inputs()
@@ -51,10 +51,10 @@ def run(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 async def answer(request: Request) -> JSONResponse:
-    """Answers a request; a worker meanwhile takes others."""
+    """Answers a request in a thread, so the worker can accept others."""
     try:
         return JSONResponse(await run_in_threadpool(run, await request.json()))
-    except Exception as error:  # ONNX Runtime's have no common base
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
         return JSONResponse({"error": str(error)}, status_code=400)
 
 

@@ -1,4 +1,4 @@
-"""Signs an archive with a key, by `model-signing`, and verifies it.
+"""Signs an archive with a key and `model-signing`, and verifies the signature.
 
 pip install onnxarchive model-signing pyOpenSSL
 openssl ecparam -genkey -name prime256v1 -noout -out private.pem
@@ -6,10 +6,10 @@ openssl ec -in private.pem -pubout -out public.pem
 python sign.py sign model.onnxa private.pem
 python sign.py verify model.onnxa public.pem
 
-The signature, `model.onnxa.sig`, holds the SHA-256 of the archive. (`model-signing` 1.1.1 imports
-pyOpenSSL without declaring it, so it is named above.) Who trusts the channel by which a hash
-arrives needs no key: `sha256sum model.onnxa`, and `sha256sum -c` where it arrived.
-A hash of the file is enough, since its bytes have one reading: `onnxarchive check` refuses others.
+The signature, `model.onnxa.sig`, holds the SHA-256 of the archive. Hashing the file is enough,
+since every tool reads the same content from it: `onnxarchive check` refuses files that can be read
+in two ways. If you can send a hash by a channel that the receiver trusts, you need no key: use
+`sha256sum`. (`model-signing` 1.1.1 imports pyOpenSSL without declaring it, so pip gets it above.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def verify(archive: Path, key: Path) -> None:
     """Verifies an archive with the public key, then its format.
 
     Raises:
-        ValueError: The archive or the signature has been changed, or another key has signed.
+        ValueError: The archive or the signature has changed, or the key does not fit.
     """
     config = model_signing.verifying.Config().use_elliptic_key_verifier(public_key=key)
     config.verify(archive, signature_of(archive))
@@ -41,12 +41,12 @@ def verify(archive: Path, key: Path) -> None:
 
 
 def signature_of(archive: Path) -> Path:
-    """The file with an archive's signature, beside it."""
+    """The path of an archive's signature, beside the archive."""
     return archive.with_name(f"{archive.name}.sig")
 
 
 def main() -> None:
-    """Does what the command line says; a failure ends it with a message."""
+    """Signs or verifies; a failure prints a message and sets the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("action", choices=["sign", "verify"])
     parser.add_argument("archive", type=Path)

@@ -3,8 +3,8 @@
 pip install 'onnxarchive[ort]'
 python to_float16.py model.onnxa half.onnxa
 
-Inputs and outputs keep their type. The converter changes the weights, so a whole model is loaded.
-Assets are kept.
+Inputs and outputs keep their type. Each model is loaded whole, since the converter changes the
+weights. Assets are kept.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import onnxarchive
 
 
 def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with numbers of float16, whose inputs and outputs are float32."""
-    # onnx infers no shapes of a model in memory from 2 GiB on.
+    """Converts a model to float16, except its inputs and outputs."""
+    # onnx cannot infer shapes of a model of 2 GiB or more in memory.
     is_large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
     converted: onnx.ModelProto = convert_float_to_float16(
         model, keep_io_types=True, disable_shape_infer=is_large
@@ -29,7 +29,7 @@ def to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Converts the archive that the command line names."""
+    """Converts every model of the archive."""
     archive, target = sys.argv[1:]
     with onnxarchive.open(archive) as opened:
         models = list(opened.models)

@@ -3,8 +3,8 @@
 pip install 'onnxarchive[ort]' tokenizers
 python with_tokenizer.py model.onnxa "the cat sat" "a dog ran"
 
-The tokenizer is an asset, `tokenizer.json`, as it lies in a directory of Hugging Face's
-transformers. A directory that has one becomes such an archive with
+The tokenizer is an asset, `tokenizer.json`, the file that Hugging Face's transformers uses. A
+directory with a model and this file becomes such an archive with
 `onnxarchive convert directory model.onnxa --assets`.
 """
 
@@ -40,7 +40,7 @@ sentence (int64[batch, length] input_ids, int64[batch, length] attention_mask)
 
 
 def make_archive(path: str) -> None:
-    """Makes a tokenizer and a model that gives the mean vector of a text's tokens."""
+    """Saves a tokenizer and a model that returns the mean vector of a text's tokens."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=["[PAD]", "[UNK]"])
@@ -53,7 +53,7 @@ def make_archive(path: str) -> None:
 
 
 def embed(path: str, texts: Sequence[str]) -> NDArray[np.float32]:
-    """The vectors of texts, with nothing but the archive."""
+    """Computes the vectors of texts; needs only the archive."""
     with onnxarchive.open(path) as archive:
         tokenizer = Tokenizer.from_buffer(archive.assets["tokenizer.json"])
     session = onnxarchive.session(path, providers=["CPUExecutionProvider"])
@@ -67,7 +67,7 @@ def embed(path: str, texts: Sequence[str]) -> NDArray[np.float32]:
 
 
 def main() -> None:
-    """Makes the archive that the command line names, and prints how alike texts are."""
+    """Writes the archive, and prints the cosine similarity of the texts."""
     path, *texts = sys.argv[1:]
     make_archive(path)
     vectors = embed(path, texts)

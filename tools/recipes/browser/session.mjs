@@ -6,8 +6,8 @@ import * as ort from 'onnxruntime-web';
 const REQUESTS = 6; // at once: browsers open as many connections to a server
 
 /**
- * Makes a session of the archive at a URL. Reads the directory, the model and the model's weights, each as a range of
- * the file, and compares their CRC-32. Other models and assets are not read.
+ * Makes a session of the archive at a URL. Downloads the directory, the model and the model's weights by range
+ * requests, and checks their CRC-32.
  *
  * `model` is the id of the model, or '' for the default one. Other options are those of ONNX Runtime.
  */
@@ -19,7 +19,7 @@ export async function createSession(url, { model = '', ...options } = {}) {
   return ort.InferenceSession.create(bytes, { ...options, externalData });
 }
 
-/** Reads tensors as ONNX Runtime takes them: the location that the model has for each, which is its key, and data. */
+/** Reads tensors as ONNX Runtime expects them: the location in the model, which is the key, and the data. */
 async function readWeights(archive, keys) {
   const weights = [];
   const waiting = keys.values();
