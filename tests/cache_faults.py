@@ -1,7 +1,7 @@
 """Stops fetches through a cache at each of their system calls, and reads the cache afterwards.
 
-`main` prints as JSON how many faults were tried, by outcome, and each that left wrong bytes. See
-`faults` for what fails, and how.
+`main` prints as JSON the number of faults by outcome, and each fault that left wrong bytes. See
+`faults` for the ways in which a call fails.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from remote_files import Remote, data_of, opened, require_right
 
 from onnxarchive.remote import cache
 
-BLOCK_SIZE = 1024  # so that many states can be tried
+BLOCK_SIZE = 1024  # small, so that many states can be tried
 DATA = data_of(5 * BLOCK_SIZE + 300)
 
 
 def fetch(directory: Path) -> None:
-    """Two fetches into a damaged file, with several syncs."""
+    """Fetches twice into a damaged file, with several syncs."""
     with opened(directory, Remote(DATA, part_size=700)) as file:
         file.fetch([(BLOCK_SIZE, 100)])
         file.fetch([(0, len(DATA))])
 
 
 def prepare(directory: Path) -> Path:
-    """A cache whose file is damaged."""
+    """Makes a cache whose file is damaged."""
     with opened(directory, Remote(DATA)) as file:
         file.fetch([(0, len(DATA))])
     (path,) = directory.iterdir()
@@ -42,13 +42,13 @@ def prepare(directory: Path) -> Path:
 
 
 def missing(directory: Path) -> int:
-    """Requires that the bytes can be read; gives the bytes that had to be fetched."""
+    """Requires that the bytes can be read; returns how many had to be fetched."""
     asked = require_right(directory, DATA)
     return sum(size for ranges in asked for _, size in ranges)
 
 
 def try_fault(directory: Path, at: int, way: str) -> tuple[str, str | None]:
-    """The outcome of the fetches, and what was wrong, if anything."""
+    """The outcome of the fetches, and the fault of the cache afterwards, if any."""
     prepare(directory)
     outcome = faults.attempt(fetch, directory, faults.Calls(at, way))
     expected = "killed" if way in faults.KILLS else "done" if way == "short" else "OSError"
@@ -62,7 +62,7 @@ def try_fault(directory: Path, at: int, way: str) -> tuple[str, str | None]:
 
 
 def power_failures(path: Path, log: list[faults.Call]) -> set[bytes]:
-    """What may be on the disk of a new file."""
+    """The contents that a new file may have on the disk after a power failure."""
     calls = [it for it in log if it.kind in ("write", "truncate", "sync")]
     states = set()
     for end in range(1, len(calls) + 1):

@@ -1,7 +1,7 @@
 """Sessions of models and of their archives, compared bit by bit.
 
-Arrays of numpy hold most of what a session gives, but not the types that numpy lacks, which are
-taken from ONNX Runtime's memory.
+Outputs are compared as numpy arrays; those of types that numpy lacks are copied from ONNX Runtime's
+memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WITHOUT_NUMPY = re.compile(r"tensor\((float8.*|float4.*|bfloat16|u?int[42])\)")
 
 
 def session_of_model(model: str | bytes) -> Any:
-    """onnxruntime's session of a model, or None where it makes none of it."""
+    """ONNX Runtime's session of a model; None if it cannot make one."""
     try:
         return ort.InferenceSession(model, _options(), _PROVIDERS, enable_fallback=0)
     except Exception:
@@ -48,7 +48,7 @@ def _options() -> Any:
 
 
 def run(session: Any, values: Mapping[str, Any]) -> tuple[bool, Any]:
-    """Whether a session runs, and all that it gives, or else what it says.
+    """Whether a session runs, and its outputs or its error's message.
 
     Args:
         session: The session.

@@ -1,4 +1,4 @@
-"""Fixtures of several files, and the counts that end a run.
+"""Fixtures of several files, and the counts that are printed at the end of a run.
 
 No test asserts a time.
 """
@@ -55,7 +55,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keeps what lives to the end out of garbage collections: each would look at all of it."""
+    """Exempts all objects that exist now from garbage collection, which would visit them often."""
     gc.disable()
     try:
         return (yield)
@@ -65,7 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests of Deflate64, by their names, without the extra, which takes a C compiler."""
+    """Skips tests of Deflate64 (by their names) without the extra, which needs a C compiler."""
     if find_spec("zipfile_deflate64") is None:
         for item in items:
             if "deflate64" in item.name.lower():
@@ -89,9 +89,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _syncs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only tests of storage sync files: it would take half of the time of most others."""
+    """Lets only tests of storage sync files: syncs take half of the time of most others."""
     if "storage" not in request.path.parts:
-        monkeypatch.setattr(os, "fsync", os.fstat)  # an error, too, if the descriptor is none
+        monkeypatch.setattr(os, "fsync", os.fstat)  # fails for a bad descriptor, like fsync
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def path(folder: Path) -> Path:
-    """Where an archive may be written, alone in that directory."""
+    """A path for an archive in that directory, which is empty."""
     return folder / NAME
 
 
@@ -117,7 +117,7 @@ def archive(path: Path) -> Path:
 
 @pytest.fixture
 def link(archive: Path) -> Path:
-    """A link beside it."""
+    """A link to the archive, beside it."""
     path = archive.with_name("ein Verweis.onnx")
     onnxarchive.link(archive, path)
     return path
@@ -125,14 +125,14 @@ def link(archive: Path) -> Path:
 
 @pytest.fixture
 def web() -> Iterator[WebServer]:
-    """A server of the web without files."""
+    """A web server without files."""
     with serving({}) as server:
         yield server
 
 
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The three ways to write the end of a file; the arguments that an edit needs for it."""
+    """One of the three ways to write the end of a file: the arguments that an edit needs for it."""
     clone = copying_clone if request.param == "on a clone" else no_clone
     monkeypatch.setattr(rewriting, "clone", clone)
     return {"copy": request.param == "with copy"}
@@ -157,7 +157,7 @@ def own_path() -> Iterator[Path]:
 
 @pytest.fixture
 def nobody(own_path: Path) -> Iterator[None]:
-    """The test runs as `nobody`: root has all permissions."""
+    """Runs the test as `nobody`, since root has all permissions."""
     if os.geteuid():
         yield
         return

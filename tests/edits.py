@@ -116,7 +116,7 @@ EDITS: dict[str, Callable[..., None]] = {
     "EditableArchive": assign,
     "edit": edit_in_a_block,
 }
-# Those that change the file in its place where it cannot be cloned.
+# The edits that change the file in place if it cannot be cloned.
 IN_PLACE = {
     name: edit for name, edit in EDITS.items() if name not in ("replace_tensor", "add_asset")
 }
@@ -126,7 +126,9 @@ IN_PLACE = {
 
 
 def written(path: Path, *names: str, asset: bool = False) -> onnx.ModelProto:
-    """An archive whose tensors are in the order of `names`, and the model, in that of `weights`."""
+    """Writes an archive with its tensors in the order of `names`; returns its model, in that of
+    `weights`.
+    """
     model = weights(3)
     arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     with onnxarchive.Writer(path) as writer:
@@ -139,7 +141,7 @@ def written(path: Path, *names: str, asset: bool = False) -> onnx.ModelProto:
 
 
 def referring(path: Path) -> onnx.ModelProto:
-    """The model of an archive; its external tensors refer to it."""
+    """The model of an archive, with external tensors that refer to the archive."""
     with onnxarchive.open(path) as archive:
         return archive.model
 
@@ -166,19 +168,19 @@ def entries_of(data: bytes) -> list[tuple[str, bytes]]:
 
 
 def require(path: Path, expected: bytes) -> None:
-    """That an archive has these very bytes, keeps all rules, and nothing is left beside it."""
+    """Requires that an archive has these bytes, breaks no rule, and is alone in its directory."""
     assert path.read_bytes() == expected
     assert onnxarchive.check(path, full=True) == []
     assert os.listdir(path.parent) == [path.name]
 
 
 def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[str]:
-    """That an archive has a model, and still every entry of before where it lay but the model.
+    """Requires that an archive has a model, and all earlier entries at their offsets.
 
     Returns:
-        The names of the entries that follow them, but for the model.
+        The names of the entries after those, without the model.
     """
-    assert onnxarchive.check(path, full=True) == []  # so there are no gaps, and no dead bytes
+    assert onnxarchive.check(path, full=True) == []  # also excludes gaps and dead bytes
     assert onnxarchive.load(path) == expected
     assert os.listdir(path.parent) == [path.name]
     after = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Small archives to damage, and their bits that no rule is about.
+"""Small archives to damage, and their bits that no rule constrains.
 
 An archive consists of pieces; between two of them its file has a hole.
 """
@@ -21,8 +21,8 @@ from onnxarchive.zipformat.layout import Placement
 
 LARGE = (1 << 32) + 5  # bytes, all zero
 LARGE_CRC32 = 0xB1C2A1A3
-# Those of the external attributes that may change: a regular file or one of no type, its
-# permissions, and what MS-DOS calls read-only, hidden, system and archive.
+# The bits of the external attributes that may change: regular file or no type, the permissions, and
+# MS-DOS's read-only, hidden, system and archive.
 EXTERNAL_BITS = 0x81FF0027
 
 
@@ -43,11 +43,11 @@ class Pieces:
 
     @property
     def stored(self) -> int:
-        """How many bytes the pieces have."""
+        """The number of bytes in the pieces."""
         return sum(len(data) for _, data in self.parts)
 
     def offsets(self) -> Iterator[int]:
-        """Where in the file there are bytes of a piece."""
+        """Yields the offset in the file of every byte of a piece."""
         for offset, data in self.parts:
             yield from range(offset, offset + len(data))
 
@@ -70,7 +70,7 @@ class Pieces:
         return Pieces((*parts, (size, b"")))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, in place where it is there."""
+        """Writes the file, in place if it exists."""
         with open(path, "wb", buffering=0) as file:
             for offset, data in self.parts:
                 file.seek(offset)
@@ -100,9 +100,9 @@ def _saved(*tensors: TensorProto, assets: dict[str, bytes] | None = None) -> Pie
 
 
 def zip64() -> Pieces:
-    """A tensor of more than 4 GiB, one of no bytes behind it, and Zip64 wherever it can be.
+    """A tensor of more than 4 GiB, one of no bytes after it, and Zip64 wherever it can be.
 
-    So all of its data is in the hole, but for the model.
+    All data but the model is in the hole.
     """
     model = model_of(
         external(TensorProto(name="large", data_type=TensorProto.UINT8, dims=[LARGE]), "large"),
@@ -120,10 +120,10 @@ def zip64() -> Pieces:
 
 
 def free_bits(archive: Pieces) -> set[tuple[int, int]]:
-    """The bits, as offset and place in the byte, of which section 5.2 says that one may change.
+    """The bits, as offset and index in the byte, any one of which may change by section 5.2.
 
-    Those are of directory records and Zip64 end records. Time and date are free, too, but not one
-    of their bits alone, since both headers of an entry state them.
+    They are in directory records and Zip64 end records. Time and date are free, too, but no single
+    bit of them is, since both headers of an entry state them.
     """
     start, tail = archive.parts[-1]
     end = len(tail) - 22

@@ -1,13 +1,13 @@
 """Stops an edit of an archive at each of its system calls, and checks the file afterwards.
 
 `python tests/faults.py EDIT DIRECTORY` makes the edit once for each way in which each call can
-fail: the process is killed before it, behind it, or with half of the bytes written; the call fails
+fail: the process is killed before it, after it, or with half of the bytes written; the call fails
 as on a full disk or a broken one, once or from then on; it writes fewer bytes than it was given.
-Recovery is stopped in the same ways. Then the power fails, with whatever was not synced kept, lost,
-or kept in part. It prints as JSON how many faults were tried, and every archive that is neither the
-old nor the new one afterwards.
+Recovery is stopped in the same ways. Then the power fails after each call, and the changes that
+were not synced are kept, lost, or kept in part. It prints as JSON the number of faults, and every
+archive that is neither the old nor the new one afterwards.
 
-Calls are caught where Python makes them. What is killed is a fork of this process, which has no
+Calls are caught where Python makes them. The killed process is a fork of this one, which has no
 threads.
 """
 
@@ -66,7 +66,7 @@ def _generation(generation: int, *, weights: int = WEIGHTS, padding: int = 0) ->
 
 
 def _nothing(path: Path) -> None:
-    """There is no archive before."""
+    """Makes no archive."""
 
 
 def _old(path: Path) -> None:
@@ -78,13 +78,13 @@ def _without_assets(path: Path) -> None:
 
 
 def _two(path: Path) -> None:
-    """Two models that share weights."""
+    """Makes an archive of two models that share weights."""
     decoder = _generation(1, weights=WEIGHTS - 1, padding=3000)
     onnxarchive.save(_generation(1, padding=10_000), path, models={"decoder": decoder})
 
 
 def _interrupted(phase: str, before: Edit = _old) -> Edit:
-    """An archive whose edit was interrupted."""
+    """Makes an archive whose edit was interrupted."""
 
     def leave(path: Path) -> None:
         before(path)
@@ -94,7 +94,7 @@ def _interrupted(phase: str, before: Edit = _old) -> Edit:
 
 
 def _cloned(edit: Edit) -> Edit:
-    """The edit on a file system that shares blocks: one that copies them, and says nothing."""
+    """The edit as on a file system that can share blocks; the blocks are copied instead."""
 
     def edit_clone(path: Path) -> None:
         def clone(source: MappedFile, target: int) -> bool:
@@ -197,8 +197,8 @@ class Call(NamedTuple):
     Attributes:
         kind: "write", "truncate", "reserve", "sync", "create", "rename" or "unlink".
         file: Number of the inode, or a name.
-        detail: Where was written, the new size or name, or the inode that was made.
-        data: What was written.
+        detail: The offset of a write, the new size or name, or the new inode.
+        data: The bytes of a write.
     """
 
     kind: str
@@ -212,7 +212,7 @@ class Calls:
 
     Attributes:
         way: How it fails.
-        log: What each did, for a file system that is to be as it was at any moment.
+        log: The calls that were made, from which the disk at any moment can be computed.
     """
 
     def __init__(self, at: int = -1, way: str = "") -> None:
@@ -222,7 +222,7 @@ class Calls:
         self.log: list[Call] = []
 
     def _make(self, act: Callable[[Any], Any], call: Call, data: Any = None) -> Any:
-        """Makes one call: `act` with all of `data`, or as much as the fault lets through."""
+        """Makes one call: `act` with all of `data`, or with what the fault lets through."""
         number, self._number = self._number, self._number + 1
         if self._is_fault(number):
             code = getattr(errno, self.way.split()[0], None)
@@ -273,7 +273,7 @@ class Calls:
 
         def unlink(path: Any) -> Any:
             if not os.path.lexists(path):
-                return remove(path)  # which fails, and changes nothing
+                return remove(path)  # fails and changes nothing
             return self._make(lambda _: remove(path), Call("unlink", os.path.basename(path)))
 
         def open_(path: Any, flags: int, mode: int = 0o777) -> Any:
@@ -305,7 +305,7 @@ def _inode(descriptor: int) -> int | str:
 
 
 def attempt(edit: Edit, path: Path, calls: Calls) -> str:
-    """Makes an edit; returns its outcome: the kind of an error, `killed` or `done`."""
+    """Makes an edit; returns its outcome: the class of an error, `killed` or `done`."""
     if calls.way in KILLS:  # in a process of its own
         process = os.fork()
         if not process:
@@ -351,7 +351,7 @@ class Scene:
         assert self._bytes() == self.new
 
     def set_up(self) -> None:
-        """Makes everything as it is before the edit."""
+        """Restores the directory to its state before the edit."""
         self._restore(self._start)
 
     def _snapshot(self) -> dict[str, bytes]:
@@ -396,7 +396,7 @@ class Scene:
         return f"{outcome}, {found}", None
 
     def _is_last_sync(self, at: int) -> bool:
-        """Whether a call syncs an edit that has been made."""
+        """Whether a call is the sync after a complete edit."""
         kinds = [call.kind for call in self.log]
         return kinds[at:] == ["sync"] and kinds[at - 1] == "truncate"
 
@@ -423,19 +423,19 @@ class Scene:
             return f"recovery found {error!r}"
         if self._bytes() not in (self.old, self.new):
             return "neither the old nor the new archive"
-        # A file whose beginning was lost no longer says that it was begun as an archive.
+        # A temporary file whose first bytes were lost is not recognized as one of an archive.
         left = [name for name in sorted(os.listdir(self.directory)) if name != NAME]
         told = [name for name in left if any((self.directory / name).read_bytes()[:4])]
         return f"left behind: {told}" if told else None
 
     def try_recovery(self) -> Iterator[tuple[str, str | None]]:
-        """Stops recovery, too, at each of its calls, and pulls the plug, after each kill."""
+        """Stops the recovery after each kill at each of its calls, by kills and power failures."""
         tried = []
         for at, way in faults(self.log, KILLS):
             self.set_up()
             assert attempt(self._edit, self.path, Calls(at, way)) == "killed"
             start = self._snapshot()
-            # Of a temporary file recovery looks at the beginning alone; it is named by its process.
+            # Recovery reads only the beginning of a temporary file, whose name has a process id.
             known = {start[name][: None if name == NAME else 1000] for name in start}
             if not start or known in tried:
                 continue
@@ -452,7 +452,7 @@ class Scene:
                 yield "power failure of recovery", problem
 
     def power_failures(self) -> Iterator[tuple[str, str | None]]:
-        """The power fails after each call."""
+        """Lets the power fail after each call."""
         for problem in self._power_failures(self._start, self.log):
             yield "power failure", problem
         for files in after_power_failures(self._start, self.log):
@@ -493,7 +493,7 @@ class Changes:
     Attributes:
         before: Its bytes before them.
         calls: The calls.
-        synced: How many of them are on the disk in any case.
+        synced: The number of first calls that are certainly on the disk.
     """
 
     before: bytes = b""
@@ -501,9 +501,10 @@ class Changes:
     synced: int = 0
 
     def after_power_failures(self, *, is_new: bool) -> set[bytes]:
-        """What may be on the disk: any of the writes, and the size that the file had at any moment.
+        """Contents that may be on the disk: of the writes that were not synced the first or last
+        ones, one, or all but one, or every other sector of them; and any size since the sync.
 
-        Of a new file, which has no name yet, some of this is enough.
+        A new file, which has no name yet, needs fewer.
         """
         sizes = range(self.synced, len(self.calls) + 1)
         writes = [at for at in sizes[:-1] if self.calls[at].kind == "write"]
@@ -523,7 +524,10 @@ class Changes:
         }
 
     def _content(self, kept: Collection[int], sectors: Collection[int], count: int) -> bytes:
-        """The file with these writes, or every other sector of them, after `count` size changes."""
+        """The file with the writes `kept`, of them the even or odd sectors, or both (`sectors`).
+
+        Its size is that after `count` calls.
+        """
         content = bytearray(self.before)
         size = len(content)
         for number, call in enumerate(self.calls):
@@ -552,8 +556,8 @@ class Changes:
 def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[dict[str, bytes]]:
     """The files that may be on the disk when the power fails after these calls.
 
-    Of changes of the directory that were not synced those after some moment may be lost, or all but
-    the last.
+    Changes of the directory that were not synced may be lost from any moment on, or all but the
+    last.
     """
     of_names: list[Call] = []
     synced_names = 0
@@ -565,7 +569,7 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
             if call.kind == "create":
                 of_files[call.detail] = Changes()
                 created.add(call.detail)
-        elif call.kind in ("write", "truncate"):  # of a new file, or of the archive in its place
+        elif call.kind in ("write", "truncate"):  # of a new file, or of the archive in place
             of_files.setdefault(call.file, Changes(start.get(NAME, b""))).calls.append(call)
         elif call == Call("sync", "."):
             synced_names = len(of_names)
@@ -573,7 +577,7 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
             of_files[call.file].synced = len(of_files[call.file].calls)
     orders = [of_names[:count] for count in range(synced_names, len(of_names) + 1)]
     if len(of_names) > synced_names + 1 and of_names[-1].kind != "rename":
-        orders.append([*of_names[:synced_names], of_names[-1]])  # the last one before the others
+        orders.append([*of_names[:synced_names], of_names[-1]])  # the others are lost
     files = list(of_files)
     contents = [of_files[file].after_power_failures(is_new=file in created) for file in files]
     for found, order in itertools.product(itertools.product(*contents), orders):

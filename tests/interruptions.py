@@ -12,7 +12,7 @@ from unittest.mock import patch
 from onnxarchive.archive import rewriting
 
 TRAILER_SIZE = 96  # of an undo log, in bytes
-# What was done when the edit stopped; what was written was not always written from its beginning.
+# The steps that were done when the edit stopped. A file system may write a part's last bytes first.
 PHASES = (
     "log empty",
     "log begun",
@@ -25,7 +25,7 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A file before, while and after its end is edited in its place.
+    """A file before, during and after an edit of its end in place.
 
     Attributes:
         old: Its bytes before.
@@ -39,7 +39,7 @@ class Interrupted:
 
     @property
     def copy_offset(self) -> int:
-        """Where the log begins: the inverted copy of the old end, and then the trailer."""
+        """The offset of the log: the inverted copy of the old end, then the trailer."""
         return max(len(self.old), len(self.new))
 
     @property
@@ -49,12 +49,12 @@ class Interrupted:
 
     @property
     def offset(self) -> int:
-        """Where the end begins that is edited."""
+        """The offset from which the file is edited."""
         return len(self.old) - (len(self.log) - TRAILER_SIZE)
 
 
 def interrupt(path: Path, edit: Callable[[Path], object]) -> Interrupted:
-    """Edits a file, in its place on any file system, and gives its states meanwhile."""
+    """Edits a file, in place on any file system; returns its states meanwhile."""
     old = path.read_bytes()
     truncated: list[bytes] = []  # before each truncation
     written: list[tuple[int, bytes]] = []  # where, and before each write

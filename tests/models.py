@@ -1,6 +1,6 @@
 """Models for the tests: small ones, one with a tensor in every place, and random ones.
 
-Nothing here uses the library's own idea of a tensor, so that the tests compare it with onnx's.
+Nothing here uses the library's own code for tensors, so the tests compare that with onnx's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def element_count(dims: Iterable[int]) -> int:
 
 
 def random_raw(number: int, dims: Sequence[int], seed: int = 0) -> bytes:
-    """Bytes that a tensor of this type and shape may have: any, but for BOOL and unused bits."""
+    """Random bytes for a tensor of this type and shape: BOOL is 0 or 1, unused bits are 0."""
     bits = element_count(dims) * BIT_WIDTHS[number]
     data = bytearray(random.Random(seed).randbytes(-(-bits // 8)))
     if number == TensorProto.BOOL:
@@ -76,7 +76,7 @@ def raw_tensor(
 
 
 def typed(tensor: TensorProto) -> TensorProto:
-    """The tensor with its elements in the field of its type, as onnx.proto says, bit by bit."""
+    """The tensor with the same bits in the field that onnx.proto has for its type."""
     result = TensorProto()
     result.CopyFrom(tensor)
     result.ClearField("raw_data")
@@ -135,7 +135,7 @@ def documented_model(doc_string: str = "", *, seed: int = 0) -> onnx.ModelProto:
 
 
 def mixed_model() -> onnx.ModelProto:
-    """Initializers large and small, of packed and whole types, empty, strings, and an attribute."""
+    """A model with large, small, empty, packed and string initializers, and a tensor attribute."""
     model = model_of(
         raw_tensor("a/w", dims=(2000,), seed=1),
         raw_tensor("b", TensorProto.INT4, (4001,), seed=2),
@@ -213,7 +213,7 @@ def hash_of(text: str) -> int:
 
 
 def full_model(count: int = 300) -> onnx.ModelProto:
-    """A model with tensors of `count` floats in every place that ONNX has for one."""
+    """A model with a tensor of `count` floats in every place that can hold one."""
     model = model_of()
     model.graph.CopyFrom(full_graph("main", count))
     function = onnx.FunctionProto(
@@ -306,7 +306,7 @@ def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def runnable_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
-    """A model that onnxruntime runs: y = x @ w + b, where w takes `nbytes`."""
+    """A model that ONNX Runtime runs: y = x @ w + b, where w has `nbytes` bytes."""
     rows = nbytes // 4 // 16
     weight = np.random.default_rng(1).standard_normal((rows, 16), np.float32)
     graph = helper.make_graph(
@@ -328,7 +328,7 @@ def runnable_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
 
 
 def further_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
-    """A model that onnxruntime runs: z = relu(x @ e) @ v, where e is w of `runnable_model`."""
+    """A model that ONNX Runtime runs: z = relu(x @ e) @ v, where e is w of `runnable_model`."""
     shared = runnable_model(nbytes).graph.initializer[0]
     shared.name = "embedding"
     own = np.random.default_rng(2).standard_normal((16, 32), np.float32)
@@ -361,7 +361,7 @@ def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDAr
 
 
 def run_python(code: str, *arguments: object, **environment: str) -> str:
-    """Runs a Python program in a process, which must succeed; returns its output."""
+    """Runs a Python program in a new process, which must succeed; returns its output."""
     tests = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -375,8 +375,8 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
     return done.stdout
 
 
-# Begins a program that is to say how much memory a call takes: `growth(call)` gives the most bytes
-# of anonymous memory that it took beyond what was there before. `sample` may be called meanwhile.
+# The first lines of a program that measures memory: `growth(call)` returns the peak growth of
+# anonymous memory during the call, in bytes. The call may take samples with `sample`.
 MEASURE_MEMORY = """
 import sys, threading
 peak = 0
@@ -405,7 +405,7 @@ def growth(call):
 
 
 def open_below(directory: str | os.PathLike[str]) -> list[str]:
-    """The files below a directory that this process has open or mapped, each as often as it has."""
+    """The files below a directory that this process has open or mapped, once for each time."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
@@ -417,7 +417,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def copying_clone(source: MappedFile, target: int) -> bool:
-    """Takes the place of `rewriting.clone` as on a file system that shares blocks."""
+    """Replaces `rewriting.clone`, as on a file system that can share blocks."""
     os.pwrite(target, source.read(0, source.size), 0)
     return True
 

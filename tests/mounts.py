@@ -26,7 +26,7 @@ def attempt(command: list[str]) -> str | None:
 
 @contextlib.contextmanager
 def mounted(source: Path | str, target: Path, options: str, *kind: str) -> Iterator[None]:
-    """Mounts `source` at `target`, with options as `mount` takes them, or `-t` and a kind."""
+    """Mounts `source` at `target`, with the options of `mount -o`, and `-t KIND` if given."""
     if not hasattr(os, "geteuid") or os.geteuid():
         pytest.skip("only root may mount")
     problem = attempt(["mount", *kind, "-o", options, str(source), str(target)])

@@ -50,7 +50,7 @@ http {{
 
 
 _AZURITE = Path(__file__).resolve().parent.parent / "tools" / "azurite" / "node_modules"
-_ACCOUNT = "devstoreaccount1"  # Azurite's own, and its key, which its documentation has
+_ACCOUNT = "devstoreaccount1"  # from Azurite's documentation, like the key
 _ACCOUNT_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
@@ -64,7 +64,7 @@ class S3Server:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What obstore needs to reach it."""
+        """The options with which obstore reaches it."""
         return {
             "endpoint": self.endpoint,
             "access_key_id": "key",
@@ -79,11 +79,11 @@ class S3Server:
             return str(answer.read(), "utf-8")
 
     def uploads(self) -> int:
-        """How many multipart uploads are under way."""
+        """The number of unfinished multipart uploads."""
         return self.request("GET", "/bucket?uploads").count("<Upload>")
 
     def empty(self) -> None:
-        """Removes the bucket with all that is in it, and makes it anew."""
+        """Removes the bucket with its content, and makes it again."""
         self.request("POST", "/moto-api/reset")
         self.request("PUT", "/bucket")
 
@@ -106,7 +106,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @contextmanager
 def azurite() -> Iterator[dict[str, Any]]:
-    """Starts a server of Azure blobs with an empty container, `bucket`; gives obstore's options."""
+    """Runs a server of Azure blobs with an empty container, `bucket`; yields obstore's options."""
     program = _AZURITE / ".bin" / "azurite-blob"
     if not program.exists():
         pytest.skip("Azurite is not installed: npm install --prefix tools/azurite")
@@ -129,7 +129,7 @@ def azurite() -> Iterator[dict[str, Any]]:
 
 
 def _make_container(endpoint: str) -> None:
-    """Makes the container, by a request signed with the account's key, since obstore makes none."""
+    """Makes the container with a request signed with the account's key: obstore cannot."""
     headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
     lines = [f"{name}:{value}" for name, value in headers.items()]
     resource = f"/{_ACCOUNT}/{_ACCOUNT}/bucket\nrestype:container"
@@ -143,11 +143,11 @@ def _make_container(endpoint: str) -> None:
 
 @contextmanager
 def nginx(root: Path, place: Path) -> Iterator[str]:
-    """Serves a directory, and its files without ranges below `/whole/`; gives the URL.
+    """Serves a directory, and its files without ranges below `/whole/`; yields the URL.
 
     Args:
         root: The directory.
-        place: Another one, for nginx's own files.
+        place: Another directory, for nginx's own files.
     """
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:

@@ -1,4 +1,4 @@
-"""Outcomes of the examples of a property test, counted: some of each kind must have come."""
+"""Counts the outcomes of a property test's examples: each kind must occur often enough."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _counts: Counter[str] = Counter()
 
 
 def came(outcome: str) -> None:
-    """Counts an example."""
+    """Counts an outcome."""
     _counts[outcome] += 1
 
 
 def requires(**least: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a test that calls `came`: each of these outcomes must come so often or more."""
+    """Decorates a test that calls `came`: each of these outcomes must occur at least so often."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)

@@ -21,12 +21,12 @@ needs_smaps = pytest.mark.skipif(
 
 
 def require_slice_to_read_its_pages_alone(folder: Path, dtype: DTypeLike, program: str) -> None:
-    """Holds what a slice of a large tensor touches against the whole of it.
+    """Requires that a slice of a large tensor touches its own pages, and not the whole tensor.
 
     Args:
         folder: A directory for the archive.
         dtype: The type of its tensor "w".
-        program: Makes of `archive`, open, a `tensor` that is its "w".
+        program: Code that sets `tensor` to the tensor "w" of the open `archive`.
     """
     path = folder / "m.onnxa"
     weight = np.zeros((ROWS, COLUMNS), dtype)
@@ -53,5 +53,5 @@ print(opened, sliced, resident())
     opened, sliced, everything = map(int, run_python(code, path).split())
     print(f"{opened=} {sliced=} {everything=}")  # noqa: T201
     assert opened <= MIB
-    assert sliced <= 8 * MIB  # ten rows are 40 KiB; the system may map what lies around them
+    assert sliced <= 8 * MIB  # ten rows are 40 KiB; the system may map pages around them
     assert everything >= weight.nbytes

@@ -16,10 +16,10 @@ _ENDING = [it for it in signal.Signals if it.name in ("SIGHUP", "SIGINT", "SIGTE
 
 @contextlib.contextmanager
 def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process with pipes for its output; in the end it is killed, with all that it started.
+    """Runs a process with pipes for its output; after the block it and its children are killed.
 
-    It heeds the signals that end a process. The tests may have been started with some of them
-    ignored, as shells do in the background and nohup does, and processes inherit that.
+    Signals that end a process have their default effect in it. The tests may have been started with
+    some of them ignored (by a shell in the background, by nohup), which processes inherit.
 
     Args:
         command: The program and its arguments.
@@ -47,7 +47,7 @@ def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Po
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Waits until a condition is true, which must happen while `process` runs."""
+    """Waits until a condition is true. Fails if `process` ends before."""
     deadline = time.monotonic() + 60
     while not holds():
         assert process is None or process.poll() is None, process.communicate()
@@ -56,7 +56,7 @@ def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None 
 
 
 def is_running(process: int) -> bool:
-    """Whether a process, by its number, is there and has not ended; /proc says so."""
+    """Whether the process with this id runs, by /proc; a zombie does not."""
     try:
         status = Path("/proc", str(process), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -65,7 +65,7 @@ def is_running(process: int) -> bool:
 
 
 def mapped(process: int, path: Path) -> dict[str, int]:
-    """Bytes of a process's maps of a file, in sum, by the names of /proc/PID/smaps."""
+    """The sums over a process's maps of a file, in bytes, by their names in /proc/PID/smaps."""
     sums: dict[str, int] = {}
     is_of_file = False
     with open(f"/proc/{process}/smaps") as file:

@@ -10,13 +10,13 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-# Each range that was asked for: the path, the first offset, and the end.
+# The ranges of all requests: path, offset and end.
 ranges: list[tuple[str, int, int]] = []
 
 
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[str]:
-    """Serves the files of a directory; gives the address."""
+    """Serves the files of a directory; yields the URL."""
     ranges.clear()
     handler = partial(_Handler, directory=str(directory))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -19,7 +19,7 @@ from written import saved
 
 PATH = "/models/m.onnxa"
 ASSETS = {"labels.txt": b"cat\n", "folder/big.bin": bytes(range(256)) * 600}
-# No two of them are read by one request if they are asked for one by one.
+# The tensors are so far apart that reading them one by one takes a request for each.
 LARGE = {f"large{number}": 300_000 + 4 * number for number in range(4)}
 
 
@@ -32,7 +32,7 @@ def a_model() -> onnx.ModelProto:
 
 
 def an_archive() -> bytes:
-    """An archive of it, with a further model, tensors of 0 bytes outside the model, and assets."""
+    """An archive of `a_model`, with a further model, tensors of 0 bytes as entries, and assets."""
     further = model_of(a_model().graph.initializer[-1], raw_tensor("own", dims=(5000,), seed=9))
     return saved(a_model(), models={"further": further}, size_threshold=0, assets=ASSETS)
 
@@ -57,7 +57,7 @@ def require_equal(found: Any, expected: Any) -> None:
             assert np.ascontiguousarray(found[name]).tobytes() == array.tobytes()
 
 
-# Each gives a source of the bytes of an archive, and the further arguments of `open`.
+# Each returns a source with the bytes of an archive, and the further arguments of `open`.
 Place = Callable[[bytes, Path, WebServer], tuple[Any, dict[str, Any]]]
 
 

@@ -67,7 +67,7 @@ def opened(directory: Path, remote: Remote | None = None) -> CachedFile:
 
 
 def require_right(directory: Path, data: bytes = DATA, **options: Any) -> list[Any]:
-    """Requires that a new reader finds the right bytes; gives the ranges that it had to fetch."""
+    """Requires that a new reader finds the right bytes; returns the ranges that it fetched."""
     remote = Remote(data, **options)
     with opened(directory, remote) as file:
         assert file.read(0, len(data)) == data

@@ -1,8 +1,8 @@
 """Runs several editors of a file in every order that their locks allow.
 
-An editor stops before each call that others may notice: `fcntl.flock`, `os.replace`, and wherever
-its own code says so. One editor runs at a time, until its next stop; which one goes on is the
-choice that a schedule makes. Whoever waits for a lock is no choice until the lock is free.
+An editor stops before each call that others may notice: `fcntl.flock`, `os.replace`, and each
+`stop` in its code. One editor runs at a time, until its next stop; a schedule chooses which one
+goes on then. One that waits for a lock cannot be chosen until the lock is free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 _FLOCK, _REPLACE, _FSYNC = fcntl.flock, os.replace, os.fsync
-_WAIT = 60  # seconds before an editor that never stops is given up
+_WAIT = 60  # seconds for one step of an editor
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Outcome:
 
     Attributes:
         error: What it raised, or None.
-        begin: How many steps all editors had made when it began.
-        end: And when it ended.
+        begin: The number of steps that all editors had made when it began.
+        end: That number when it ended.
     """
 
     error: BaseException | None
@@ -42,7 +42,7 @@ class _Editor:
         self._call = call
         self._may_go = threading.Semaphore(0)
         self._has_stopped = threading.Semaphore(0)
-        self._lock: tuple[int, int] | None = None  # descriptor and kind of the one it is to take
+        self._lock: tuple[int, int] | None = None  # descriptor and kind of the lock to take next
         self.error: BaseException | None = None
         self.is_done = False
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -63,7 +63,7 @@ class _Editor:
         assert self._has_stopped.acquire(timeout=_WAIT), "an editor waits for what is no lock"
 
     def stop(self, lock: tuple[int, int] | None = None) -> None:
-        """Called by the editor itself, before it takes a lock or does anything else."""
+        """Stops the editor; called in its own thread, before it takes a lock or does a step."""
         self._lock = lock
         self._has_stopped.release()
         self._may_go.acquire()
@@ -87,7 +87,7 @@ class Run:
 
     Attributes:
         choices: The editor that went on at each step.
-        others: The other editors that could have.
+        others: The other editors that could have gone on at each step.
         outcomes: The outcome of each editor.
     """
 
@@ -97,14 +97,14 @@ class Run:
 
 
 def stop() -> None:
-    """Stops the editor that calls it, if one does."""
+    """Stops the editor of the calling thread; does nothing in other threads."""
     editor = _editors.get(threading.get_ident())
     if editor is not None:
         editor.stop()
 
 
 _editors: dict[int, _Editor] = {}
-# Descriptors of the files that others can know, open so that no other file gets their inodes.
+# Open descriptors of the files that had the name; they keep new files from reusing their inodes.
 _known: dict[tuple[int, int], int] = {}
 
 
@@ -151,8 +151,8 @@ def all_runs(
     """Runs every schedule of some editors, one after the other.
 
     Args:
-        path: The file that they edit. Locks of files that have not yet got its name are no stops.
-        prepare: Makes everything as it is before, and gives the editors by name.
+        path: The file that they edit. Locks of files that never had its name are no stops.
+        prepare: Restores the files and returns the editors by name.
     """
 
     def flock(file: Any, kind: int) -> None:
@@ -174,7 +174,7 @@ def all_runs(
         with (
             patch.object(fcntl, "flock", flock),
             patch.object(os, "replace", replace),
-            patch.object(os, "fsync", lambda descriptor: None),  # no power fails here
+            patch.object(os, "fsync", lambda descriptor: None),  # power failures are not tested
         ):
             run = _run(calls, prefix)
         _forget()

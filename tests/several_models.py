@@ -39,7 +39,7 @@ def keys_of(path: Path, model: str = "") -> dict[str, str]:
 
 
 def require_loads(path: Path, models: dict[str, onnx.ModelProto]) -> None:
-    """Requires that an archive breaks no rule and gives these models back."""
+    """Requires that an archive breaks no rule and contains these models."""
     assert onnxarchive.check(path, full=True) == []
     with onnxarchive.open(path) as archive:
         assert list(archive.models) == sorted(models)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import onnxarchive
 
 GIB = 1 << 30
-NEEDED = 8 * GIB  # what is written for real, and all of it where files cannot be sparse
+NEEDED = 8 * GIB  # free disk for all files, even if none of them can be sparse
 
 
 def require_room(path: Path) -> None:

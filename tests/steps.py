@@ -1,4 +1,4 @@
-"""How much work Python does, counted: on any machine, and beside any other work, it is the same."""
+"""Counts the work that Python does: unlike time, it is the same on every machine, at every load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def steps(call: Callable[[], object]) -> int:
-    """How many lines of Python a call runs, each as often as it is run; in this thread alone."""
+    """The number of lines of Python that a call executes in this thread, repetitions included."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

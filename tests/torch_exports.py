@@ -25,7 +25,7 @@ INPUTS = {
 
 
 class Attention(Module):  # type: ignore[misc]
-    """One head of attention; gives its keys and values, too."""
+    """One head of attention; also returns its keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(Module):  # type: ignore[misc]
 
 
 class Transformer(Module):  # type: ignore[misc]
-    """What encoder and decoder have in common: embeddings, tied to the head, and a layer."""
+    """The parts that encoder and decoder share: a layer, and embeddings tied to the head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ MODIFIED = 1_700_000_000
 
 @dataclass
 class Request:
-    """A request as the server got it: its path has the query."""
+    """A request as the server got it; the path includes the query."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What the server sends. A header of None is left out; the length is that of the body."""
+    """An answer of the server. A header of None is not sent."""
 
     status: int
     headers: dict[str, str | None] = field(default_factory=dict)
@@ -42,9 +42,9 @@ class WebServer:
     Attributes:
         files: Their bytes by path.
         requests: All requests so far.
-        nbytes: How many bytes of bodies were written.
-        most: The most requests that were being answered at once.
-        change: Gives the answer to send in place of the server's own.
+        nbytes: The number of bytes of bodies that were sent.
+        most: The greatest number of requests that it answered at the same time.
+        change: Returns the answer to send instead of the server's own.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -70,7 +70,7 @@ class WebServer:
         return [it.range for it in self.requests]
 
     def answer(self, request: Request) -> Answer:
-        """What a good server answers."""
+        """The correct answer."""
         content = self.files.get(request.path.partition("?")[0])
         if content is None:
             return Answer(404, body=[b"missing"])

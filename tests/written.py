@@ -29,7 +29,7 @@ def converted(source: Path, **options: Any) -> bytes:
 
 
 def write_model(path: Path, model: onnx.ModelProto) -> Path:
-    """Writes a model to a file, whose directories are made; gives its path."""
+    """Writes a model to a file, and makes its directories; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString())
     return path

@@ -653,7 +653,7 @@ class Scene:
         self._events.append(Event(process, what, number, kind, detail, time.monotonic()))
 
     def _wait_for(self, what: str, process: str) -> Event:
-        """Waits for the next such event."""
+        """Waits for the next event of this kind and process."""
         deadline = time.monotonic() + PATIENCE
         while True:
             while self._looked_at < len(self._events):

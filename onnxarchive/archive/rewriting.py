@@ -457,8 +457,8 @@ def changed_clone(
         archive: The archive.
         offset: Offset at which `write` begins, in bytes.
         write: Writes up to the new end of the file.
-        else_in_place: Whether the caller can change the file itself; this is better than a clone
-            with another owner.
+        else_in_place: Whether the caller can change the file in place. Then None is also returned
+            if a clone would have another owner.
     """
     archive._local_file.require_locking_process()
     try:

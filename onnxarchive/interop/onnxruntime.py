@@ -247,7 +247,8 @@ def _model_and_buffers(
 ) -> tuple[bytes, dict[str, memoryview]]:
     """The model of an archive without a file, and the buffers of its external data by key.
 
-    There are none if ONNX Runtime or the options take none: then the model holds all tensors.
+    If ONNX Runtime or the options cannot take buffers, there are none, and the model holds all
+    tensors.
     """
     takes_buffers = hasattr(options, _ADD_BUFFERS)
 

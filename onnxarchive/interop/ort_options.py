@@ -1,7 +1,8 @@
-"""Session options of a caller, for sessions of archives: a copy, or lent to one session.
+"""Copies a caller's session options for a session of an archive, or lends them to it.
 
 A session needs further entries in its options, such as the directory of external data. The caller's
-options must not keep them. ONNX Runtime can copy most options; others are lent.
+options must not keep them. ONNX Runtime can copy most options; others are changed while the session
+is made.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def deduplicate(
         scope.shadow_names()
     if not removed:
         return Deduplicated(model, resolve, 0, 0)
-    # The removed ones are copied without their bytes, and deleted then.
+    # Copies the removed initializers without their bytes; `_apply` deletes them.
     copy = with_locations(model, dict.fromkeys(removed, "removed"))
     for scope in scopes:
         _apply(scope, removed, copy)
@@ -118,7 +118,8 @@ class _Scope:
         captured: Names that it defines and that nodes of a subgraph take.
         shadowed: Names that it defines and that a subgraph defines anew and keeps.
         outputs: Names that it defines and that are an output of it or of a subgraph.
-        left_alone: Names that it defines, with a further use than a node's input or an output.
+        left_alone: Names that it defines and that something other than an input of a node or an
+            output of a graph uses.
         replaced: The new name by the name of each initializer to be removed.
     """
 

@@ -1,9 +1,10 @@
 """Opens files beneath a directory only, even if names in it are changed meanwhile.
 
 A checked path may lead elsewhere when it is opened: anyone with write permission can replace a name
-by a symbolic link in between. So each component is opened relative to the previous one, from the
-open directory on, without following links. If there is a link, the path is resolved first, refused
-if it leads outside, and then opened in the same way. Linux does most of this in one call (openat2).
+by a symbolic link in between. So each component is opened relative to the previous one, the first
+relative to the open directory, without following links. If there is a link, the path is resolved
+first, refused if it leads outside, and then opened in the same way. Linux does most of this in one
+call (openat2).
 Links may also lead below a second directory, if it is allowed.
 """
 
