@@ -230,8 +230,11 @@ def test_all_but_one_byte_of_it_is_saved(record: bytes) -> None:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("signature", [0x06054B50, 0x06064B50, 0x07064B50])
-@pytest.mark.parametrize("is_held", [False, True], ids=["a tensor", "the model"])
+@pytest.mark.parametrize(
+    ("signature", "is_held"),
+    [(0x06054B50, False), (0x06064B50, False), (0x07064B50, False), (0x07064B50, True)],
+    ids=["a tensor", "a tensor, Zip64", "a tensor, a locator", "the model, a locator"],
+)
 def test_an_entry_that_would_end_at_a_signature_gets_a_larger_alignment(
     path: Path, signature: int, is_held: bool
 ) -> None:
