@@ -322,6 +322,7 @@ class PartialFile(CachedFile):
     """
 
     is_mapped = False
+    first_size = MAX_SIZE  # all of it is read, so one stream of requests does
     _file_mode = 0o666
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:

@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterable, Iterator
 from onnxarchive.storage.random_access import RandomAccessFile
 
 _MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
-_FIRST_SIZE = 1 << 20  # least bytes of a first request: the caller may go elsewhere soon
 
 
 class ForwardFile(RandomAccessFile):
@@ -65,7 +64,7 @@ class ForwardFile(RandomAccessFile):
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
             self.stop()
             self._streams.begin(self)
-            self._stream = self._stream_from(offset, max(size, _FIRST_SIZE))
+            self._stream = self._stream_from(offset, max(size, self._file.first_size))
             self._position = offset
         skipped = offset - self._position
         while skipped and (piece := self._next(skipped)):

@@ -19,6 +19,7 @@ class RandomAccessFile(Closing):
         path: The name for messages: a path as given, or a URL without credentials.
         size: The size in bytes.
         identity: Equal for two objects of this class only if they read the same file.
+        first_size: Least bytes that a `ForwardFile` asks for first; its caller may go elsewhere.
         is_mapped: True if `reaching` gives views; else bytes are read as copies.
         is_complete: True if a map has all bytes; else `fetch` must bring them before they are read.
     """
@@ -26,6 +27,7 @@ class RandomAccessFile(Closing):
     path: str
     size: int
     identity: Hashable
+    first_size: ClassVar[int] = 1 << 20
     is_mapped: ClassVar[bool] = False
     is_complete: ClassVar[bool] = False
 
