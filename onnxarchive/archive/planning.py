@@ -121,8 +121,8 @@ class PlannedModel:
         model: A copy of the model in which these tensors are external, without `initializers`.
         locations: The keys of tensors that are stored outside, also of those that it shares, but
             not of `initializers`.
-        held: Bytes of large tensors that stay in the model. In `model` they are external, too,
-            until it is serialized, each with a location that is its placeholder here.
+        held: Bytes of large tensors that stay in the model, by placeholder. In `model` they are
+            external until it is serialized, with their placeholders as locations.
         initializers: Serialized initializers of the main graph by index.
     """
 
@@ -193,7 +193,7 @@ class ModelToStore:
 
 
 def refuse_external(ref: TensorRef) -> Data:
-    """Takes the place of `Resolve` for a model that has to hold all of its tensors.
+    """The `Resolve` of a model that must hold all of its tensors.
 
     Raises:
         ArchiveFormatError: Always.
@@ -243,7 +243,7 @@ def plan_archive(
 ) -> Plan:
     """Plans the archive of one or several models.
 
-    No tensor that is stored outside is read, but for those of several models that may be equal.
+    No tensor that is stored outside is read, except those of several models that may be equal.
 
     Args:
         models: The models by id; that of the default one is `""`.
@@ -253,7 +253,7 @@ def plan_archive(
             and cannot be mapped; None for the system's.
 
     Raises:
-        ArchiveFormatError: A tensor cannot be stored, or a model is too large without them.
+        ArchiveFormatError: A tensor cannot be stored, or a model is too large without its tensors.
         ValueError: The path of an asset is not allowed, or the id of a model.
     """
     require_model_ids(models)
@@ -298,7 +298,7 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """Data that models share, which must still be what was compared when it is written."""
+    """Data that models share, with the CRC-32 of the comparison, which the writer verifies."""
     found = data()
     if isinstance(found, FileData | Stored) and found.crc32 is None:
         return replace(found, crc32=crc32)
@@ -348,8 +348,8 @@ def plan_model(
         assigned: The keys that are assigned already.
         shared: The entries of other models, which this one may share; its own are added.
         temporary: Directory for a temporary file; None for the system's.
-        small: Small initializers, which are serialized at once and so are not in the copy of the
-            model; they are taken out of this mapping. Only if nothing is stored or shared.
+        small: Small initializers (`find_small`), which are serialized apart from the copy of the
+            model and removed from this mapping. Only if nothing is stored or shared.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
@@ -479,7 +479,7 @@ def _path_without(path: Path, left_out: Sequence[int]) -> Path:
 def _staying(
     staying: Iterable[tuple[TensorRef, int]], resolve: Resolve
 ) -> tuple[dict[Path, bytes], dict[Path, Data]]:
-    """The data of external tensors that go into the model: small ones as copies, large ones."""
+    """The data of external tensors that go into the model: of small ones copied, of large ones."""
     small: dict[Path, bytes] = {}
     large: dict[Path, Data] = {}
     for ref, nbytes in staying:
@@ -492,7 +492,7 @@ def _staying(
 
 
 def _verified(ref: TensorRef, data: Data) -> Data:
-    """Checks the CRC-32 of data before it goes into the model, where it has none.
+    """Checks the CRC-32 of data before it goes into the model, which states none for it.
 
     Other data has no CRC-32, or checks it when it is read.
     """
@@ -537,7 +537,7 @@ def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> 
 
     Args:
         data: The data.
-        maps: The map of each file that is not open, by path and identity; it is added to.
+        maps: The map of each file that is not open, by path and identity; a new map is added.
     """
     if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
         return data.view

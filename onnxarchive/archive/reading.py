@@ -501,7 +501,7 @@ class Archive(Closing):
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:
-    """The model of an archive with the bytes of every tensor; ends the use of the archive.
+    """Puts the bytes of every tensor into the archive's own model, which ends its use.
 
     Raises:
         ChecksumError: The bytes of a tensor do not match their CRC-32.
@@ -519,7 +519,7 @@ def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memory
         ChecksumError: They have changed.
     """
     for name, data in zip(names, archive._read_all(names), strict=True):
-        if archive._file.is_complete:  # other files' were verified as they came
+        if archive._file.is_complete:  # other bytes were verified when they were fetched
             check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
         yield data
 
@@ -536,7 +536,7 @@ def read_verified(archive: Archive, name: str) -> memoryview:
 
 
 def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
-    """The bytes of an entry in pieces, after its local header is compared, and then their CRC-32.
+    """Compares an entry's local header, then yields its bytes, then compares their CRC-32.
 
     Raises:
         ArchiveFormatError: The local header does not match.

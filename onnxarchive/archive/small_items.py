@@ -1,4 +1,4 @@
-"""For speed only: small entries, fetched and written many at a time."""
+"""For speed only: fetches many small entries together."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fetch_small(group: Sequence[AnyItem]) -> SmallEntries | None:
     """Fetches the data of small items; None if there is more to check, or a size is wrong."""
     contents: list[bytes] = []
     parts: list[FileData] = []
-    places: list[int] = []  # of their contents
+    places: list[int] = []  # indexes of their contents
     for item in group:
         if isinstance(item, SmallInitializer):
             if item.resolve is None:

@@ -208,9 +208,9 @@ class Snapshot:
                 yield data
 
     def _range(self, number: int) -> tuple[int, int]:
-        """Offset and size of a range with an entry's local header and data, which ends with these.
+        """Offset and size of the range of an entry's local header and data.
 
-        It begins up to 63 bytes before the local header, so that the data is aligned in a copy.
+        It begins up to 63 bytes earlier, so that the data is aligned in a copy.
         """
         listed = self.directory.entries
         begin = listed.header_offsets[number]
@@ -236,7 +236,7 @@ class Snapshot:
             yield dtypes.as_array(view, data_type, shape, offset)
 
     def number(self, name: str) -> int | None:
-        """The entry of an initializer by its number; None if the model itself holds it.
+        """Index of the entry of an initializer; None if the model itself holds it.
 
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.

@@ -1,4 +1,4 @@
-"""For speed only: a model whose bytes were checked, and which is parsed when it is asked for."""
+"""For speed only: a model that is parsed when it is first asked for; its bytes were checked."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ParsedLater:
     def model(self) -> onnx.ModelProto:
         """The model, always the same object."""
         if not self._found:
-            # Of several threads one sets it.
+            # If several threads get here, the first sets it; only then are the bytes dropped.
             self._found.setdefault("", onnx.ModelProto.FromString(self._data))
             self._data = b""
         return self._found[""]
 
 
 class InitializersParsedLater(Sequence[onnx.TensorProto]):
-    """The initializers of the main graph of such a model."""
+    """The initializers of the main graph of a `ParsedLater`; their number is known before."""
 
     def __init__(self, parsed: ParsedLater, count: int) -> None:
         self._parsed = parsed

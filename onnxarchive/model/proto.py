@@ -64,9 +64,9 @@ def serialize(model: onnx.ModelProto, initializers: Mapping[int, bytes] | None =
 
 
 def encode(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model, as by `serialize`, but without a check of its depth.
+    """The bytes of a model as by `serialize`, but without a check of its depth and messages.
 
-    For models that are nested no deeper than one that was parsed.
+    It is for models that are nested no deeper than one that was parsed.
 
     Raises:
         ArchiveFormatError: It has no ir_version or graph, or is too large for protobuf.
@@ -99,7 +99,7 @@ def require_size(nbytes: int) -> None:
 
 
 def filled(data: Buffer, held: Mapping[str, memoryview]) -> tuple[memoryview, ...]:
-    """The bytes of a serialized model in pieces, with the data of external tensors put in.
+    """The bytes of a serialized model in pieces, with the given data of external tensors.
 
     Args:
         data: The serialized model.
@@ -164,7 +164,7 @@ def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
     """Counts the messages of serialized models together (rule MODEL-3); False if too many."""
     try:
         are_too_many = wire.have_more_messages([*models], MAX_MESSAGES)
-    except ArchiveFormatError:  # which parsing says of the model concerned
+    except ArchiveFormatError:  # parsing reports the malformed model
         return True
     if are_too_many:
         report.broken(
@@ -187,7 +187,7 @@ def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_P
 
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
-    """Removes the metadata by which a link identifies its archive; gives its value, or None."""
+    """Removes the metadata by which a link identifies its archive; returns its value, or None."""
     are_found = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
     if True not in are_found:
         return None
@@ -202,7 +202,7 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
-    """Replaces the metadata of a model; pairs that it has already stay as they are."""
+    """Replaces the metadata of a model; unchanged pairs keep their place."""
     before = metadata(model)
     changed = {key: value for key, value in pairs.items() if before.get(key) != value}
     unwritten = dict(changed)
@@ -247,7 +247,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
     """For speed only: checks a model and its external tensors, if only initializers are external.
 
     It makes the checks of `parse` and `check_references` on all initializers together. The model is
-    not parsed if these are most of it.
+    parsed later if its external initializers are more than half of it.
 
     Args:
         data: The bytes of the only model of an archive.
@@ -255,7 +255,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
         sizes: The size in bytes of the entry of each of them.
 
     Returns:
-        The model; None if it breaks a rule, or there is more to check: ask those functions.
+        The model; None if it breaks a rule or has more to check: then call those functions.
     """
     try:
         if wire.have_more_messages([data], MAX_MESSAGES):
@@ -270,7 +270,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
     if not (model.HasField("ir_version") and model.HasField("graph")):
         return None
     located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)
-    if found.locations != "\n".join(keys):  # they are in another order, or others
+    if found.locations != "\n".join(keys):  # another order, or other locations
         number_of = dict(zip(keys, range(len(keys)), strict=True))
         located = found.locations.split("\n")
         named = [number_of.pop(key, None) for key in located]

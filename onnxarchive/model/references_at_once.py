@@ -66,14 +66,14 @@ class References:
 def read_references(model: bytes) -> References | None:
     """Reads the external initializers of a model's main graph.
 
-    protobuf accepts what is read here, so that `model` is a ModelProto if `rest` is one.
+    protobuf accepts the initializers that are read here: if it parses `rest`, it parses `model`.
 
     Args:
         model: Bytes that may be a serialized ModelProto.
 
     Returns:
         The initializers; None if one of them breaks a rule or has something unusual: many fields,
-        a field twice, more than a location in `external_data`.
+        a field twice, other pairs than the location in `external_data`.
     """
     raw = np.frombuffer(model, np.uint8)
     try:
@@ -106,14 +106,15 @@ def read_references(model: bytes) -> References | None:
 
 
 def _initializers(model: bytes, start: int, stop: int) -> array[int]:
-    """Where the fields of the initializers begin in a graph; each has a tag of one byte.
+    """The offset of the field of each initializer in a graph; its tag has one byte.
 
     Raises:
         ArchiveFormatError: The graph is malformed.
+        _UnusualError: An initializer's tag has more bytes, or a field goes beyond the graph.
     """
     found = array("q")
     while start < stop:
-        while start < stop - 1 and model[start] == _INITIALIZER:  # one follows another, mostly
+        while start < stop - 1 and model[start] == _INITIALIZER:  # for speed: mostly the next field
             size = model[start + 1]
             if size >= VARINT_CONTINUES:
                 break
@@ -206,7 +207,7 @@ def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[
 
 
 def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
-    """The varints at many positions, and the offset of the end of each, perhaps after `raw`."""
+    """The varints at many positions, and the offset of the end of each, which may exceed `raw`."""
     byte = raw.take(positions, mode="clip")
     ends = positions + 1
     if byte.max(initial=0) < VARINT_CONTINUES:  # as almost always
@@ -260,9 +261,10 @@ _UNSET: Final = -1
 
 
 class _Part(NamedTuple):
-    """Columns of some initializers: names of all of them, one to a line, the rest of the external.
+    """Some initializers: the names of all, one per line; of the external ones the other columns.
 
-    All but `begins` and `ends` of their fields in the model are as in `References` and `Shapes`.
+    `begins` and `ends` are the offsets of their fields in the model; the others are as in
+    `References` and `Shapes`.
     """
 
     names: bytes
@@ -277,7 +279,7 @@ class _Part(NamedTuple):
 
 
 def _read(model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int) -> _Part:
-    """Reads initializers, the first of which has this index, by where their fields begin."""
+    """Reads the initializers at the offsets `fields`; the first of them has the index `first`."""
     sizes, begins = _varints(raw, fields + 1)
     ends = begins + sizes
     tensors = _Columns(len(fields))
@@ -343,11 +345,11 @@ class _Columns:
         self._is_empty[rows] |= sizes == 0
         with np.errstate(over="ignore"):  # infinity is too large
             self._elements[rows] *= np.maximum(sizes, 1)
-        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # a slice is a view
+        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # indexed by a slice: a view
         self.ranks[rows] += 1
 
     def external(self) -> Numbers:
-        """The rows of the external ones of the tensors, after all fields were taken."""
+        """The rows of the external tensors; called after all fields were taken."""
         is_external = self._data_locations == EXTERNAL
         if (is_external != (self.location_begins != _UNSET)).any():
             raise _UnusualError

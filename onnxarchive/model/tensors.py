@@ -109,11 +109,11 @@ class TensorRef(NamedTuple):
 
 
 class TensorRefs(Mapping[str, TensorRef]):
-    """TensorRefs by some name of each, those of the main graph's initializers made when looked up.
+    """Refs of tensors by name or key; those of the main graph's initializers are made on access.
 
     Attributes:
         initializers: The initializers of the main graph.
-        names: Names for some of them.
+        names: Names or keys of some of them.
         indexes: The index of the initializer with each of these names.
         others: The refs of other tensors.
     """
@@ -142,7 +142,7 @@ class TensorRefs(Mapping[str, TensorRef]):
         return cls(model.graph.initializer, list(main), list(main.values()), others)
 
     def keep(self) -> None:
-        """Keeps the present initializers, even if the model is changed."""
+        """Keeps the present initializers, even if others are put into the model."""
         if not isinstance(self.initializers, list):
             self.initializers = list(self.initializers)
 
@@ -219,8 +219,7 @@ _TENSOR = onnx.TensorProto.DESCRIPTOR
 def raw_data(ref: TensorRef) -> memoryview:
     """The bytes of a tensor in the model, in the layout of `raw_data`.
 
-    They are a copy, since protobuf gives no views. Elements of type-specific
-    fields are converted.
+    They are a copy, since protobuf gives no views. Elements of type-specific fields are converted.
 
     Raises:
         ArchiveFormatError: The tensor does not hold as many bytes as its shape and type need.
@@ -246,7 +245,7 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
     """The elements of a tensor of strings as an array of `str`.
 
     Raises:
-        ValueError: It is not one, or its elements are not as many as its shape has or not UTF-8.
+        ValueError: It has another type, its elements do not fit its shape, or one is not UTF-8.
     """
     if tensor.data_type != STRING or any(dim < 0 for dim in tensor.dims):
         raise ValueError("not a tensor of strings")
@@ -304,7 +303,7 @@ def external_type(ref: TensorRef) -> DataType:
 def are_dims(dims: Any, data_type: DataType | None) -> bool:
     """Whether an array can have this shape and type (rule TENSOR-2).
 
-    None as the type allows any shape that a type of one byte allows.
+    Without a data type, elements of one byte are assumed.
     """
     itemsize = 1 if data_type is None else data_type.dtype.itemsize
     nonzero = [dim for dim in dims if dim]
@@ -347,8 +346,8 @@ def external_data(
         ref: The tensor.
         report: Takes each broken rule (DATA-4, DATA-5).
         also_allowed: Further keys of pairs, which are ignored.
-        keys: The keys of the model's archive, or None for another model. A report names the entry
-            of this location, or the model's entry if there is none.
+        keys: The keys of the archive, by which a report names the entry at fault: that of the
+            location, else that of the model. None if the model is in no archive.
 
     Returns:
         The content of the field, the first of pairs with the same key, without malformed numbers;
@@ -415,7 +414,7 @@ def _decoded(value: str | bytes) -> str:
 
 
 def has_checked_elements(tensor: onnx.TensorProto) -> bool:
-    """Whether rules about its elements may be broken (see `checked`)."""
+    """True if there are rules about its elements (see `checked`)."""
     data_type = dtypes.BY_NUMBER[tensor.data_type]
     return data_type is dtypes.BOOL or data_type.is_packed
 
@@ -423,7 +422,7 @@ def has_checked_elements(tensor: onnx.TensorProto) -> bool:
 def checked(
     ref: TensorRef, data: Iterable[memoryview], report: Report, *, entry: str
 ) -> Iterator[memoryview]:
-    """Passes on the bytes of a tensor and checks rules about its elements.
+    """Yields the bytes of a tensor unchanged, and checks rules about its elements.
 
     Args:
         ref: The tensor.

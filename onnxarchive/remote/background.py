@@ -26,7 +26,7 @@ _process = 0  # the process of `_loop`
 
 
 def run(request: Request[_Made]) -> _Made:
-    """Runs one request and gives its result. Ctrl-C cancels it.
+    """Runs one request and returns its result. Ctrl-C cancels it.
 
     Raises:
         OSError: This process is a fork of one that made requests.
@@ -62,7 +62,7 @@ def in_order(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]
 
 
 def as_completed(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
-    """Runs requests as `in_order` does, and yields each result as soon as it is there."""
+    """Runs requests as `in_order` does, but yields each result as soon as it arrives."""
     from concurrent.futures import FIRST_COMPLETED, wait
 
     requests = iter(requests)
@@ -95,7 +95,7 @@ def _start(request: Request[_Made]) -> Future[_Made]:
 
 
 def _stop(loop: AbstractEventLoop) -> None:
-    """Cancels what still runs before Python ends.
+    """Cancels the running requests before Python ends.
 
     A thread of obstore that wants to enter Python while it ends would abort the process (up to
     Python 3.13). The pause lets those that have just handed over a result leave.

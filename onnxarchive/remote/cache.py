@@ -7,7 +7,7 @@ A cache is a directory that only its user can enter, with one file for each vers
 - a byte for each block, set once the block is on the disk,
 - a byte for each entry, set once its CRC-32 was compared.
 
-All but the first are its state. The state is last, so a truncated file has lost it. Blocks are
+The last three are its state. They are at the end, so a truncated file has lost them. Blocks are
 written and synced before their bytes are set, so after a crash some are fetched again at worst.
 Processes and threads share a file without locks: if two lack the same block, both may write it,
 with the same bytes, until its byte is set. A file with a wrong state is removed, never truncated:
@@ -47,10 +47,11 @@ if TYPE_CHECKING:
 # The directory of a cache; True for the user's own.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
-# The end that opening reads is a whole block, since blocks are counted from the end. A block takes
-# about a millisecond of a request, little beside its latency. 100 GB have 763,000 blocks.
+# Blocks are counted from the end, so that opening reads one whole block. To transfer it takes about
+# a millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
-# Larger files are a hostile server's, or none that ext4 has either; the state takes memory.
+# Only a hostile server states a larger size, which ext4 could not hold either; the state takes
+# memory.
 MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
 _SET: Final = 1  # of a block's byte, or an entry's
@@ -98,7 +99,7 @@ class CachedFile(RandomAccessFile):
     """A remote file whose blocks are fetched once into a file of this machine, and mapped there.
 
     Attributes:
-        local: The file in the cache. It has the bytes that were fetched at their own offsets.
+        local: The file in the cache, with the fetched bytes at their own offsets.
     """
 
     is_mapped = True
@@ -160,7 +161,7 @@ class CachedFile(RandomAccessFile):
     def _is_valid(self, file: MappedFile) -> bool:
         """Whether a file in the cache has the state of this remote file."""
         header = _read_header(file, self.size)
-        if {**header, "url": None} != {**self._header, "url": None}:  # a version may have several
+        if {**header, "url": None} != {**self._header, "url": None}:  # one version may have several
             return False
         marks = np.frombuffer(file.read(self._marks_offset, self._blocks.count), np.uint8)
         return marks.size == self._blocks.count and not np.any(marks > _SET)
@@ -216,7 +217,7 @@ class CachedFile(RandomAccessFile):
         return first + np.flatnonzero((changes.cumsum()[:-1] > 0) & is_missing)
 
     def _marks(self, first: int, count: int) -> bytes:
-        """The bytes of successive blocks, at the present time."""
+        """The state of successive blocks, a byte for each, read anew."""
         marks = self.local.read(self._marks_offset + first, count)
         if len(marks) < count:
             error = ArchiveFormatError(
@@ -228,7 +229,7 @@ class CachedFile(RandomAccessFile):
         return marks
 
     def _set(self, blocks: NDArray[np.int64]) -> None:
-        """Syncs the file, then sets the bytes of blocks that were written."""
+        """Syncs the file, then sets the state of blocks that were written."""
         if not blocks.size:
             return
         self._sync()
@@ -280,13 +281,13 @@ class CachedFile(RandomAccessFile):
         self._remote.release()  # the end that opening has read is in the last block
 
     def is_verified(self, number: int) -> bool:
-        """Whether the CRC-32 of an entry was compared since its bytes were fetched."""
+        """True if the CRC-32 of an entry was found correct after its bytes were fetched."""
         return self.local.read(self._verified_offset + number, 1) == bytes([_SET])
 
     def set_verified(self, number: int) -> None:
-        """Notes, for all processes, that the CRC-32 of an entry was compared.
+        """Notes for all processes that the CRC-32 of an entry is correct.
 
-        On a full disk it is compared again by the next one.
+        If the disk is full, nothing is noted, and the next reader compares it again.
         """
         with contextlib.suppress(OSError):
             self.local.write(self._verified_offset + number, bytes([_SET]))
@@ -294,8 +295,8 @@ class CachedFile(RandomAccessFile):
     def discard(self) -> None:
         """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.
 
-        This object and others that have it open keep it. Windows removes no open file: there the
-        next open does, since the header is damaged.
+        Objects that have it open keep it. Windows cannot remove an open file: there its header is
+        damaged, so that the next open removes it.
         """
         if self.local.is_at(self.local.absolute_path):
             try:
@@ -315,10 +316,10 @@ _Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
 
 
 class PartialFile(CachedFile):
-    """A remote file that is fetched into a file of this machine once, in order, and moved.
+    """A remote file that is fetched once, in order, into a file, which is then moved to its target.
 
-    Nothing is synced before the end: if the power fails, what arrived may be damaged, and verifying
-    it notices that.
+    Nothing is synced before the end: after a power failure, bytes that had arrived may be damaged,
+    which verification finds.
     """
 
     is_mapped = False
@@ -326,7 +327,7 @@ class PartialFile(CachedFile):
     _file_mode = 0o666
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Reads `size` bytes from `offset`: what has arrived, and what now does and is written."""
+        """Yields `size` bytes from `offset`; a thread writes those that were missing."""
         # Importing it takes long, and fails while Python exits; a conversion does not need it.
         from concurrent.futures import ThreadPoolExecutor
 
@@ -358,7 +359,7 @@ class PartialFile(CachedFile):
         """Does nothing."""
 
     def move(self, target: str) -> None:
-        """Moves the file, which is complete, to `target`, without its state and durably.
+        """Fetches what is missing, cuts off the state, syncs the file and moves it to `target`.
 
         Raises:
             OSError: It cannot be moved.
@@ -382,14 +383,14 @@ class _Blocks:
     def __init__(self, size: int) -> None:
         """Takes the size of the file in bytes."""
         self.count = -(-size // BLOCK_SIZE)
-        self._lead = self.count * BLOCK_SIZE - size  # bytes that the first block is short of
+        self._lead = self.count * BLOCK_SIZE - size  # bytes that the first block lacks
 
     def holding(self, offset: _Offsets) -> _Offsets:
         """The number of the block with a byte; or those of several."""
         return (offset + self._lead) // BLOCK_SIZE
 
     def begins(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where blocks begin; a block ends where the next one begins."""
+        """Offsets of blocks; each ends at the offset of the next one."""
         return np.maximum(blocks * BLOCK_SIZE - self._lead, 0)
 
     def ranges(self, blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -523,7 +524,7 @@ class CachedArchive:
         path: Its path.
         url: The URL of the archive, without credentials; None if the file is damaged.
         nbytes: The size of the archive in bytes.
-        present: The bytes of it that were fetched.
+        present: Number of its bytes that were fetched.
         used: The time of the last use, in seconds since the epoch.
     """
 

@@ -1,4 +1,7 @@
-"""What a request's error means; the libraries' own texts contain secrets and are never shown."""
+"""Turns errors of obstore and fsspec into this package's.
+
+The libraries' own texts contain secrets and are never shown.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered| contained)', re.DOTALL
 _STATUS = re.compile(r"status code: (\d{3})")
 # The address that machines in a cloud ask for credentials, if there are no others.
 _CREDENTIAL_SERVER = "//169.254.169.254/"
-# What the texts of errors say, in the order in which they are tried.
+# Reasons by a pattern of the error's text, in the order in which they are tried.
 _REASONS = {
     r"^NotSupportedError": "the server does not answer requests for ranges of bytes; download the "
     "file and open the copy",
@@ -45,7 +48,7 @@ def changed(name: str) -> ObjectChangedError:
 
 
 def failure(error: BaseException, name: str) -> Exception:
-    """The error to raise in place of one of obstore, fsspec or a library that these use.
+    """The error to raise in place of one of obstore, of fsspec or of a library below them.
 
     It is raised after the block that catches, so that it has neither cause nor context.
 
@@ -98,11 +101,8 @@ def attempt(name: str, call: Callable[[], _Made]) -> _Made:
     try:
         return call()
     except Exception as error:
-        problem = failure(error, name)
-    try:
-        raise problem
-    finally:
-        del problem  # a cycle would hold all frames, and their files, until it is collected
+        problems = [failure(error, name)]
+    raise problems.pop()  # no variable holds it: a cycle would keep all frames and their files
 
 
 async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
@@ -110,8 +110,5 @@ async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
     try:
         return await call()
     except Exception as error:
-        problem = failure(error, name)
-    try:
-        raise problem
-    finally:
-        del problem  # a cycle would hold all frames, and their files, until it is collected
+        problems = [failure(error, name)]
+    raise problems.pop()  # as in `attempt`

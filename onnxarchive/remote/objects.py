@@ -107,7 +107,7 @@ class RemoteFile(RandomAccessFile):
     """
 
     def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
-        """Takes where the object is, its version, and its last bytes."""
+        """Takes the place of the object, its version and its last bytes."""
         self.path = origin.name
         self.size = version.size
         self.validator = version.strong_etag or version.version
@@ -131,13 +131,13 @@ class RemoteFile(RandomAccessFile):
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def hold(self, offset: int) -> None:
-        """Holds the bytes from `offset` to the end in memory, after one request at most."""
+        """Keeps the bytes from `offset` to the end in memory, read by one request at most."""
         if offset < self._end_offset:
             missing = run(partial(self._part, offset, self._end_offset - offset))[1]
             self._end, self._end_offset = missing + self._end, offset
 
     def release(self) -> None:
-        """Holds no bytes any longer."""
+        """Drops the bytes kept in memory."""
         self._end, self._end_offset = b"", self.size
 
     def read(self, offset: int, size: int) -> bytes:
@@ -204,7 +204,7 @@ class RemoteFile(RandomAccessFile):
         return self._end[start : start + size]
 
     def _within(self, offset: int, size: int) -> int:
-        """How many of `size` bytes from `offset` the object has; no closed one is read."""
+        """How many of `size` bytes from `offset` the object has; refuses a closed object."""
         if self._is_closed:
             raise ValueError(f"{self.path}: the file is closed")
         return max(0, min(size, self.size - offset))

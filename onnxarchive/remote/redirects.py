@@ -1,7 +1,7 @@
 """Keeps a secret in a URL's query from other servers.
 
-The HTTP client of obstore follows redirects and names the address that it comes from, with its
-query, in the header `Referer`. It can't be told not to.
+The HTTP client of obstore follows redirects and sends the address that it comes from, with its
+query, in the header `Referer`. This cannot be switched off.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What distinguishes the contents that an object has had.
+    """Tells the successive contents of an object apart.
 
     Attributes:
         size: The size in bytes.
@@ -73,7 +73,7 @@ class Origin(Protocol):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether no other process can read it. Its ETag is then that of others, too."""
+        """True if only this process can read it; other objects may then have the same ETag."""
 
     @property
     def place(self) -> str:
@@ -133,14 +133,11 @@ class StoreOrigin:
             # Azure's stores refuse at once; an empty object has no last bytes.
             if type(error).__name__ == "NotSupportedError" or status_of(error) in (416, 501):
                 return None
-            problem = failure(error, self.name)
+            problems = [failure(error, self.name)]
         else:
             size = min(size, result.meta["size"])
             return await self._body(result, result.meta["size"] - size, size)
-        try:
-            raise problem
-        finally:
-            del problem
+        raise problems.pop()  # as in `attempt`
 
     async def _get(self, range: Any, expected: Version | None = None) -> GetResult:
         import obstore
@@ -160,7 +157,7 @@ class StoreOrigin:
                 self.name,
             )
         version = _version(result.meta)
-        # More is never read than one chunk beyond `size`.
+        # At most one chunk beyond `size` is read.
         chunks = aiter(result.stream(min_chunk_size=max(size, 1)))
         body = await asked(self.name, lambda: anext(chunks, b""))
         rest = await asked(self.name, lambda: anext(chunks, b"")) if body else b""
@@ -179,7 +176,7 @@ def _version(meta: Any) -> Version:
     # obstore's value for none is the start of 1970.
     time = modified.isoformat() if modified.timestamp() else None
     found = Version(meta["size"], meta["e_tag"], meta["version"], time)
-    # Servers that share their work may agree in the ETag alone.
+    # Several servers of one store may agree only in the ETag.
     return found if found.strong_etag is None else replace(found, last_modified=None)
 
 
@@ -213,7 +210,7 @@ class FileSystemOrigin:
         return await asked(self.name, lambda: _in_thread(self._read, offset, size))
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """None: file systems tell the size first."""
+        """None: file systems have no such request."""
         return None
 
     def _read(self, offset: int, size: int) -> tuple[Version, bytes]:

@@ -183,7 +183,7 @@ class _FileSystemWriter(ObjectWriter):
         self._file = attempt(name, lambda: system.open(path, "wb"))
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
-            # Such a file may appear when it is closed, as it is when it is collected.
+            # Such a file may appear when it is closed, also by the garbage collector.
             self._file.closed = True
             raise UnsupportedFeatureError(
                 f"{name}: expected a file system that writes files in one step, found "

@@ -2,7 +2,7 @@
 
 `source` opens a `Source`: the model, and the data of its large tensors, which is not read. `places`
 finds files in a directory or a zip (another kind of source is another `Place`), `finder` the data
-of tensors in these files, `serialized` the data in the model itself. `hugging_face` recognises that
-cache, `safetensors` reads the header of such a file, and `recognition` recognises files that are no
-archives. This room knows no archive. It imports storage, model, zipformat and buffers.
+of tensors in these files, `serialized` the data in the model itself. `hugging_face` recognises the
+layout of that cache, `safetensors` reads the header of a safetensors file, and `recognition` names
+the kind of a file that is no archive. This room knows no archive. It imports remote and below.
 """

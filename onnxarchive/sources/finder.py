@@ -70,7 +70,7 @@ class Finder:
         Raises:
             ArchiveFormatError: They are missing, too short, or outside the place.
             OutsideError: A link leads out of the place; only the first one is reported.
-            ChecksumError: A file is another than its checksum says.
+            ChecksumError: A file does not have the stated checksum.
         """
         data: dict[Path, Data] = {}
         problems: list[ArchiveFormatError] = []
@@ -85,7 +85,7 @@ class Finder:
                 if place is None:
                     if nbytes != len(_TORCH_PLACEHOLDER):
                         continue
-                    del small[number]  # it may be changed
+                    del small[number]  # `_data` may change it
             try:
                 found = self._data(ref, serialized)
             except ArchiveFormatError as error:
@@ -101,7 +101,7 @@ class Finder:
         return Found(serialized.model, data, self._locations, small)
 
     def _part_at(self, place: ExternalPlace, nbytes: int) -> Data | None:
-        """For speed only: what `_data` gives of a file that it has found before, or None."""
+        """For speed only: as `_data`, if the file was found before; else None."""
         location, offset, length = place
         if location not in self._locations or length not in (None, nbytes):
             return None

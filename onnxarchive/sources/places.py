@@ -40,7 +40,7 @@ class DataFile(Protocol):
         """Its size in bytes."""
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """Some of its bytes; the caller has checked the range."""
+        """A range of its bytes, which the caller has checked."""
 
     @property
     def view(self) -> memoryview:
@@ -56,7 +56,7 @@ class Place(Protocol):
 
     @property
     def all_names(self) -> list[str]:
-        """These and the files in all folders, in order; a folder that is not read has a slash."""
+        """The paths of all files, in order; a folder that is not read ends with a slash."""
 
     def find(self, location: str) -> DataFile | None:
         """The file of a location, or None.
@@ -107,7 +107,7 @@ class DirectoryPlace:
     def names(self) -> list[str]:
         """As `Place.names`: the files in the directory itself, and those below `assets`.
 
-        Beside `__MODEL_PROTO` also folders that a later version of the format may have.
+        Beside `__MODEL_PROTO` also folders with reserved names, of a later version of the format.
         """
         found, folders, reserved = [], [], []
         for entry in self._root.scan(""):
@@ -257,8 +257,8 @@ class _Kept:
     """Copies of some ranges of a file.
 
     Attributes:
-        begins: Where each range begins in the file, in order.
-        offsets: Where it begins in `view`.
+        begins: Offset of each range in the file, ascending.
+        offsets: Its offset in `view`.
         view: The bytes of the ranges.
     """
 
@@ -298,7 +298,7 @@ class _Kept:
 def _within(
     ranges: Iterable[tuple[int, int]], pieces: Iterable[memoryview]
 ) -> Iterator[memoryview]:
-    """The bytes of a file in some ranges, which are in order and do not touch."""
+    """Yields the bytes of ranges, which ascend and do not touch, from the pieces of a file."""
     coming = deque(ranges)
     offset = 0
     for piece in pieces:

@@ -54,9 +54,9 @@ class OtherKindError(ArchiveFormatError):
 
 @contextlib.contextmanager
 def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
-    """Says of a file that breaks a rule in the block what it is, if that is known.
+    """Says in an ArchiveFormatError of the block what the file is, if that is known.
 
-    Nothing is read without an error.
+    The file is read only after an error.
 
     Args:
         path: The file; anything but a path is not looked at.
@@ -96,7 +96,7 @@ def not_a_file(found: object) -> UnsupportedFeatureError:
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
-    """Recognises a file by its content; None for an archive, also a faulty one, and the unknown."""
+    """Recognises a file by its content; None if it is an archive, even a faulty one, or unknown."""
     import shlex  # a file that is an archive needs neither
 
     from onnxarchive.zipformat import foreign

@@ -18,7 +18,7 @@ from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.storage.file_data import FileData
 
-MAX_HEADER_NBYTES: Final = 100_000_000  # as the library has it
+MAX_HEADER_NBYTES: Final = 100_000_000  # limit of the library
 _SIZE_NBYTES: Final = 8
 _METADATA: Final = "__metadata__"
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
@@ -85,7 +85,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
         Its tensors by name, in the order of their bytes.
 
     Raises:
-        ArchiveFormatError: It is none, or its header does not match its size.
+        ArchiveFormatError: It is no safetensors file, or its header does not match its size.
         OSError: It cannot be read.
     """
     with with_path(path):

@@ -33,10 +33,10 @@ class Serialized:
     spans: tuple[Span, ...]
 
     def data(self, ref: TensorRef, location: str) -> Data | None:
-        """The bytes of a tensor with the location of a span.
+        """The bytes of a tensor whose location names a span.
 
-        None if type and shape do not give their number: then they are put into the tensor, and
-        planning the archive checks them.
+        None if type and shape do not determine their number: they are then put into the tensor,
+        which planning the archive checks.
         """
         span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
         data_type = tensors.stored_type(ref.tensor)

@@ -182,9 +182,7 @@ class _Opening:
         """A `.onnx`, or a zip that another tool made."""
         model = FileData.kept_open(self._path, self._resources)
         if is_zip(model.view):
-            if (
-                self._elsewhere is not None
-            ):  # the archive's user may hold its lock, and wait for this
+            if self._elsewhere is not None:  # it may be the archive that the caller has locked
                 raise ArchiveFormatError(
                     "expected a .onnx or a directory, found an archive or another zip; "
                     "'onnxarchive export' makes a .onnx of it"
@@ -341,7 +339,7 @@ class _Opening:
 
 
 def _listed(place: Place, name: str) -> DataFile:
-    """The file of a name that was listed."""
+    """The file with a name that was listed before."""
     file = place.find(name)
     if file is None:
         raise ArchiveFormatError(
