@@ -16,7 +16,7 @@ from models import model_of, raw_tensor, run_python, weight_model
 import onnxarchive
 
 ROOT = Path(__file__).resolve().parent.parent
-# Modules that one function needs, or none.
+# Modules that `import onnxarchive` must not import.
 LAZY = [
     "distributed",
     "fsspec",

@@ -13,7 +13,7 @@ files of the size of the weights. Measured are
 
 Every figure is the median of some rounds, in which the ways take turns, each in a new process that
 has used the device before the clock starts. Files are in the page cache, so the disk plays no part.
-Memory is the growth at its peak of the host's anonymous memory (RssAnon) of the process.
+Memory is how far the anonymous memory of the process on the host (RssAnon) grew at its peak.
 
 Exit status: 0; 1 if two ways gave different results; 2 if there is no CUDA device that ONNX Runtime
 or PyTorch can use. `--device cpu` tries the tool without one; its figures say nothing of a device.

@@ -126,7 +126,7 @@ def write_random(path: Path, seed: int) -> None:
 def write_zips(path: Path) -> None:
     """Writes an archive with a zip in a tensor and in an asset, and signatures everywhere.
 
-    The zips are further from the end than any of the readers searches.
+    The zips are so far from the end of the file that no reader searches there.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as inner:

@@ -390,7 +390,7 @@ def is_archive(path: Path) -> bool:
 
 
 def _look_at(path: Path, model: str) -> list[str]:
-    """Takes a view of each tensor of a model; returns the keys."""
+    """Makes a view of each tensor of a model; returns the keys."""
     with onnxarchive.open(path, model=model) as archive:
         named = [
             _location(it)

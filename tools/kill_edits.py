@@ -642,7 +642,7 @@ class Scene:
     # Events
 
     def _take(self, seconds: float = 0) -> None:
-        """Takes the events; waits up to `seconds` for the first."""
+        """Reads the events into the lists; waits up to `seconds` for the first."""
         self._events += self._log.read(seconds)
 
     def _say(

@@ -40,7 +40,7 @@ class Tensor:
         dims: Its shape.
         data: The data of its entry.
         name: Its name in the model.
-        pairs: Its external_data; None for the one pair that names its entry.
+        pairs: Its external_data; by default one pair, with its entry's name as location.
         more: Further fields of the TensorProto, serialized.
         is_external: Whether its data_location is EXTERNAL.
     """

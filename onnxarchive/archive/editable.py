@@ -94,7 +94,7 @@ class EditableArchive(Archive):
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
         self._process = os.getpid()
         self._editor = threading.RLock()  # held by the thread that edits
-        self._writing = threading.RLock()  # held while the file differs from the state
+        self._writing = threading.RLock()  # held until the state follows the file
         # Of this thread: `is_editing`; in a block of `edit` also its `model`, and the `task` that
         # entered the block.
         self._draft = threading.local()

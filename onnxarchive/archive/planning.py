@@ -119,8 +119,8 @@ class PlannedModel:
     Attributes:
         items: The entries to write for it, in the order of the model.
         model: A copy of the model in which these tensors are external, without `initializers`.
-        locations: The keys of tensors that are stored outside, also of those that it shares, but
-            not of `initializers`.
+        locations: The keys of the external tensors in `model`, also of those whose entries other
+            models have.
         held: Bytes of large tensors that stay in the model, by placeholder. In `model` they are
             external until it is serialized, with their placeholders as locations.
         initializers: Serialized initializers of the main graph by index.

@@ -84,11 +84,11 @@ class Snapshot:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model that was asked for; nobody may change it."""
+        """The chosen model. It is shared: the caller must not change it."""
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """The model of an id, which others may change."""
+        """A model by its id, for users, who may change it: the tensors' references keep copies."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model

@@ -165,11 +165,11 @@ class FetchedEntry:
 
 
 def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
-    """Fetches the data of an item, and its CRC-32 if that is not stated.
+    """Gets the data of an item, and computes its CRC-32 unless the item states it.
 
-    Data without a stated CRC-32 that is too large for a copy is read twice, here and by the writer,
-    which compares the CRC-32: it may have changed in between. Remote data is copied to a temporary
-    file first.
+    Data without a CRC-32 that is too large to copy is read twice: here, and by the writer, which
+    compares the CRC-32, since the data may have changed in between. Remote data is copied to a
+    temporary file first.
 
     Args:
         item: The item.

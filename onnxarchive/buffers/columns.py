@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _NEWLINE: Final = ord("\n")
 _ROWS: Final = 1 << 10  # spans gathered together
-_MAX_SIZE: Final = 1 << 16  # bytes of such spans; each byte takes an index of 8 bytes
+_MAX_SIZE: Final = 1 << 16  # bytes of spans gathered together, each with an index of 8 bytes
 
 
 def integers(column: NDArray[np.int64]) -> Sequence[int]:

@@ -13,7 +13,7 @@ from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.source import is_model_file
 
 ARCHIVE_SUFFIX = ".onnxa"
-_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # such a file is converted or a failure
+_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # such a file must hold a model: others are skipped
 _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 
 

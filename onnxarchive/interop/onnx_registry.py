@@ -3,11 +3,11 @@
 onnx selects a serializer by the extension of the path or by `format=`. It reads and writes the file
 itself and exchanges its bytes with the serializer. So
 
-- loading takes memory for the file and the model, as with a `.onnx`. `onnxarchive.load` takes it
-  for the model only;
+- loading needs memory for the file and for the model, as with a `.onnx`. `onnxarchive.load` needs
+  memory for the model only;
 - the model is always complete: serializers do not learn the value of `load_external_data`.
   `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
-- the model is the default one. `onnxarchive.load(path, model="decoder")` gives another, and saving
+- the model is the default one; `onnxarchive.load(path, model="decoder")` loads another. Saving
   writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses the others
   and the assets, which `onnxarchive.replace_model(path, model)` keeps;
 - saving writes into an existing file. `onnxarchive.save` replaces it, so views of the old file stay
@@ -17,7 +17,7 @@ itself and exchanges its bytes with the serializer. So
   model, args), "m.onnxa")` works, and so does `external_data=False`, below 1.5 GiB. With
   `dynamo=False` PyTorch does not ask onnx and writes a `.onnx` whatever its name.
 
-Importing `onnxarchive` imports this module. Its own imports are in functions, to keep that fast.
+Importing `onnxarchive` imports this module. To keep that fast, it imports in its functions.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def session_options(
     """Returns the model and the options for an ONNX Runtime session of an archive.
 
     `onnxruntime.InferenceSession(*onnxarchive.session_options(path))` is a session of the archive.
-    The options may be changed before. Do not rename the archive or its directory before the session
+    You may change the options first. Do not rename the archive or its directory before the session
     is made: the options hold the directory, the model the file name.
 
     Args:

@@ -299,7 +299,7 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
         name = ref.tensor.name
         if not name or not isinstance(name, str):
             return False
-        is_in_main_graph = len(ref.path) == 2  # where an input may have the same name
+        is_in_main_graph = len(ref.path) == 2  # an input may have its name
         return (main if is_in_main_graph else everywhere)[name] == 1
 
     return {

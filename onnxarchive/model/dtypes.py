@@ -64,8 +64,8 @@ class DataType:
     def typed_nbytes(self) -> int:
         """Bytes of `raw_data` for one number of the type-specific field.
 
-        A number holds an element, the byte into which smaller ones are packed, half of a complex
-        one, or a 6-bit code, which is packed later.
+        Such a number is one element, a byte of packed elements, half of a complex element, or one
+        6-bit code (counted as a byte: codes are packed later).
         """
         if self.typed_field in _FLOAT_FIELDS:
             return _FLOAT_FIELDS[self.typed_field]

@@ -317,7 +317,7 @@ class _Columns:
         self._dims: list[_Dims] = []
 
     def take(self, raw: NDArray[np.uint8], field: _Fields) -> None:
-        """Takes a field of some of the tensors."""
+        """Reads a field of some of the tensors into the columns."""
         if field.tag == _DIMS:
             self._take_dims(field)
         elif field.tag == _DATA_TYPE:

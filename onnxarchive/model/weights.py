@@ -61,7 +61,7 @@ class Stripped:
 
 
 def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD) -> Stripped:
-    """Takes the data of large tensors out of a serialized model.
+    """Removes the data of large tensors from a serialized model.
 
     A tensor is stripped if all its data is in one field: `raw_data`, or a packed typed field that
     suits its `data_type`. Strings, external tensors, tensors whose data is unpacked or in several

@@ -335,7 +335,7 @@ class PartialFile(CachedFile):
         missing = self._missing([(offset, size)])
         arriving = _Arriving(self._blocks, missing, self._marks)
         unmarked = 0
-        # The caller looks at a piece while it is written.
+        # Each piece is written while the caller has it.
         with contextlib.ExitStack() as cleanup, ThreadPoolExecutor(1) as writer:
             cleanup.callback(lambda: self._set(arriving.take()))  # once all is written
             for begin, nbytes in self._blocks.ranges(missing) if missing.size else ():
@@ -377,11 +377,11 @@ class _Blocks:
     """The blocks of a file, counted from its end: the first one may be shorter.
 
     Attributes:
-        count: How many there are.
+        count: The number of blocks.
     """
 
     def __init__(self, size: int) -> None:
-        """Takes the size of the file in bytes."""
+        """Divides a file of `size` bytes."""
         self.count = -(-size // BLOCK_SIZE)
         self._lead = self.count * BLOCK_SIZE - size  # bytes that the first block lacks
 
@@ -410,11 +410,11 @@ class _Arriving:
     def __init__(
         self, layout: _Blocks, blocks: NDArray[np.int64], read_marks: Callable[[int, int], bytes]
     ) -> None:
-        """Takes the blocks.
+        """Expects blocks.
 
         Args:
             layout: All blocks of the file.
-            blocks: The numbers of those that arrive, ascending.
+            blocks: The numbers of the blocks that will arrive, ascending.
             read_marks: Reads the bytes of successive blocks: of the first, and how many.
         """
         self._layout = layout
@@ -513,7 +513,7 @@ def _naming(path: str) -> Iterator[None]:
         raise
 
 
-# What is in a cache
+# Listing a cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class RemoteFile(RandomAccessFile):
     """
 
     def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
-        """Takes the place of the object, its version and its last bytes."""
+        """Reads the object at `origin`, of which `end` are the last bytes, while it has `version`."""
         self.path = origin.name
         self.size = version.size
         self.validator = version.strong_etag or version.version

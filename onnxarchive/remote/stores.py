@@ -104,7 +104,7 @@ class StoreOrigin:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it is in a `MemoryStore`, which counts its objects for their ETags."""
+        """Whether it is in a `MemoryStore`: objects of two of those may have the same ETag."""
         return type(self.store).__name__ == "MemoryStore"
 
     @property
@@ -253,7 +253,7 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
     name = shown_url(url) if store is None else url
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
-        # The store knows it, too, but may panic when it shows its configuration.
+        # From the options: obstore may panic when it shows a store's configuration.
         endpoints = [str(it) for name, it in (options or {}).items() if "endpoint" in name.lower()]
         return StoreOrigin(found, key, name, "\n".join(endpoints))
     return FileSystemOrigin(*open_file_system(url, options), name)

@@ -102,7 +102,7 @@ def parse_file(file: DataFile) -> Serialized:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
-    proto.take_link_fingerprint(model)  # of a link, which is converted to the model that was linked
+    proto.take_link_fingerprint(model)  # if it is a link, its archive has the model without it
     return Serialized(model, file, view, stripped.spans)
 
 

@@ -339,7 +339,7 @@ class _Opening:
 
 
 def _listed(place: Place, name: str) -> DataFile:
-    """The file with a name that was listed before."""
+    """A file of `place`, which listed its name."""
     file = place.find(name)
     if file is None:
         raise ArchiveFormatError(

@@ -23,7 +23,7 @@ class BinaryFile(RandomAccessFile):
     """A seekable binary file object. One thread reads at a time; the caller closes the object."""
 
     def __init__(self, file: SupportsSeek) -> None:
-        """Takes the file object.
+        """Reads from a file object.
 
         Raises:
             ValueError: It is not seekable, is closed, or is open for text.

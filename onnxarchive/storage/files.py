@@ -421,7 +421,7 @@ class PositionalWriter:
     """
 
     def __init__(self, file: MappedFile, offset: int = 0, end: int | None = None) -> None:
-        """Takes the file.
+        """Writes to a file.
 
         Args:
             file: The file, open for writing.

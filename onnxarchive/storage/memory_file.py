@@ -14,7 +14,7 @@ class MemoryFile(RandomAccessFile):
     is_complete = True
 
     def __init__(self, data: memoryview, path: str = "archive in memory") -> None:
-        """Takes the bytes, as a flat view, and their name for messages."""
+        """Reads from a flat view of bytes; `path` is their name in messages."""
         self.path = path
         self.size = data.nbytes
         self.identity = id(self)
