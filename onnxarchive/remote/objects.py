@@ -107,7 +107,7 @@ class RemoteFile(RandomAccessFile):
     """
 
     def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
-        """Reads the object at `origin`, of which `end` are the last bytes, while it has `version`."""
+        """Reads the object at `origin` while it has `version`; `end` are its last bytes."""
         self.path = origin.name
         self.size = version.size
         self.validator = version.strong_etag or version.version
