@@ -152,10 +152,12 @@ def _start() -> Case:
 
 def _views(group: str) -> tuple[Measure, ...]:
     both = ("external", "safetensors")
+    for_torch = partial(ways.view_safetensors, framework="pt")
     return (
         Measure(OURS, group, ways.view_archive, ("archive",)),
         _peer("onnx_ir", group, ways.view_onnx_ir, ("external",), _ONNX_IR),
         _peer("safetensors", group, ways.view_safetensors, ("safetensors",), _SAFETENSORS),
+        _peer("safetensors pt", group, for_torch, ("safetensors",), (*_SAFETENSORS, *_TORCH)),
         _peer("onnx-safetensors", group, ways.view_onnx_safetensors, both, _ONNX_SAFETENSORS),
         _peer("torch.load mmap", group, ways.load_torch, ("pickled",), _TORCH),
         _peer("onnx.load", group, ways.load_onnx, ("external",)),

@@ -129,12 +129,14 @@ def open_safetensors(place: Place) -> Step:
     return step
 
 
-def view_safetensors(place: Place) -> Step:
-    """Opens the file and gets every tensor; safetensors copies it for numpy."""
+def view_safetensors(place: Place, framework: str = "numpy") -> Step:
+    """Opens the file and gets every tensor: a copy for numpy, a view for PyTorch (`"pt"`)."""
     safe_open = importlib.import_module("safetensors").safe_open
+    if framework == "pt":
+        importlib.import_module("torch")
 
     def step() -> object:
-        with safe_open(place.safetensors, framework="numpy") as file:
+        with safe_open(place.safetensors, framework=framework) as file:
             return [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
 
     return step

@@ -57,8 +57,6 @@ def _change(
 
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `assets cat`."""
-    if arguments.json:
-        raise ValueError("the asset goes to standard output, so --json cannot")
     with onnxarchive.open(arguments.archive) as archive:
         data = archive.assets[arguments.name]
     StandardOutput().write(data)

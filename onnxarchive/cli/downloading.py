@@ -36,8 +36,6 @@ def download_command(arguments: argparse.Namespace) -> int:
 
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `cat`."""
-    if arguments.json:
-        raise ValueError("the tensor or asset goes to standard output, so --json cannot")
     if sys.stdout.isatty():
         raise ValueError("expected a file or a pipe as standard output, found a terminal")
     opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))

@@ -54,7 +54,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: Any, name: str, module: str, help: str, *, archive: bool = True
+    commands: Any, name: str, module: str, help: str, *, archive: bool = True, json: bool = True
 ) -> argparse.ArgumentParser:
     """Adds a command.
 
@@ -64,10 +64,12 @@ def _add(
         module: The module of this package with its function, such as `set_metadata_command`.
         help: What it does, in a sentence.
         archive: Whether its first argument is an archive.
+        json: Whether it prints a result, which it can print as JSON.
     """
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(module=module, function=f"{name.replace('-', '_')}_command")
-    _add_flag(command, "--json", "print the result as JSON")
+    if json:
+        _add_flag(command, "--json", "print the result as JSON")
     if archive:
         command.add_argument("archive", metavar="ARCHIVE")
     return command
@@ -356,7 +358,7 @@ def _add_assets(commands: Any) -> None:
     command.add_argument("names", nargs="+", metavar="NAME", help="the name of an asset")
     _add_copy(command)
     _add_timeout(command)
-    command = _add(actions, "cat", "assets", "Write an asset to standard output.")
+    command = _add(actions, "cat", "assets", "Write an asset to standard output.", json=False)
     command.add_argument("name", metavar="NAME", help="the name of the asset")
 
 
@@ -547,9 +549,8 @@ def _add_download(commands: Any) -> None:
 
 
 def _add_cat(commands: Any) -> None:
-    command = _add(
-        commands, "cat", "downloading", "Write a tensor (as .npy) or an asset to standard output."
-    )
+    help = "Write a tensor (as .npy) or an asset to standard output."
+    command = _add(commands, "cat", "downloading", help, json=False)
     command.add_argument("name", metavar="NAME", help="the tensor, or the path of the asset")
     _add_model(command, "take the tensor of this model")
 
