@@ -185,7 +185,7 @@ def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
         data = _copied(data)
     elif stated is None and isinstance(data, RandomAccessData):
         data = data.local()
-    if stated is not None and not _is_constant(data):  # all checks in the pass that writes it
+    if stated is not None and not _is_constant(data):  # checked while it is written
         return FetchedEntry(item.name, item.nbytes, stated, _checked(item, data), False)
     found = Crc32.of(_checked(item, data))
     if stated is not None:  # the writer raises if it is another one

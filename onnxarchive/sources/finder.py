@@ -48,7 +48,7 @@ class Finder:
     Args:
         place: Where the files are.
         verify_checksum: Whether to compare files with the `checksum` that tensors name.
-        elsewhere: Gives the bytes of a tensor whose location is no file of the place, or raises
+        elsewhere: Returns the bytes of a tensor if its location names no file, or raises
             ArchiveFormatError.
     """
 

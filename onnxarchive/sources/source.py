@@ -100,8 +100,8 @@ def open_model(
         temporary: The directory for files that have to be inflated; None for the system's.
         follow_links: The directory below which symbolic links may lead, too; True for that of the
             model in a Hugging Face cache; False for none.
-        elsewhere: Gives the bytes of a tensor of a `.onnx` or a directory whose location is no file
-            there, or raises ArchiveFormatError. A zip is refused then.
+        elsewhere: Returns the bytes of a tensor if its location names no file, or raises
+            ArchiveFormatError. With it, a zip is refused.
         other_files: Whether to give the other files of the directory or the zip, too.
 
     Raises:

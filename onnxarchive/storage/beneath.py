@@ -201,7 +201,7 @@ class Root:
         return os.path.join(self.path, path)
 
     def _root_of(self, found: str, path: str) -> Root:
-        """The allowed directory above the file `found`, to which `path` leads."""
+        """The allowed directory that contains `found`, the file to which `path` leads."""
         roots = [self] if self._linked is None else [self, self._linked]
         for root in roots:
             if is_below(_unprefixed(found), _unprefixed(root.path)):
