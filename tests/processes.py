@@ -65,7 +65,7 @@ def is_running(process: int) -> bool:
 
 
 def mapped(process: int, path: Path) -> dict[str, int]:
-    """The sums over a process's maps of a file, in bytes, by their names in /proc/PID/smaps."""
+    """Each figure of /proc/PID/smaps, in bytes, summed over a process's maps of a file."""
     sums: dict[str, int] = {}
     is_of_file = False
     with open(f"/proc/{process}/smaps") as file:

@@ -109,7 +109,7 @@ class Traits(NamedTuple):
         padding: Bytes of its doc_string.
         has_added: Whether it has the tensor `ADDED`, as its last.
         has_asset: Whether a save with this number writes an asset.
-        is_referring: Whether its tensors name keys when it is given to `replace_model`.
+        is_referring: Whether it is given to `replace_model` with tensors that refer to the archive.
     """
 
     padding: int

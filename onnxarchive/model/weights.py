@@ -368,7 +368,7 @@ class _Edits:
             edited = edited.parent
 
     def pieces(self) -> Iterator[_Piece]:
-        """Yields the edited model: views of it between the contents that were put in."""
+        """Yields the edited model: views of the original, and the inserted contents."""
         self._mend_lengths()
         position = 0
         for begin, end, contents in sorted(self._edits, key=lambda edit: edit[0]):
