@@ -8,12 +8,14 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 
 from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
-from onnxarchive.buffers import checksums
+from onnxarchive.buffers import checksums, columns
 from onnxarchive.buffers.checksums import Crc32
+from onnxarchive.buffers.lines import Lines, numbers_of
 from onnxarchive.errors import (
     ModelNotFoundError,
     Report,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_OWNERS = 8  # of a name, in a message
 _MAX_SHOWN_IDS = 16
+_NO_ENTRY = -1  # index of the entry of an initializer that the model holds
 
 
 class Snapshot:
@@ -226,8 +229,7 @@ class Snapshot:
     def array(self, number: int) -> NDArray[Any]:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
         view, offset, _ = self.locate(number)
-        data_type, shape = self._shapes[number]
-        return dtypes.as_array(view, data_type, shape, offset)
+        return dtypes.as_array(view, *self._shapes[number], offset)
 
     def arrays(self, numbers: Sequence[int]) -> Iterator[NDArray[Any]]:
         """The tensors of several entries, which are fetched together."""
@@ -241,7 +243,7 @@ class Snapshot:
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        number = self.initializers.entry_of.get(name)
+        number = self.initializers.entry(name)
         if number is None:
             self.ref(name)
         return number
@@ -294,9 +296,9 @@ class NamedEntries(Mapping[str, Entry]):
         self._entries = entries
 
     @cached_property
-    def index_of(self) -> dict[str, int]:
+    def index_of(self) -> Mapping[str, int]:
         """The index of each entry by its name."""
-        return dict(zip(self.names, range(len(self.names)), strict=True))
+        return numbers_of(self.names)
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self.index_of[name]]
@@ -341,7 +343,6 @@ class Initializers:
     Attributes:
         names: Names of the initializers of the main graph.
         others: The initializers of subgraphs by name.
-        entry_of: Index of the entry of each initializer that is stored outside the model, by name.
     """
 
     def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
@@ -353,31 +354,47 @@ class Initializers:
         refs = [ref for ref in walked if ref.is_initializer]
         self.others = {ref.name: ref for ref in refs}
         keys = stored.names
-        if entries.names[: len(keys)] == keys:  # almost always
-            found: Iterable[int] = range(len(keys))
-        else:
-            found = map(entries.index_of.__getitem__, keys)
-        self.entry_of = dict(zip(map(names.__getitem__, stored.indexes), found, strict=True))
+        numbers = np.full(len(names), _NO_ENTRY)
+        numbers[np.array(stored.indexes, np.int64)] = (
+            np.arange(len(keys))
+            if entries.names[: len(keys)] == keys  # almost always
+            else [entries.index_of[key] for key in keys]
+        )
+        self._entries = columns.integers(numbers)
+        self._other_entries: dict[str, int] = {}
         for key, (_, tensor) in stored.others.items():
             other = self.others.get(tensors.text(tensor.name))
             if other is not None and other.tensor is tensor:
-                self.entry_of[other.name] = entries.index_of[key]
-        self._indexes: Sequence[int] = range(len(names))
+                self._other_entries[other.name] = entries.index_of[key]
         self._ambiguous: set[str] = set()
+        if isinstance(names, Lines) and names.numbers.are_distinct and not refs:
+            self._index_of: Mapping[str, int] = names.numbers
+            return
+        indexes: Sequence[int] = range(len(names))
         if len({*names, *self.others}) != len(names) + len(refs):
-            self._leave_out_ambiguous([*names, *(ref.name for ref in refs)])
+            indexes = self._leave_out_ambiguous([*names, *(ref.name for ref in refs)])
+        self._index_of = dict(zip(self.names, indexes, strict=True))
 
-    def _leave_out_ambiguous(self, names: Sequence[str]) -> None:
+    def _leave_out_ambiguous(self, names: Sequence[str]) -> Sequence[int]:
+        """Removes the names that are ambiguous; gives the indexes of the initializers left."""
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
-        self._indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
-        self.names = [self.names[i] for i in self._indexes]
+        indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
+        self.names = [self.names[i] for i in indexes]
         for name in ambiguous:
             self.others.pop(name, None)
-            self.entry_of.pop(name, None)
+            self._other_entries.pop(name, None)
+        return indexes
 
-    @cached_property
-    def _index_of(self) -> dict[str, int]:
-        return dict(zip(self.names, self._indexes, strict=True))
+    def entry(self, name: str) -> int | None:
+        """Index of the entry of an initializer; None if it is not stored outside the model."""
+        index = self._index_of.get(name)
+        if index is None:
+            return self._other_entries.get(name)
+        number = self._entries[index]
+        return None if number == _NO_ENTRY else number
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index_of or name in self.others
 
     def ref(self, name: str) -> TensorRef | None:
         """The initializer with this name, or None if it is missing or ambiguous."""

@@ -83,7 +83,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._state()
-        number = snapshot.initializers.entry_of.get(name)
+        number = snapshot.initializers.entry(name)
         if number is not None:
             return snapshot.array(number)
         ref = snapshot.ref(name)
@@ -109,8 +109,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return len(index.names) + len(index.others)
 
     def __contains__(self, name: object) -> bool:
-        index = self._index
-        return isinstance(name, str) and (name in index.entry_of or index.ref(name) is not None)
+        return isinstance(name, str) and name in self._index
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of {self._state().file.path!r}>"
@@ -131,7 +130,7 @@ def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
     """Name, data type, shape and size of an initializer, whose data is not read."""
     tensor = snapshot.ref(name).tensor
     texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
-    number = snapshot.initializers.entry_of.get(name)
+    number = snapshot.initializers.entry(name)
     if number is not None:
         return texts, snapshot.directory.entries.sizes[number]
     data_type = tensors.stored_type(tensor)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,7 +15,7 @@ _ROWS: Final = 1 << 10  # spans gathered together
 _MAX_SIZE: Final = 1 << 16  # bytes of spans gathered together, each with an index of 8 bytes
 
 
-def integers(column: NDArray[np.int64]) -> Sequence[int]:
+def integers(column: NDArray[Any]) -> array[int]:
     """Copies a column into an `array` (of 4 bytes per item if they fit), for fast access to items.
 
     Reading an item takes a third of numpy's time.
@@ -26,47 +25,6 @@ def integers(column: NDArray[np.int64]) -> Sequence[int]:
     numbers = array(kind)
     numbers.frombytes(np.ascontiguousarray(column, dtype).data.cast("B"))
     return numbers
-
-
-class Lines(Sequence[str]):
-    """The lines of a text, each copied when it is read.
-
-    Attributes:
-        text: The text, with a newline after each line.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        raw = (
-            np.frombuffer(text.encode(), np.uint8)
-            if text.isascii()
-            else np.frombuffer(text.encode("utf-32-le"), "<u4")
-        )
-        self._ends = integers(np.flatnonzero(raw == _NEWLINE))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        ends = self._ends
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(ends)))]
-        if index < 0:
-            index += len(ends)
-        return self.text[ends[index - 1] + 1 if index else 0 : ends[index]]
-
-    def __iter__(self) -> Iterator[str]:
-        begin = 0
-        for last in range(_ROWS - 1, len(self) + _ROWS - 1, _ROWS):
-            end = self._ends[min(last, len(self) - 1)]
-            yield from self.text[begin:end].split("\n")
-            begin = end + 1
 
 
 def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:

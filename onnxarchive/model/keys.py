@@ -14,7 +14,9 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
+from onnxarchive.buffers import lines
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
+from onnxarchive.buffers.lines import Lines, text_of
 from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
@@ -183,10 +185,10 @@ def _derive(name: str) -> str:
 
 
 _TOGETHER: Final = 1 << 12  # names that are matched at once, so that it takes little memory
-_OTHER, _COMMA, _DIGIT, _LETTER = range(4)  # kinds of bytes in names joined by commas
+_OTHER, _NEWLINE, _DIGIT, _LETTER = range(4)  # kinds of bytes in lines of names
 _KINDS: Final = np.full(1 << 8, _OTHER, np.uint8)
 for _kind, _characters in (
-    (_COMMA, ","),
+    (_NEWLINE, "\n"),
     (_DIGIT, string.digits),
     (_LETTER, string.ascii_letters + "_"),
 ):
@@ -195,24 +197,26 @@ for _kind, _characters in (
 
 def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
     """Whether all names are keys, no two the same under ASCII down-casing (KEY-1, NAME-2)."""
-    if None in names:
+    if not isinstance(names, Lines) and None in names:
         return False
-    distinct: set[str | None] = set()
+    hashes = []
     for start in range(0, len(names), _TOGETHER):
         some = names[start : start + _TOGETHER]
-        joined = ",".join([*some, ""])  # type: ignore[list-item]
-        if not joined.isascii() or not _are_formed_as_keys(joined.encode(), len(some)):
+        text = text_of(some)  # type: ignore[arg-type]
+        if not text.isascii() or not _are_formed_as_keys(text.encode(), len(some)):
             return False
-        folded = joined.lower()
-        distinct.update(some if folded == joined else folded.split(",")[:-1])
-    return len(distinct) == len(names) and _ASSETS not in distinct
+        folded = text.lower().splitlines()
+        if _ASSETS in folded:
+            return False
+        hashes.append(lines.hashes(folded))
+    return not hashes or lines.are_distinct(np.concatenate(hashes))
 
 
 def _are_formed_as_keys(names: bytes, count: int) -> bool:
-    """Whether names, each followed by a comma, have the form of a key; "assets" has it, too."""
+    """Whether names, each followed by a newline, have the form of a key; "assets" has it, too."""
     raw = np.frombuffer(names, np.uint8)
     kinds = _KINDS[raw]
-    ends = np.flatnonzero(kinds == _COMMA)
+    ends = np.flatnonzero(kinds == _NEWLINE)
     if ends.size != count or kinds.min() == _OTHER:
         return False
     begins = np.append(0, ends[:-1] + 1)

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.buffers import columns
 from onnxarchive.buffers.data import Buffer
+from onnxarchive.buffers.lines import Lines, text_of
 from onnxarchive.errors import (
     ArchiveFormatError,
     RenamedEntry,
@@ -251,7 +252,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
 
     Args:
         data: The bytes of the only model of an archive.
-        keys: The keys of the archive.
+        keys: The keys of the archive; no two of `Lines` are the same.
         sizes: The size in bytes of the entry of each of them.
 
     Returns:
@@ -261,7 +262,9 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
         if wire.have_more_messages([data], MAX_MESSAGES):
             return None
         found = references_at_once.read_references(data)
-        if found is None or not len(found.indexes) == len(keys) == len({*keys}):
+        if found is None or len(found.indexes) != len(keys):
+            return None
+        if not isinstance(keys, Lines) and len({*keys}) != len(keys):
             return None
         is_parsed = 2 * len(found.rest) > len(data)
         model = onnx.ModelProto.FromString(data if is_parsed else found.rest)
@@ -270,9 +273,9 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
     if not (model.HasField("ir_version") and model.HasField("graph")):
         return None
     located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)
-    if found.locations != "\n".join(keys):  # another order, or other locations
+    if found.locations != text_of(keys):  # another order, or other locations
         number_of = dict(zip(keys, range(len(keys)), strict=True))
-        located = found.locations.split("\n")
+        located = found.locations.split("\n")[:-1]
         named = [number_of.pop(key, None) for key in located]
         if number_of or None in named:
             return None

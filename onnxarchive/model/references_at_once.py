@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from onnxarchive.buffers import columns
-from onnxarchive.buffers.columns import Lines
+from onnxarchive.buffers.lines import Lines
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import dtypes
 from onnxarchive.model.shapes import Shapes
@@ -88,17 +88,19 @@ def read_references(model: bytes) -> References | None:
         return None
     joined = b"".join([part.names + b"\n" for part in parts]) if len(fields) else b""
     names = Lines(joined.decode(errors="replace"))
+    del joined
     if len(names) != len(fields):  # one contains a newline
         return None
     indexes, nbytes, data_types, ranks, dims, begins, ends = (
         np.concatenate(column) for column in zip(*(part[2:] for part in parts), strict=True)
     )
-    pieces = zip([start, *ends.tolist()], [*begins.tolist(), stop], strict=True)
-    graph = b"".join([model[first:last] for first, last in pieces if first < last])
+    starts, stops = np.append(start, ends), np.append(begins, stop)
+    between = np.flatnonzero(starts < stops).tolist()
+    graph = b"".join([model[starts[piece] : stops[piece]] for piece in between])
     return References(
         names,
         indexes,
-        b"\n".join([part.locations for part in parts if part.indexes.size]).decode("latin-1"),
+        b"".join([part.locations + b"\n" for part in parts if part.indexes.size]).decode("latin-1"),
         nbytes,
         Shapes(data_types, ranks, np.cumsum(ranks) - ranks, dims),
         b"".join([model[:begin], bytes([_GRAPH]), varint(len(graph)), graph, model[stop:]]),
@@ -269,13 +271,13 @@ class _Part(NamedTuple):
 
     names: bytes
     locations: bytes
-    indexes: Numbers
+    indexes: NDArray[np.uint32]
     nbytes: Numbers
     data_types: NDArray[np.uint8]
     ranks: NDArray[np.uint8]
     dims: Numbers
-    begins: Numbers
-    ends: Numbers
+    begins: NDArray[np.uint32]
+    ends: NDArray[np.uint32]
 
 
 def _read(model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int) -> _Part:
@@ -290,13 +292,13 @@ def _read(model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int) -> 
     return _Part(
         columns.lines(model, tensors.name_begins, tensors.name_ends),
         columns.lines(model, *located),
-        which + first,
+        (which + first).astype(np.uint32),
         tensors.nbytes(which),
         tensors.data_types[which].astype(np.uint8),
         tensors.ranks[which].astype(np.uint8),
         tensors.dims(which),
-        fields[which],
-        ends[which],
+        fields[which].astype(np.uint32),
+        ends[which].astype(np.uint32),
     )
 
 

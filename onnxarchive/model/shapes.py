@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Readers of a shape by rank; a slice of an array as a tuple takes twice as long.
-_SHAPES: Final = [Struct(f"={rank}q").unpack_from for rank in range(dtypes.MAX_RANK + 1)]
+_SHAPES: Final = {
+    typecode: [Struct(f"{rank}{typecode}").unpack_from for rank in range(dtypes.MAX_RANK + 1)]
+    for typecode in "Iq"
+}
 
 
 class Shapes:
@@ -44,13 +47,14 @@ class Shapes:
         """
         self._data_types = data_types.astype(np.uint8).tobytes()
         self._ranks = ranks.astype(np.uint8).tobytes()
-        self._begins = columns.integers(begins * dims.itemsize)
-        self._dims = dims.tobytes()
+        self._dims = columns.integers(dims)
+        self._begins = columns.integers(begins * self._dims.itemsize)
+        self._shapes = _SHAPES[self._dims.typecode]
 
     def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
         """The data types and shapes at these indexes, in this order."""
-        dims = np.frombuffer(self._dims, np.int64)
-        begins = np.array(self._begins, np.int64) // dims.itemsize
+        dims = np.array(self._dims, np.int64)
+        begins = np.array(self._begins, np.int64) // self._dims.itemsize
         return Shapes(
             np.frombuffer(self._data_types, np.uint8)[numbers],
             np.frombuffer(self._ranks, np.uint8)[numbers],
@@ -81,5 +85,5 @@ class Shapes:
         return len(self._ranks)
 
     def __getitem__(self, number: int) -> tuple[DataType, tuple[int, ...]]:
-        shape = _SHAPES[self._ranks[number]](self._dims, self._begins[number])
+        shape = self._shapes[self._ranks[number]](self._dims, self._begins[number])
         return dtypes.BY_NUMBER[self._data_types[number]], shape

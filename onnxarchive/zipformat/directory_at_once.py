@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from onnxarchive.buffers import columns
+from onnxarchive.buffers.lines import Lines
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.end_records import Bounds
 from onnxarchive.zipformat.entries import (
@@ -65,7 +66,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         if part is None:
             return None
         parts.append(part)
-    names = b"\n".join([part.names for part in parts])
+    names = b"".join([part.names + b"\n" for part in parts])
     header_offset, size, name_size, crc32 = (
         np.concatenate(column) for column in zip(*(part[1:] for part in parts), strict=True)
     )
@@ -77,11 +78,11 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         or padding.max() >= layout.MAX_ALIGNMENT
         or (data_offset % layout.MIN_ALIGNMENT).any()
         or not names.isascii()
-        or names.count(b"\n") != begins.size - 1
+        or names.count(b"\n") != begins.size
     ):
         return None
     found = map(columns.integers, (header_offset, data_offset, size, crc32))
-    entries = Entries(names.decode().split("\n"), *found)
+    entries = Entries(Lines(names.decode()), *found)
     listed = Records(data, columns.integers(begins))
     return Directory(entries, listed, entries.names, entries.sizes)
 
@@ -91,9 +92,9 @@ class _SoundRecords(NamedTuple):
 
     names: bytes
     header_offset: NDArray[np.int64]
-    size: NDArray[np.int64]
-    name_size: NDArray[np.int64]
-    crc32: NDArray[np.int64]
+    size: NDArray[np.uint32]
+    name_size: NDArray[np.uint16]
+    crc32: NDArray[np.uint32]
 
 
 def _sound_records(
@@ -102,9 +103,8 @@ def _sound_records(
     """Decodes the records from `begins` to `ends`; None if one of them may break a rule."""
     raw = np.frombuffer(data, np.uint8)
     packed = _gathered(raw, begins, _PACKED)
-    size, name_size, header_offset = (
-        packed[field].astype(np.int64) for field in ("size", "name_size", "header_offset")
-    )
+    size, name_size, crc32 = (packed[field].copy() for field in ("size", "name_size", "crc32"))
+    header_offset = packed["header_offset"].astype(np.int64)
     has_zip64 = header_offset == records.SATURATED_32
     name_begins = begins + DirectoryRecord.SIZE
     name_ends = name_begins + name_size
@@ -137,7 +137,7 @@ def _sound_records(
     if not (is_sound.all() and is_sound_zip64.all()):
         return None
     names = columns.lines(data, name_begins, name_ends)
-    return _SoundRecords(names, header_offset, size, name_size, packed["crc32"].astype(np.int64))
+    return _SoundRecords(names, header_offset, size, name_size, crc32)
 
 
 def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:

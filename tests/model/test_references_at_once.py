@@ -122,7 +122,7 @@ def test_usual_tensors_are_read_at_once(found: list[TensorProto]) -> None:
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
     read = references_at_once.read_references(model.SerializeToString())
     assert read is not None
-    assert read.locations == "\n".join(sizes)
+    assert read.locations == "".join(f"{key}\n" for key in sizes)
     assert read.nbytes.tolist() == list(sizes.values())
     indexes = read.indexes.tolist()
     locations = [tensors.location(model.graph.initializer[index]) for index in indexes]

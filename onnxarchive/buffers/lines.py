@@ -1,0 +1,156 @@
+"""For speed only: many names as lines of one text, which take a tenth of the memory of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import numpy as np
+
+from onnxarchive.buffers import columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TOGETHER: Final = 1 << 10  # lines that are made together
+_MAX_BUCKET_BITS: Final = 16
+
+
+class Lines(Sequence[str]):
+    """The lines of a text, each copied when it is read.
+
+    Args:
+        text: The text, with a newline after each line.
+        begins: Offset of each line, and of the end of the last; None for all lines.
+    """
+
+    def __init__(self, text: str, begins: Sequence[int] | None = None) -> None:
+        self._text = text
+        self._begins = _begins(text) if begins is None else begins
+
+    @property
+    def text(self) -> str:
+        """The lines, with a newline after each."""
+        return self._text[self._begins[0] : self._begins[-1]]
+
+    @cached_property
+    def numbers(self) -> LineNumbers:
+        """The number of each line; of equal ones that of the first."""
+        return LineNumbers(self)
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                return Lines(self._text, self._begins[start : max(start, stop) + 1])
+            return [self[number] for number in range(start, stop, step)]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._text[self._begins[index] : self._begins[index + 1] - 1]
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _TOGETHER):
+            last = min(first + _TOGETHER, len(self))
+            yield from self._text[self._begins[first] : self._begins[last] - 1].split("\n")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Lines):
+            return self.text == other.text
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class LineNumbers(Mapping[str, int]):
+    """The number of each of some lines.
+
+    Attributes:
+        are_distinct: True if no two lines are the same; perhaps False if only two hashes are.
+    """
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._text, self._begins = lines._text, lines._begins
+        self._likely = 0  # number of the line after the one found last
+        found = hashes(lines)
+        self.are_distinct = are_distinct(found)
+        bits = min(len(lines).bit_length(), _MAX_BUCKET_BITS)
+        self._mask = (1 << bits) - 1
+        buckets = (found & self._mask).astype(np.uint16)
+        # The lines by bucket, and where each bucket begins among them.
+        self._sorted = columns.integers(np.argsort(buckets, kind="stable"))
+        counts = np.bincount(buckets, minlength=self._mask + 1)
+        self._starts = columns.integers(np.append(0, np.cumsum(counts)))
+
+    def __getitem__(self, line: str) -> int:
+        number: int | None = self.get(line)
+        if number is None:
+            raise KeyError(line)
+        return number
+
+    def get(self, line: object, default: Any = None) -> Any:
+        """The number of a line, or `default`."""
+        text, begins, number = self._text, self._begins, self._likely
+        if number < len(begins) - 1 and text[begins[number] : begins[number + 1] - 1] == line:
+            self._likely = number + 1
+            return number
+        if not isinstance(line, str):
+            return default
+        bucket = hash(line) & self._mask
+        size = len(line) + 1
+        for number in self._sorted[self._starts[bucket] : self._starts[bucket + 1]]:
+            begin = begins[number]
+            if begins[number + 1] == begin + size and text.startswith(line, begin):
+                self._likely = number + 1
+                return number
+        return default
+
+    def __contains__(self, line: object) -> bool:
+        return self.get(line) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+def numbers_of(names: Sequence[str]) -> Mapping[str, int]:
+    """The number of each of some names, no two of which are the same."""
+    if isinstance(names, Lines):
+        return names.numbers
+    return dict(zip(names, range(len(names)), strict=True))
+
+
+def text_of(names: Sequence[str]) -> str:
+    """Names with a newline after each."""
+    return names.text if isinstance(names, Lines) else "".join([f"{name}\n" for name in names])
+
+
+def hashes(names: Sequence[str]) -> NDArray[np.int64]:
+    """The hash of each name."""
+    return np.fromiter(map(hash, names), np.int64, len(names))
+
+
+def are_distinct(hashes: NDArray[np.int64]) -> bool:
+    """True if no two hashes are the same, and so no two names; perhaps False if two hashes are."""
+    ordered = np.sort(hashes)  # in a fifth of the time of `np.unique`
+    return bool((ordered[1:] != ordered[:-1]).all())
+
+
+def _begins(text: str) -> Sequence[int]:
+    encoded, size = (text.encode(), 1) if text.isascii() else (text.encode("utf-32-le"), 4)
+    raw = np.frombuffer(encoded, f"<u{size}")
+    return columns.integers(np.append(0, np.flatnonzero(raw == ord("\n")) + 1))
