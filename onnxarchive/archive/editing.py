@@ -86,9 +86,9 @@ def replace_model(
             is already in this order is not rewritten.
         copy: Whether to write a new file. It is needed if `path` is a symbolic link or the file has
             other hard links: these then keep the old content.
-        size_threshold: Tensors of this many bytes or more are stored outside the model. None for
-            1024 or a threshold that fits the replaced model; for a new model, or with `compact`,
-            one that fits all models.
+        size_threshold: Tensors of this many bytes or more are stored outside the model. None
+            leaves the tensors of the replaced model where they are; for a new model, or with
+            `compact`, those of all models.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
             None for True if the archive has such a tensor outside.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.

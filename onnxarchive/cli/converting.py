@@ -61,7 +61,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
         raise ValueError("convert cannot read standard input: save it to a file")
     to_stream = target == _STANDARD_STREAM
     if to_stream and arguments.json and not arguments.dry_run:
-        raise ValueError("the archive goes to standard output, so --json cannot")
+        raise ValueError("--json and the archive would both go to standard output")
     if not to_stream:
         require_free(target, arguments.force, access(arguments))
     with progress_bar("convert") as progress:

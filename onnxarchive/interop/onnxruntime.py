@@ -128,7 +128,7 @@ def session_options(
 
     `onnxruntime.InferenceSession(*onnxarchive.session_options(path))` is a session of the archive.
     You may change the options first. Do not rename the archive or its directory before the session
-    is made: the options hold the directory, the model the file name.
+    is made: the options name the directory, and the model names the file.
 
     Args:
         path: The archive, as in `session`. The options, and sessions made with them, keep the bytes

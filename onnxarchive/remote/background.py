@@ -115,6 +115,6 @@ def _stop(loop: AbstractEventLoop) -> None:
 def _require_this_process() -> None:
     if os.getpid() != _process:
         raise OSError(
-            f"expected process {_process}, which made requests before, found its fork "
-            f"{os.getpid()}, which has none of its threads; start processes by 'spawn'"
+            f"process {os.getpid()} is a fork of {_process}, which has made remote requests, and "
+            "cannot make any; start processes with multiprocessing's method 'spawn'"
         )

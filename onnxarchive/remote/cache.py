@@ -221,8 +221,7 @@ class CachedFile(RandomAccessFile):
         marks = self.local.read(self._marks_offset + first, count)
         if len(marks) < count:
             error = ArchiveFormatError(
-                "expected the cache's file as when it was opened, found it truncated; open the "
-                "archive again"
+                "the cache's file was truncated after it was opened; open the archive again"
             )
             error.path = self.local.path
             raise error

@@ -40,7 +40,7 @@ _MAX_LISTED = 20
 _MAX_SEARCHED = 1000  # folders, for an error
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
-_REMEDY = "; other_files=True (--assets) takes them along"
+_REMEDY = "; other_files=True (--assets) adds them as assets"
 _NOT_SEARCHED = (
     "other files are not looked for beside a remote .onnx: name them as assets, or convert a copy "
     "of its directory"

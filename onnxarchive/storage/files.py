@@ -464,8 +464,8 @@ def require_process(process: int) -> None:
     """
     if os.getpid() != process:
         raise ArchiveError(
-            f"expected process {process}, which began to write the file, found its fork "
-            f"{os.getpid()}; open the file or begin to write it in the fork"
+            f"process {os.getpid()} is a fork of {process}, which opened the file or began to write "
+            "it; open or write the file in the fork itself"
         )
 
 
