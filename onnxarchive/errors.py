@@ -191,7 +191,7 @@ class AttributesWarning(UserWarning):
 
 
 def describe_error(error: OSError) -> str:
-    """The message of an error of the system: the file and the fault, without the error number."""
+    """The message of an `OSError`: the file and the fault, without the error number."""
     if error.strerror is None:
         return str(error)
     file = "" if error.filename is None else f"{error.filename or repr(error.filename)}: "
@@ -259,7 +259,7 @@ class Report:
 
 
 class RenamedEntry(Report):
-    """Hands broken rules on to another report, those of one entry under another name."""
+    """Passes broken rules on to another report, with another name for one entry."""
 
     def __init__(self, report: Report, name: str, other: str) -> None:
         """Takes the report, the entry's name, and the name to give instead."""
@@ -267,6 +267,6 @@ class RenamedEntry(Report):
         self._renamed = {name: other}
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Hands a broken rule on."""
+        """Passes a broken rule on."""
         entry = None if entry is None else self._renamed.get(entry, entry)
         self._report.broken(rule, message, entry=entry)

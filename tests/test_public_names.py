@@ -225,6 +225,6 @@ def test_a_misspelled_argument_is_refused(tmp_path: Path) -> None:
             partial(onnxarchive.session_options, archive),
         ]
         for call in calls:
-            with pytest.raises(TypeError, match="found 'chache'"):
+            with pytest.raises(TypeError, match="no argument 'chache'"):
                 call(chache=True)
     assert not other.exists()

@@ -49,7 +49,7 @@ def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str
         TypeError: `access` has another key: the caller has misspelled an argument.
     """
     for key in access.keys() - Access.__optional_keys__:
-        raise TypeError(f"expected an argument that this function has, found {key!r}")
+        raise TypeError(f"this function has no argument {key!r}")
     is_path = isinstance(source, str | os.PathLike)
     return is_url(source) or (is_path and access.get("store") is not None)
 

@@ -187,7 +187,7 @@ class Archive(Closing):
 
     @property
     def alignment(self) -> int:
-        """Alignment of the data of entries in bytes, as the model's local header states it."""
+        """Alignment in bytes of every entry's data, as the model's local header states it."""
         return self._snapshot.alignment
 
     @EvaluatedProperty

@@ -134,7 +134,7 @@ class Writer(Closing):
             TypeError: `names` is a string.
             UnsupportedFeatureError: ONNX lacks the data type of a tensor.
             ValueError: A name is empty, given twice or was added before, or the writer is closed.
-            OSError: The file cannot be read, or the archive not written.
+            OSError: The file cannot be read, or the archive cannot be written.
 
         Example:
             with onnxarchive.Writer("new.onnxa") as writer:

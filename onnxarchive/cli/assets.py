@@ -1,4 +1,4 @@
-"""The commands of assets, and the assets that arguments name."""
+"""The `assets` commands, and the files that their arguments name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
 
 
 def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
-    """The asset's path and the file of each file that a path or a pattern names."""
+    """Yields an asset's path and its file, for each file that a path or a pattern names."""
     folder = "" if name is None else f"{name}/"
     if glob.has_magic(path) and not os.path.lexists(path):
         fixed = path
@@ -131,7 +131,7 @@ def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _below(directory: str) -> Iterator[str]:
-    """All files below a directory, without hidden ones and litter; links to folders are refused."""
+    """All files below a directory, without hidden ones; links to folders are refused."""
     for place, folders, names in _walk(directory):
         for folder in folders:
             if os.path.islink(os.path.join(place, folder)):

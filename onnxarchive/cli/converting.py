@@ -84,7 +84,7 @@ def convert_command(arguments: argparse.Namespace) -> int:
 
 
 def _require_paths(arguments: argparse.Namespace) -> None:
-    """Refuses another number of paths, and names the options that may have taken them.
+    """Requires SOURCE and TARGET, or sources; the error names options that may have taken a path.
 
     Raises:
         ValueError: There are no sources, or not SOURCE and TARGET.
@@ -94,10 +94,10 @@ def _require_paths(arguments: argparse.Namespace) -> None:
         return
     text = "convert takes SOURCE and TARGET, or sources with --output-dir"
     if isinstance(arguments.follow_links, str):
-        text += f"; {arguments.follow_links!r} was taken as the DIRECTORY of --follow-links, "
-        text += "which goes after the paths"
+        text += f"; {arguments.follow_links!r} was taken as the DIRECTORY of --follow-links: "
+        text += "put --follow-links after the paths"
     if len(arguments.asset) > 1:
-        text += f"; {arguments.asset[-1]!r} was taken as an asset: --asset goes after the paths"
+        text += f"; {arguments.asset[-1]!r} was taken as an asset: put --asset after the paths"
     raise ValueError(text)
 
 
@@ -119,7 +119,7 @@ def _as_json(conversion: Conversion) -> dict[str, Any]:
 
 
 def _other_files(conversion: Conversion) -> list[str]:
-    """A line for each other file of the source."""
+    """A line for each file that became an asset or was left out."""
     taken = [f"took      {printable(name)}" for name in conversion.taken]
     return taken + [f"left out  {printable(name)}" for name in conversion.left_out]
 

@@ -1,4 +1,4 @@
-"""The commands that take an archive, or a part of one, from where it is."""
+"""The commands `download` and `cat`, which read a remote archive or a part of an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that write archives as other tools read them."""
+"""The commands `export`, `link` and `extract`, which write models for other tools."""
 
 from __future__ import annotations
 

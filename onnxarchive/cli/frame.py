@@ -73,7 +73,7 @@ def warn(message: str) -> None:
 
 
 def as_options(message: str) -> str:
-    """A message of the library with options alone: `dedupe=True (--dedupe)` as `--dedupe`."""
+    """Replaces arguments by options in a message: `dedupe=True (--dedupe)` by `--dedupe`."""
     return re.sub(r"\b\w+=[^\s;]+ \((--[^)]+)\)", r"\1", message)
 
 
@@ -81,9 +81,9 @@ def require_free(path: str, force: bool, access: Access | None = None) -> None:
     """Refuses to replace a target.
 
     Args:
-        path: The target; a URL if `access` is given, too.
+        path: The target; it may be a URL if `access` is given.
         force: Whether it may be replaced.
-        access: How a remote target is reached.
+        access: Options for a remote target.
 
     Raises:
         FileExistsError: The target exists, and `force` is false.
@@ -116,7 +116,7 @@ def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) 
 
 
 def access(arguments: argparse.Namespace) -> Access:
-    """How remote archives are reached, from the arguments of `parser._add_remote`."""
+    """Options for remote archives, from the arguments of `parser._add_remote`."""
     cache = arguments.cache_dir or arguments.cache or None
     return Access(storage_options=storage_options(arguments), cache=cache)
 

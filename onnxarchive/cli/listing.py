@@ -110,7 +110,7 @@ def models_command(arguments: argparse.Namespace) -> int:
 
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A model and the bytes of its weights: those that other models use, too, and its own."""
+    """Describes a model and counts the bytes of its weights, shared with other models and own."""
     used = [archive.entries[key] for key in archive._refs_of(id)]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)
@@ -187,7 +187,7 @@ def info_command(arguments: argparse.Namespace) -> int:
 
 
 def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
-    """The bytes of an archive by use; of all models together."""
+    """The bytes of an archive by use, such as weights or padding."""
     entries = archive.entries.values()
     assets = sum(entry.nbytes for entry in entries if entry.name.startswith(ASSET_PREFIX))
     models = sum(archive.entries[model_entry(id)].nbytes for id in archive.models)
@@ -243,7 +243,7 @@ def check_command(arguments: argparse.Namespace) -> int:
 
 
 def _linked(link: str) -> list[str]:
-    """The archive of a link; nothing if it is missing, which the check of the link reports."""
+    """The archive of a link; none if it does not exist, which `check_link` reports."""
     from onnxarchive.interop.link_checks import linked_archive
 
     archive = linked_archive(link)

@@ -33,7 +33,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line.
 
     Args:
-        command: The only command to know, which takes less time; another text or None for all.
+        command: The only command to add, to save time; None or an unknown name adds all.
     """
     top = argparse.ArgumentParser(
         prog="onnxarchive",
@@ -61,7 +61,7 @@ def _add(
     Args:
         commands: The commands so far.
         name: Its name.
-        module: The module of this package with its function, such as `set_metadata_command`.
+        module: The module of this room that has its function.
         help: What it does, in a sentence.
         archive: Whether its first argument is an archive.
         json: Whether it prints a result, which it can print as JSON.

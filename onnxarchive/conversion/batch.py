@@ -162,7 +162,7 @@ def _submitted(
         try:
             futures[executor.submit(convert_one, _Task(source, target, convert))] = index
         except RuntimeError as error:  # its workers are dead, or it was shut down
-            yield index, _failure(source, target, f"the executor takes no more work: {error}")
+            yield index, _failure(source, target, f"the executor accepts no more work: {error}")
     for future in as_completed(futures):
         index = futures[future]
         try:

@@ -124,9 +124,9 @@ def convert(
     """Converts a model to an archive.
 
     Sources are recognised by content, not by extension. Weights are streamed, so they are never all
-    in memory. The source is not changed. Other files of a zip or a directory are left out with a
-    warning, except those below `assets/`; `other_files` includes them. A link is read as a `.onnx`
-    with external data; check it first with `onnxarchive.check_link`.
+    in memory. The source is not changed. Files of a zip or a directory that no tensor uses are left
+    out with a warning, except those below `assets/`; `other_files` includes them. A link is read as
+    a `.onnx` with external data; check it first with `onnxarchive.check_link`.
 
     Files are read only from the source's directory and below, even if somebody renames files there
     at the same time. Symbolic links that lead out of it are refused, unless `follow_links` allows
@@ -138,8 +138,8 @@ def convert(
         source: One of these, or its URL: a `.onnx` with its external data in its directory or
             below; a directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`)
             and its data files, such as PyTorch 1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and
-            DIRECTORY exports; an archive, to rewrite it. Compressed models, and tensors in a part
-            of a compressed file, are inflated to a temporary file in the target's directory. Remote
+            DIRECTORY exports; an archive, to rewrite it. Compressed models, and compressed files
+            with several tensors, are inflated to a temporary file in the target's directory. Remote
             archives and external data are streamed; other remote files are copied to a temporary
             file first.
         path: The archive, usually `name.onnxa`; a URL, where the object appears when it is

@@ -114,8 +114,8 @@ def _parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
     with MappedFile(path) as file, with_path(path):
         if file.size >= proto.SIZE_LIMIT:
             raise ArchiveFormatError(
-                f"expected a link of less than {proto.SIZE_LIMIT} bytes, as any model in one file, "
-                f"found {file.size}"
+                f"expected a link of less than {proto.SIZE_LIMIT} bytes, the limit of a single "
+                f".onnx, found {file.size}"
             )
         model = proto.parse(file.read(0, file.size), _LinkReport())
     assert model is not None  # the report would have raised

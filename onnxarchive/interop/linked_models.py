@@ -141,9 +141,7 @@ def real_path(archive: Archive) -> str:
     for candidate in archive._local_file.paths():
         if archive._local_file.is_at(candidate):
             return candidate
-    error = ArchiveError(
-        "expected the file that was opened, found another in its place or none; open it again"
-    )
+    error = ArchiveError("the file was replaced or removed after it was opened; open it again")
     error.path = archive.path
     raise error
 

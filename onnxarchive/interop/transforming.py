@@ -64,9 +64,9 @@ def transform(
     - `"hidden"`: for functions that change the graph. Large initializers become inputs of the
       graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards
       they are initializers again, copied from the archive, unless they are no longer used. A
-      function may replace one by its own initializer and remove the input. Functions that compute
-      new weights (fold a batch normalization, change a data type) skip hidden weights, or their
-      result is refused. A warning says if no weight was changed.
+      function may replace such an input by its own initializer. If it computes new weights (folds
+      a batch normalization, changes a data type), it skips hidden weights, or its result is
+      refused. A warning says if no weight was changed.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy them, and
       add tensors with data. Functions without that support may read them as empty: onnxoptimizer

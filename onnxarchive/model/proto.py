@@ -357,7 +357,7 @@ def _check_model(
         elif tensor.external_data:
             report.broken(
                 "DATA-7",
-                f"{ref}: expected data_location EXTERNAL beside external_data, found another",
+                f"{ref}: expected data_location EXTERNAL with external_data, found another",
                 entry=MODEL_PROTO,
             )
     named.update(refs)
@@ -373,8 +373,8 @@ def _check_shared(refs: Mapping[str, TensorRefs], report: Report) -> None:
             if _type_and_dims(ref) != _type_and_dims(other):
                 report.broken(
                     "DATA-8",
-                    f"{ref} of {model}: expected {_shown_type(other)} as {other} of {other_model} "
-                    f"is, found {_shown_type(ref)}",
+                    f"{ref} of {model}: expected {_shown_type(other)}, like {other} of "
+                    f"{other_model}, found {_shown_type(ref)}",
                     entry=key,
                 )
 

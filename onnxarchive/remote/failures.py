@@ -40,9 +40,7 @@ def status_of(error: BaseException) -> int | None:
 
 def changed(name: str) -> ObjectChangedError:
     """The error for an object that another one has replaced."""
-    error = ObjectChangedError(
-        "expected the object that was opened, found that it has changed since; open it again"
-    )
+    error = ObjectChangedError("the object has changed since it was opened; open it again")
     error.path = name
     return error
 
@@ -80,8 +78,8 @@ def failure(error: BaseException, name: str) -> Exception:
         key = _INVALID_PATH.search(str(error))
         return OSError(
             errno.EIO,
-            "expected keys without control characters and components that are empty, '.' or '..', "
-            f"which obstore takes, found {shown(key[1]) if key else 'another'}; rename that object",
+            f"obstore cannot read a folder with the key {shown(key[1]) if key else 'of an object'}:"
+            " it has control characters, or a component that is empty, '.' or '..'; rename it",
             name,
         )
     # No TimeoutError: asyncio would make another one of it, without the name.

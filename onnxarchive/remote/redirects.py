@@ -51,7 +51,7 @@ def require_no_redirect(store: Any, name: str) -> None:
     if status in (301, 302, 303, 307, 308):
         raise OSError(
             errno.EIO,
-            "the server redirects, and the query of the URL, which may have a secret, would be "
-            "sent on; send the secret as a header (default_headers in storage_options)",
+            "the server redirects, and the query of the URL, which may have a secret, would go to "
+            "another URL; send the secret as a header (default_headers in storage_options)",
             name,
         )

@@ -97,9 +97,7 @@ class FileData:
         kept = None if self.file is None else contextlib.nullcontext(self.file)
         with kept or _open_file(self.path, self.root) as file, with_path(file.path):
             if file.identity != self.identity:
-                raise ArchiveFormatError(
-                    "expected the file that was opened before, found another file"
-                )
+                raise ArchiveFormatError("the file was replaced after it was opened")
             yield file
 
     def _all_of(self, found: _Bytes, file: MappedFile) -> _Bytes:

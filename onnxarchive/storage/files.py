@@ -245,7 +245,8 @@ class MappedFile(RandomAccessFile):
                 self._view = None
         if end > view.nbytes:
             error = ArchiveFormatError(
-                f"expected {self.size} bytes as when opened, found {view.nbytes}"
+                f"the file was truncated after it was opened: expected {self.size} bytes, found "
+                f"{view.nbytes}"
             )
             error.path = self.path
             raise error
@@ -464,8 +465,8 @@ def require_process(process: int) -> None:
     """
     if os.getpid() != process:
         raise ArchiveError(
-            f"process {os.getpid()} is a fork of {process}, which opened the file or began to write "
-            "it; open or write the file in the fork itself"
+            f"process {os.getpid()} is a fork of {process}, which opened the file or began to "
+            "write it; open or write the file in the fork itself"
         )
 
 

@@ -46,7 +46,7 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report.broken(
             "ZIP-2",
             f"expected an end record without comment in the last {EndRecord.SIZE} bytes, found "
-            f"none in {file_size} bytes; the file is no archive, or its end is missing",
+            f"none in {file_size} bytes; the file is not an archive, or its end is missing",
         )
         return None
     end_offset = file_size - EndRecord.SIZE

@@ -134,7 +134,7 @@ def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
     if end is None:
         raise format_error(
             f"expected an end record in the last {len(tail)} bytes of {len(view)}, found none: "
-            f"the file is no zip, or its end is missing"
+            f"the file is not a zip, or its end is missing"
         )
     comment = tail[position + EndRecord.SIZE :]
     if len(comment) != end.comment_size:

@@ -224,7 +224,7 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         ),
         "another shape": (
             model_of(external(raw_tensor("w0", dims=(299,)), "w0")),
-            "expected all 1200 bytes of entry 'w0', found a shape and type of 1196 bytes, offset "
+            "expected all 1200 bytes of entry 'w0', found 1196 bytes by shape and type, offset "
             "None and length None",
         ),
         "a part": (
@@ -233,12 +233,12 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         ),
         "another offset": (
             model_of(external(tensor, "w0", offset=4)),
-            "expected all 1200 bytes of entry 'w0', found a shape and type of 1200 bytes, offset 4 "
+            "expected all 1200 bytes of entry 'w0', found 1200 bytes by shape and type, offset 4 "
             "and length None",
         ),
         "another length": (
             model_of(external(tensor, "w0", offset=0, length=1196)),
-            "bytes, offset 0 and length 1196",
+            "offset 0 and length 1196",
         ),
         "too few bytes": (
             model_of(TensorProto(name="w0", data_type=1, dims=[300], raw_data=bytes(1199))),

@@ -177,7 +177,7 @@ def test_a_pattern_of_folders_follows_no_links_to_folders(archive: Path, folder:
 def test_an_option_that_took_the_paths_is_named(archive: Path, capsys: Captured) -> None:
     new = archive.with_name("new.onnxa")
     assert run("convert", "--asset", "a.txt", archive, new) == 2
-    taken = f"{str(new)!r} was taken as an asset: --asset goes after the paths"
+    taken = f"{str(new)!r} was taken as an asset: put --asset after the paths"
     assert taken in capsys.readouterr().err
     assert run("convert", "--output-dir", new) == 2
     assert "convert takes SOURCE and TARGET" in capsys.readouterr().err

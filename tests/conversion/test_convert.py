@@ -736,7 +736,7 @@ def test_an_archive_is_not_exported_onto_itself(path: Path) -> None:
 def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
     (path.parent / "q.data").write_bytes(b"old")
     (path.parent / "q.onnx").symlink_to("q.data")
-    with pytest.raises(ValueError, match="leads"):
+    with pytest.raises(ValueError, match="the same file"):
         onnxarchive.export(path, path.parent / "q.onnx", external_data="q.data")
     assert (path.parent / "q.data").read_bytes() == b"old"
 

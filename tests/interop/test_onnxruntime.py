@@ -205,7 +205,7 @@ def test_an_open_archive_is_not_taken_for_what_has_its_name_now(archive: Path) -
     onnxarchive.save(runnable_model(), other)
     with onnxarchive.open(archive) as opened:
         os.replace(other, archive)
-        with pytest.raises(onnxarchive.ArchiveError, match="found another in its place or none"):
+        with pytest.raises(onnxarchive.ArchiveError, match="was replaced or removed"):
             session(opened)
         with pytest.raises(onnxarchive.ArchiveError, match="open it again"):
             onnxarchive.session_options(opened)
