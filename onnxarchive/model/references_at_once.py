@@ -185,22 +185,22 @@ def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[
         present = np.flatnonzero(np.bincount(tags)).tolist()
         if any(tag & WIRE_TYPE_MASK not in (VARINT, LEN) for tag in present):
             raise _UnusualError
-        numbers, positions = _varints(raw, after_tags)
+        numbers, ends = _varints(raw, after_tags)
         has_length = tags & WIRE_TYPE_MASK == LEN
-        if (has_length & (positions - after_tags > MAX_LENGTH_WIDTH)).any():
+        if (has_length & (ends - after_tags > MAX_LENGTH_WIDTH)).any():
+            raise _UnusualError
+        positions = ends + np.where(has_length, numbers, 0)
+        if (positions > stops).any():
             raise _UnusualError
         if len(present) == 1:
             # A slice is several times faster than its indices.
             is_whole = len(rows) == len(begins)
             every = slice(len(begins)) if is_whole else rows
-            yield _Fields(present[0], every, numbers, positions)
+            yield _Fields(present[0], every, numbers, ends)
         else:
             for tag in present:
                 having = np.flatnonzero(tags == tag)
-                yield _Fields(tag, rows[having], numbers[having], positions[having])
-        positions = positions + np.where(has_length, numbers, 0)
-        if (positions > stops).any():
-            raise _UnusualError
+                yield _Fields(tag, rows[having], numbers[having], ends[having])
         going = positions < stops
         if not going.all():
             rows, positions, stops = rows[going], positions[going], stops[going]

@@ -395,6 +395,17 @@ def test_mutants_are_found_as_one_by_one_or_left_to_that_and_hundreds_are_found(
     assert not any(proto.check_at_once(data, keys, sizes) for data in refused)
 
 
+@pytest.mark.parametrize(
+    "end", [b"j\x7f", b"j\x7fx", b"j\xff", b"j", b"\x08\xff", b"B\x05w", b"\x08"]
+)
+@pytest.mark.parametrize("before", [b"", tensor_of().SerializeToString()])
+def test_a_tensor_that_ends_within_a_field_is_refused(before: bytes, end: bytes) -> None:
+    data = onnx.ModelProto(ir_version=10).SerializeToString()
+    data += _field(onnx.ModelProto.GRAPH_FIELD_NUMBER, _field(5, before + end))
+    assert _parsed(data) is None
+    assert proto.check_at_once(data, ["w"] if before else [], [16] if before else []) is None
+
+
 # TensorRefs
 
 
