@@ -109,7 +109,7 @@ def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
     shorter.write_bytes(model.SerializeToString())
     flip_byte(path, entry(path, "w2").data_offset + 50)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"'w2'.* 0x|with the bytes of 'w2'"):
+    with pytest.raises(ValueError, match=r"'w2'.* 0x|no model would use 'w2'"):
         change(path)
     assert path.read_bytes() == before
     assert sorted(os.listdir(path.parent)) == sorted(map(os.path.basename, (path, link, shorter)))
