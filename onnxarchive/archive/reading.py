@@ -94,8 +94,8 @@ class Archive(Closing):
         if not (name.startswith("_") or is_settable):
             raise AttributeError(
                 f"{self._path}: expected an attribute that can be assigned, found {name!r}; with "
-                "mode='r+' these can: model, doc_string, domain, producer_name, producer_version, "
-                "and items of metadata"
+                "mode='r+' you can assign model, doc_string, domain, producer_name, "
+                "producer_version and items of metadata"
             )
         super().__setattr__(name, value)
 

@@ -370,7 +370,7 @@ def _add_set_metadata(commands: Any) -> None:
         "Set metadata, doc string, producer and domain of a model in an archive.",
     )
     command.add_argument(
-        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set, before any option"
+        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set; give it before any option"
     )
     command.add_argument(
         "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"

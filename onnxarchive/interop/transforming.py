@@ -73,8 +73,8 @@ def transform(
       merges all of the same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
-    Not hidden are tensors that shape inference needs, tensors that are not initializers, and
-    initializers of subgraphs whose name is not unique. Hidden initializers of subgraphs become
+    These tensors are not hidden: those that shape inference needs, those that are not initializers,
+    and initializers of subgraphs whose name is not unique. Hidden initializers of subgraphs become
     initializers of the main graph.
 
     Args:
