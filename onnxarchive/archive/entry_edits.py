@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from onnxarchive.archive.items import Item, Items
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
-    Item,
     Plan,
     SerializedModel,
     model_items,
@@ -107,7 +107,7 @@ def write_assets(
     items += (assets[name] for name in sorted(assets))
     models = {id: SerializedModel(archive.read(keys.model_entry(id))) for id in archive.models}
     writer.require_entries(len(items) + len(models))
-    plan = Plan(tuple(items), model_items(models))
+    plan = Plan(Items(items), model_items(models))
     pairs = zip(names, items, strict=False)
     stay = sum(1 for _ in takewhile(lambda it: it[0] == it[1].name and it[0] not in new, pairs))
     rest = Plan(plan.items[stay:], plan.models)
@@ -129,7 +129,7 @@ def _replace_entry(
     crc32 = checksums.crc32(data)
     header = _header_with(archive, key, crc32)
     kept = _records_with(archive, key, crc32)
-    plan = Plan((), _models_without_checksum(archive, key))
+    plan = Plan(Items(), _models_without_checksum(archive, key))
     header_offset, offset = archive.entries[key].header_offset, end_offset(archive)
 
     def write(target: PositionalWriter) -> None:
@@ -152,7 +152,7 @@ def _replace_entry(
         return changed
     new = Item.of(key, Stored(data, crc32))
     old = entry_items(archive, kept_names(archive))
-    items = tuple(new if item.name == key else item for item in old)
+    items = Items(new if item.name == key else item for item in old)
     options = WriteOptions(alignment=archive.alignment, progress=progress)
     return write_anew(archive, replace(plan, items=items), options)
 

@@ -11,10 +11,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import onnx
 
+from onnxarchive.archive.items import Item, Items, Resolve
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.sharing import SharedEntries
 from onnxarchive.buffers.checksums import Crc32
@@ -23,7 +24,7 @@ from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report, shown
 from onnxarchive.model import initializers_at_once, keys, proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.deduplication import deduplicate
-from onnxarchive.model.initializers_at_once import SmallInitializer, SmallTensor
+from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import MAIN_GRAPH, Path
@@ -34,35 +35,7 @@ from onnxarchive.zipformat import layout, writer
 # Tensors that stay in the model are mapped, not copied, from this many bytes on.
 MAPPED_SIZE = 1 << 20
 _MAX_MAPPED_FILES = 64  # each map has a descriptor
-# Gives the bytes of a tensor whose data is external.
-Resolve: TypeAlias = Callable[[TensorRef], Data]
 _Model = TypeVar("_Model")
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An entry to write.
-
-    Attributes:
-        name: Its name.
-        nbytes: Size of its data in bytes.
-        data: Gives its data when it is written, in any thread: mapped, or a copy of this tensor
-            alone that is dropped afterwards.
-        ref: Its tensor; None for an asset or a model.
-    """
-
-    name: str
-    nbytes: int
-    data: Callable[[], Data]
-    ref: TensorRef | None = None
-
-    @classmethod
-    def of(cls, name: str, data: Data) -> Item:
-        """An entry with this data."""
-        return cls(name, data.nbytes, lambda: data)
-
-
-AnyItem: TypeAlias = Item | SmallInitializer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +49,20 @@ class Plan:
         shared_nbytes: Bytes that are not written because models share tensors.
     """
 
-    items: tuple[AnyItem, ...]
+    items: Items
     models: tuple[Item, ...]
     saved_nbytes: int = 0
     shared_nbytes: int = 0
 
     @property
-    def entries(self) -> tuple[AnyItem, ...]:
-        """All entries, in order."""
-        return self.items + self.models
+    def parts(self) -> tuple[Items, Items]:
+        """All entries, in order: the items and the models."""
+        return self.items, Items(self.models)
 
     @property
     def nbytes(self) -> int:
         """Bytes of data in all, without headers and padding."""
-        return sum(item.nbytes for item in self.entries)
+        return sum(sum(entries.sizes) for entries in self.parts)
 
     def size(
         self,
@@ -104,11 +77,12 @@ class Plan:
             offset: Offset of the first entry in the archive, in bytes.
             kept: Number of entries before it, and their packed directory records.
         """
-        count, directory_size = kept[0] + len(self.entries), len(kept[1])
-        for item in self.entries:
-            placement = layout.place(item.name, item.nbytes, 0, offset, alignment)
-            offset = placement.end
-            directory_size += placement.directory_record().packed_size
+        count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
+        for entries in self.parts:
+            for name, nbytes in zip(entries.names, entries.sizes, strict=True):
+                placement = layout.place(name, nbytes, 0, offset, alignment)
+                offset = placement.end
+                directory_size += placement.directory_record().packed_size
         return offset + directory_size + len(layout.end_of_archive(count, directory_size, offset))
 
 
@@ -118,24 +92,22 @@ class PlannedModel:
 
     Attributes:
         items: The entries to write for it, in the order of the model.
-        model: A copy of the model in which these tensors are external, without `initializers`.
+        model: A copy of the model in which these tensors are external, without small initializers.
         locations: The keys of the external tensors in `model`, also of those whose entries other
             models have.
         held: Bytes of large tensors that stay in the model, by placeholder. In `model` they are
             external until it is serialized, with their placeholders as locations.
-        initializers: Serialized initializers of the main graph by index.
     """
 
-    items: tuple[AnyItem, ...]
+    items: Items
     model: onnx.ModelProto
     locations: Mapping[Path, str]
     held: Mapping[str, memoryview]
-    initializers: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def keys(self) -> frozenset[str]:
         """The keys of all tensors that are stored outside."""
-        return frozenset((*self.locations.values(), *(item.name for item in self.items)))
+        return frozenset((*self.locations.values(), *self.items.names))
 
     def serialize(self) -> SerializedModel:
         """The bytes of the model.
@@ -143,7 +115,8 @@ class PlannedModel:
         Raises:
             ArchiveFormatError: It is too large.
         """
-        return SerializedModel(proto.serialize(self.model, self.initializers), self.held)
+        data = proto.serialize(self.model, self.items.small_fields())
+        return SerializedModel(data, self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +156,12 @@ class ModelToStore:
     Attributes:
         model: The model. It is not changed.
         resolve: Gives the bytes of a tensor whose data is external already.
-        small: Its small initializers (`find_small`), which planning takes out of it; None if they
-            were not looked for.
+        small: Its small initializers (`find_small` or `take_out`); None if not looked for.
     """
 
     model: onnx.ModelProto
     resolve: Resolve
-    small: dict[int, SmallTensor] | None = None
+    small: SmallInitializers | None = None
 
 
 def refuse_external(ref: TensorRef) -> Data:
@@ -259,7 +231,7 @@ def plan_archive(
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
     saved_nbytes = 0
-    items: list[AnyItem] = []
+    items = Items()
     serialized: dict[str, SerializedModel] = {}
     assigned = Keys()
     shared = SharedEntries() if len(models) > 1 else None
@@ -270,7 +242,7 @@ def plan_archive(
             model, resolve, small = deduplicated.model, deduplicated.resolve, None
             saved_nbytes += deduplicated.saved_nbytes
         if shared:
-            small = {}
+            small = SmallInitializers()
         elif small is None:
             small = initializers_at_once.find_small(model)
         planned = plan_model(
@@ -282,19 +254,20 @@ def plan_archive(
             temporary=temporary,
             small=small,
         )
-        items += planned.items
+        if items:
+            items.extend(planned.items)
+        else:
+            items = planned.items
         serialized[identifier] = planned.serialize()
     crc32s = shared.crc32s if shared else {}
-    items = [
-        replace(item, data=partial(_compared, item.data, crc32s[item.name]))
-        if isinstance(item, Item) and item.name in crc32s
-        else item
-        for item in items
-    ]
-    items += (assets[name] for name in sorted(assets))
+    for number, item in items.others.items():
+        if item.name in crc32s:
+            data = partial(_compared, item.data, crc32s[item.name])
+            items.others[number] = replace(item, data=data)
+    items.extend(assets[name] for name in sorted(assets))
     writer.require_entries(len(items) + len(serialized))
     shared_nbytes = shared.saved_nbytes if shared else 0
-    return Plan(tuple(items), model_items(serialized), saved_nbytes, shared_nbytes)
+    return Plan(items, model_items(serialized), saved_nbytes, shared_nbytes)
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
@@ -336,7 +309,7 @@ def plan_model(
     assigned: Keys | None = None,
     shared: SharedEntries | None = None,
     temporary: str | None = None,
-    small: dict[int, SmallTensor] | None = None,
+    small: SmallInitializers | None = None,
 ) -> PlannedModel:
     """Plans the entries of a model's tensors.
 
@@ -349,15 +322,14 @@ def plan_model(
         shared: The entries of other models, which this one may share; its own are added.
         temporary: Directory for a temporary file; None for the system's.
         small: Small initializers (`find_small`), which are serialized apart from the copy of the
-            model and removed from this mapping. Only if nothing is stored or shared.
+            model. Only if nothing is stored or shared.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
     """
     if shared:
         shared.begin_model((stored or {}).values())
-    planned = _Tensors(model, resolve, options, shared)
-    planned.small = small or {}
+    planned = _Tensors(model, resolve, options, shared, small)
     planned.take_all(stored or {})
     planned.assign_keys(assigned or Keys())
     if shared:
@@ -366,28 +338,22 @@ def plan_model(
     copied, large = _staying(planned.staying, resolve)
     held = _views(large, temporary)
     placeholders = {path: f"{weights.SPAN_LOCATION}{number}" for number, path in enumerate(held)}
-    copy = with_locations(
-        model, {**planned.locations, **placeholders}, without=planned.small_initializers
-    )
-    left_out = list(planned.small_initializers)
+    left_out = planned.items.indexes_in_graph
+    copy = with_locations(model, {**planned.locations, **placeholders}, without=left_out)
     for path, raw_data in copied.items():
         tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
     for path in planned.idle:  # no reader would take it (rule DATA-7)
         walking.at(copy, _path_without(path, left_out)).ClearField("external_data")
     views = {placeholders[path]: view for path, view in held.items()}
-    return PlannedModel(
-        tuple(planned.items), copy, planned.locations, views, planned.small_initializers
-    )
+    return PlannedModel(planned.items, copy, planned.locations, views)
 
 
 class _Tensors:
     """The tensors of a model, as they are planned.
 
     Attributes:
-        small: Small initializers of the main graph that are stored outside; see `find_small`.
         items: The entries to write, in the order of the model.
         locations: The keys of tensors that are stored outside, without the small initializers.
-        small_initializers: These, serialized as external tensors, by index.
         staying: External tensors that go into the model, with their sizes in bytes.
         idle: Tensors with an `external_data` field that has no effect.
     """
@@ -398,33 +364,35 @@ class _Tensors:
         resolve: Resolve,
         options: WriteOptions,
         shared: SharedEntries | None,
+        small: SmallInitializers | None,
     ) -> None:
         self._model = model
         self._resolve = resolve
         self._options = options
         self._shared = shared
-        # Tensors that need an entry of their own, with size and data; a small one as its index.
-        self._leaving: list[int | tuple[TensorRef, int, Callable[[], Data]]] = []
-        self._names: list[str] = []
-        self.small: dict[int, SmallTensor] = {}
-        self.items: list[AnyItem] = []
+        self.items = Items((), small, resolve)
         self.locations: dict[Path, str] = {}
-        self.small_initializers: dict[int, bytes] = {}
         self.staying: list[tuple[TensorRef, int]] = []
         self.idle: list[Path] = []
 
     def take_all(self, stored: Mapping[Path, str]) -> None:
         """Decides for each tensor where it goes, unless its entry is written already."""
         self.locations.update(stored)
-        for index, tensor in enumerate(self._model.graph.initializer):
-            small = self.small.get(index)
-            if small is not None and small[1] >= self._options.size_threshold:
-                self._names.append(small[0])
-                self._leaving.append(index)
-            else:
-                self._take(tensors.main_initializer(tensor, index))
+        small = self.items.small
+        next_index = 0
+        for row, nbytes in enumerate(small.sizes):
+            if nbytes >= self._options.size_threshold:
+                self._take_initializers(range(next_index, small.indexes[row]))
+                self.items.add_small(row)
+                next_index = small.indexes[row] + 1
+        self._take_initializers(range(next_index, len(self._model.graph.initializer)))
         for ref in tensors.walk_others(self._model):
             self._take(ref)
+
+    def _take_initializers(self, indexes: Iterable[int]) -> None:
+        initializers = self._model.graph.initializer
+        for index in indexes:
+            self._take(tensors.main_initializer(initializers[index], index))
 
     def _take(self, ref: TensorRef) -> None:
         if ref.path in self.locations:
@@ -438,8 +406,7 @@ class _Tensors:
             data = partial(self._resolve if is_external else _raw_data, ref)
             key = self._shared.find(ref, nbytes, data) if self._shared else None
             if key is None:
-                self._names.append(ref.name)
-                self._leaving.append((ref, nbytes, data))
+                self.items.extend([Item(ref.name, nbytes, data, ref)])
             else:
                 self.locations[ref.path] = key
         elif is_external:
@@ -448,19 +415,11 @@ class _Tensors:
             self.idle.append(ref.path)
 
     def assign_keys(self, assigned: Keys) -> None:
-        """Makes an entry of each tensor that leaves and shares none."""
-        initializers = self._model.graph.initializer
-        keys = assigned.assign_all(self._names)
-        for leaving, key in zip(self._leaving, keys, strict=True):
-            if isinstance(leaving, int):
-                _, nbytes, beginning, place = self.small.pop(leaving)
-                data = None if place is None else self._resolve
-                self.items.append(SmallInitializer(key, nbytes, initializers, leaving, data))
-                self.small_initializers[leaving] = initializers_at_once.external(beginning, key)
-            else:
-                ref, nbytes, get = leaving
-                self.items.append(Item(key, nbytes, get, ref))
-                self.locations[ref.path] = key
+        """Gives a key to each tensor that leaves and shares none."""
+        self.items.rename(assigned.assign_all(self.items.tensor_names))
+        for item in self.items.others.values():
+            assert item.ref is not None
+            self.locations[item.ref.path] = item.name
 
 
 def _path_without(path: Path, left_out: Sequence[int]) -> Path:

@@ -9,8 +9,9 @@ from functools import partial
 
 import onnx
 
+from onnxarchive.archive.items import Item
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import Item, ModelToStore, plan_archive
+from onnxarchive.archive.planning import ModelToStore, plan_archive
 from onnxarchive.archive.reading import Archive, read_verified
 from onnxarchive.archive.writing import write_archive
 from onnxarchive.buffers.data import Stored

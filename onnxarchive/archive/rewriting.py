@@ -20,12 +20,11 @@ from typing import TypeAlias
 import onnx
 
 from onnxarchive.archive.contents import check_model_sizes
+from onnxarchive.archive.items import Item, Items, Resolve
 from onnxarchive.archive.options import WriteOptions
 from onnxarchive.archive.planning import (
-    AnyItem,
     ModelToStore,
     Plan,
-    Resolve,
     SerializedModel,
     model_items,
     plan_archive,
@@ -281,12 +280,12 @@ def end_offset(archive: Archive) -> int:
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
     """True if the plan moves and removes no entry except the model."""
     names = kept_names(archive)
-    return [item.name for item in plan.items[: len(names)]] == names and all(
+    return plan.items.names[: len(names)] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
     )
 
 
-def _is_entry(item: AnyItem, archive: Archive) -> bool:
+def _is_entry(item: Item, archive: Archive) -> bool:
     """True if an item has the bytes of the archive's entry with its name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
@@ -324,7 +323,7 @@ def _plan_keeping_all(
     temporary = directory_of(archive._local_file.absolute_path)
     assigned = Keys(archive._keys)
     shared = SharedEntries() if len(models) > 1 else None
-    items: list[AnyItem] = []
+    items = Items()
     serialized: dict[str, SerializedModel] = {}
     missing = dict.fromkeys(archive._keys)
     id_of = {id(model): identifier for identifier, model in archive.models.items()}
@@ -357,7 +356,7 @@ def _plan_keeping_all(
                 shared=shared,
                 temporary=temporary,
             )
-            items += planned.items
+            items.extend(planned.items)
             serialized[identifier] = planned.serialize()
             named = planned.keys
         for key in named:
@@ -365,7 +364,7 @@ def _plan_keeping_all(
     _require_none_missing(archive, list(missing))
     kept = entry_items(archive, kept_names(archive))
     writer.require_entries(len(kept) + len(items) + len(serialized))
-    return Plan((*kept, *items), model_items(serialized))
+    return Plan(Items((*kept, *items)), model_items(serialized))
 
 
 def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
@@ -380,7 +379,7 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
 
 
 def _stored(
-    archive: Archive, items: Iterable[AnyItem], others: Mapping[str, TensorRef]
+    archive: Archive, items: Iterable[Item], others: Mapping[str, TensorRef]
 ) -> dict[Path, str]:
     """The keys of planned tensors that are entries of the archive, one tensor for each entry.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from onnxarchive.archive.planning import AnyItem
+from onnxarchive.archive.items import Items
 from onnxarchive.buffers.checksums import crc32
 from onnxarchive.buffers.data import copied
 from onnxarchive.model import tensors
-from onnxarchive.model.initializers_at_once import SMALL_SIZE, SmallInitializer
+from onnxarchive.model.initializers_at_once import IN_MODEL, SMALL_SIZE
 from onnxarchive.storage.file_data import FileData, read_all
 
 _MAX_COUNT: Final = 1 << 10
@@ -30,51 +31,76 @@ class SmallEntries(NamedTuple):
     contents: list[bytes]
 
 
-def in_groups(items: Sequence[AnyItem]) -> list[Sequence[AnyItem]]:
-    """Divides items into groups of successive small ones and groups of one item."""
-    groups: list[Sequence[AnyItem]] = []
-    start = nbytes = 0
-    for number, item in enumerate(items):
-        is_large = item.nbytes > SMALL_SIZE
-        is_full = number - start == _MAX_COUNT or nbytes + item.nbytes > _MAX_NBYTES
+def in_groups(sizes: Sequence[int]) -> list[range]:
+    """Divides items into groups of successive small ones and groups of one item.
+
+    Args:
+        sizes: Size of each item in bytes.
+    """
+    groups: list[range] = []
+    start = total = 0
+    for number, nbytes in enumerate(sizes):
+        is_large = nbytes > SMALL_SIZE
+        is_full = number - start == _MAX_COUNT or total + nbytes > _MAX_NBYTES
         if number > start and (is_large or is_full):
-            groups.append(items[start:number])
-            start, nbytes = number, 0
-        nbytes += item.nbytes
+            groups.append(range(start, number))
+            start, total = number, 0
+        total += nbytes
         if is_large:
-            groups.append(items[number : number + 1])
-            start, nbytes = number + 1, 0
-    if start < len(items):
-        groups.append(items[start:])
+            groups.append(range(number, number + 1))
+            start, total = number + 1, 0
+    if start < len(sizes):
+        groups.append(range(start, len(sizes)))
     return groups
 
 
-def fetch_small(group: Sequence[AnyItem]) -> SmallEntries | None:
+def fetch_small(items: Items) -> SmallEntries | None:
     """Fetches the data of small items; None if there is more to check, or a size is wrong."""
-    contents: list[bytes] = []
+    contents = _fetch_rows(items)
     parts: list[FileData] = []
     places: list[int] = []  # indexes of their contents
-    for item in group:
-        if isinstance(item, SmallInitializer):
-            if item.resolve is None:
-                contents.append(item.raw_data)
-                continue
-        elif item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
+    for number, content in enumerate(contents):
+        if content is not None:
+            continue
+        item = items[number]
+        if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
             return None
         data = item.data()
         if data.crc32 is not None:  # it is compared in the pass that writes it
             return None
         if isinstance(data, FileData):
-            places.append(len(contents))
+            places.append(number)
             parts.append(data)
-            contents.append(b"")
         else:
-            copy = copied(data)
-            if copy is None:
+            contents[number] = copied(data)
+            if contents[number] is None:
                 return None
-            contents.append(copy)
     for place, content in zip(places, read_all(parts), strict=True):
         contents[place] = content
-    if any(len(content) != item.nbytes for content, item in zip(contents, group, strict=True)):
+    found = [content for content in contents if content is not None]
+    if [*map(len, found)] != items.sizes.tolist():
         return None
-    return SmallEntries([item.name for item in group], list(map(crc32, contents)), contents)
+    return SmallEntries(items.names, list(map(crc32, found)), found)
+
+
+def _fetch_rows(items: Items) -> list[bytes | None]:
+    """The data of small initializers in the model, or in files that were found; else None."""
+    small = items.small
+    contents: list[bytes | None] = []
+    in_files: defaultdict[int, list[int]] = defaultdict(list)
+    for number, row in enumerate(items.rows):
+        location = small.location_numbers[row] if row >= 0 else len(small.files)
+        if location == IN_MODEL:
+            contents.append(small.raw_data(row))
+            continue
+        contents.append(None)
+        if location < len(small.files):
+            in_files[location].append(number)
+    for location, numbers in in_files.items():
+        file = small.files[location]
+        if isinstance(file, FileData):
+            offsets = [small.offsets[items.rows[number]] for number in numbers]
+            sizes = [items.sizes[number] for number in numbers]
+            for number, content in zip(numbers, file.read_parts(offsets, sizes), strict=True):
+                contents[number] = content
+    return contents

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import onnx
 
 from onnxarchive.archive.given_tensors import GivenTensor, given_tensor
+from onnxarchive.archive.items import Item, Items
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
-    AnyItem,
-    Item,
     Plan,
     PlannedModel,
     model_items,
@@ -234,7 +233,7 @@ class Writer(Closing):
 
     def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
         """Plans the models and the tensors that they hold, and refuses what a reader refuses."""
-        items: list[AnyItem] = []
+        items = Items()
         planned: dict[str, PlannedModel] = {}
         unused = dict(self._added)
         shared = SharedEntries() if len(models) > 1 else None
@@ -251,14 +250,12 @@ class Writer(Closing):
             self._fill_in(planned[identifier].model)
             for key in stored.values():
                 unused.pop(key, None)
-            items += planned[identifier].items
+            items.extend(planned[identifier].items)
         planned[""].model.graph.initializer.extend(unused.values())
-        sizes = self._nbytes | {item.name: item.nbytes for item in items}
+        sizes = self._nbytes | dict(zip(items.names, items.sizes, strict=True))
         by_entry = {model_entry(id): found.model for id, found in planned.items()}
         proto.check_all_references(by_entry, sizes, Report())
-        return Plan(
-            tuple(items), model_items({id: found.serialize() for id, found in planned.items()})
-        )
+        return Plan(items, model_items({id: found.serialize() for id, found in planned.items()}))
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:

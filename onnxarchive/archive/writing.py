@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
+from onnxarchive.archive.items import Item, Items
 from onnxarchive.archive.openable import Access, is_remote, without_cache
 from onnxarchive.archive.options import WriteOptions
-from onnxarchive.archive.planning import AnyItem, Plan, require_names
+from onnxarchive.archive.planning import Plan, require_names
 from onnxarchive.archive.small_items import SmallEntries, fetch_small, in_groups
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.counting import ProgressCounter
@@ -58,7 +58,7 @@ def write_archive(
         with write_file(plan, path, options, require=require, reserved=reserved) as written:
             locking.unlock(written.fileno())
             return written.size
-    require_names(item.name for item in plan.items)
+    require_names(plan.items.names)
     return _stream_all(plan, path, options)
 
 
@@ -66,7 +66,7 @@ def _write_object(plan: Plan, url: str, options: WriteOptions, access: Access) -
     """Writes a planned archive to a store; gives its size in bytes."""
     from onnxarchive.remote.writing import create_object  # most archives are files
 
-    require_names(item.name for item in plan.items)
+    require_names(plan.items.names)
     nbytes = plan.size(options.alignment)
     with create_object(url, nbytes, **without_cache(access)) as target:
         _stream_all(plan, target, options)
@@ -94,7 +94,7 @@ def write_file(
         is_locked: Whether the caller has locked the file at `path`, which is then replaced even if
             it is a symbolic link.
     """
-    require_names(item.name for item in plan.items)
+    require_names(plan.items.names)
     replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
     try:
         nbytes = plan.nbytes if reserved is None else min(plan.nbytes, reserved)
@@ -122,23 +122,28 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
         jobs: Largest number of threads, the caller's among them. If there are more, the data of an
             item is fetched in any of them.
     """
-    fetch = partial(_fetched, copied_size=COPIED_SIZE if jobs > 1 else READ_SIZE)
-    groups = in_groups(plan.entries)
-    sizes = [group[0].nbytes if len(group) == 1 else 0 for group in groups]
+    copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
+    groups = [(entries, group) for entries in plan.parts for group in in_groups(entries.sizes)]
+    sizes = [entries.sizes[it.start] if len(it) == 1 else 0 for entries, it in groups]
+
+    def fetch(group: tuple[Items, range]) -> SmallEntries | Iterable[FetchedEntry]:
+        entries, numbers = group
+        return _fetched(entries[numbers.start : numbers.stop], copied_size)
+
     with contextlib.closing(threads.in_order(groups, sizes, fetch, jobs)) as fetched:
-        for entries in fetched:
-            if isinstance(entries, SmallEntries):
-                target.add_small(*entries)
-                counter.add(sum(map(len, entries.contents)))
+        for group in fetched:
+            if isinstance(group, SmallEntries):
+                target.add_small(*group)
+                counter.add(sum(map(len, group.contents)))
             else:
-                for entry in entries:
+                for entry in group:
                     write_entry(entry, target, counter)
                     del entry
-            del entries  # before the next ones are fetched
+            del group  # before the next ones are fetched
     return target.finish()
 
 
-def _fetched(group: Sequence[AnyItem], copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
+def _fetched(group: Items, copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
     """Fetches a single entry, or small ones together; others are fetched when they are iterated."""
     if len(group) == 1:
         return [fetched_entry(group[0], copied_size)]
@@ -164,7 +169,7 @@ class FetchedEntry:
     is_constant: bool
 
 
-def fetched_entry(item: AnyItem, copied_size: int = READ_SIZE) -> FetchedEntry:
+def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
     """Gets the data of an item, and computes its CRC-32 unless the item states it.
 
     Data without a CRC-32 that is too large to copy is read twice: here, and by the writer, which
@@ -210,7 +215,7 @@ def _copied(data: Data) -> Data:
     return data if copy is None else Stored(memoryview(copy))
 
 
-def _checked(item: AnyItem, data: Data) -> Iterable[memoryview]:
+def _checked(item: Item, data: Data) -> Iterable[memoryview]:
     """Yields the pieces of data, and checks the rules about the elements of the item's tensor."""
     if item.ref is None:
         return data

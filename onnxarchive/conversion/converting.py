@@ -17,10 +17,10 @@ import onnx
 
 from onnxarchive.archive import openable
 from onnxarchive.archive.contents import check_crc32
+from onnxarchive.archive.items import Item
 from onnxarchive.archive.openable import Access, files_of, is_remote
 from onnxarchive.archive.options import Asset, WriteOptions
 from onnxarchive.archive.planning import (
-    Item,
     ModelToStore,
     open_assets,
     plan_archive,
@@ -40,7 +40,6 @@ from onnxarchive.conversion.sources import open_source
 from onnxarchive.errors import Report, UnsupportedFeatureError, with_path
 from onnxarchive.model import proto, tensors, weights
 from onnxarchive.model.copying import copied
-from onnxarchive.model.initializers_at_once import SmallInitializer
 from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.remote.urls import shown_url
@@ -230,6 +229,8 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
+    # Merging tensors, and sharing them with other models, needs all of them.
+    is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {
             identifier: resources.enter_context(
@@ -238,6 +239,7 @@ def convert_silently(
                     verify_checksum=verify_checksum,
                     temporary=temporary,
                     other_files=other_files and not identifier,
+                    taken_from=options.size_threshold if is_plain else None,
                     follow_links=follow_links,
                     **access,
                 )
@@ -269,7 +271,7 @@ def convert_silently(
             read_nbytes = sum(map(os.path.getsize, files)) + given_nbytes
             reserved = _MAX_EXPANSION * read_nbytes if is_local else None
             nbytes = write_archive(plan, path, options, reserved=reserved, access=access)
-        count = sum(isinstance(item, SmallInitializer) or bool(item.ref) for item in plan.items)
+        count = sum(not name.startswith(ASSET_PREFIX) for name in plan.items.names)
         return Conversion(
             source=shown_url(os.fspath(source)),
             target=shown_url(os.fspath(path)) if isinstance(path, str | os.PathLike) else "-",

@@ -44,6 +44,7 @@ def open_source(
     verify_checksum: bool = False,
     temporary: str | None = None,
     other_files: bool = False,
+    taken_from: int | None = None,
     follow_links: FollowLinks = False,
     **access: Unpack[Access],
 ) -> Iterator[Source]:
@@ -54,6 +55,7 @@ def open_source(
             file.
         verify_checksum: Whether to compare data with the `checksum` that tensors state.
         other_files: Whether to give the other files of a directory or zip, too.
+        taken_from: See `open_model`.
         follow_links: See `open_model`.
         temporary: Directory for temporary files: inflated files, a copy of a remote file that is no
             archive, and of one large tensor of its external data at a time; None for the system's.
@@ -96,6 +98,7 @@ def open_source(
                 verify_checksum=verify_checksum,
                 temporary=temporary,
                 other_files=other_files,
+                taken_from=taken_from,
                 follow_links=follow_links,
             )
         yield resources.enter_context(opened)

@@ -8,13 +8,16 @@ others are left to `copying.with_locations`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Final, TypeAlias
 
 import onnx
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.buffers.data import Data, Stored
+from onnxarchive.buffers.data import Buffer, Data
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.tensors import (
     EXTERNAL,
@@ -24,10 +27,12 @@ from onnxarchive.model.tensors import (
     OFFSET,
     TensorRef,
 )
-from onnxarchive.model.wire import LEN, fields_in, fields_of, tag_of, varint
+from onnxarchive.model.wire import LEN, VARINT_MASK, fields_in, fields_of, tag_of, varint
 
 SMALL_SIZE: Final = 1 << 16  # most bytes of a small tensor: it is copied to be looked at
 
+_MAX_REST: Final = 1 << 24  # most bytes of a model without its initializers, which are copied
+_JOINED_FIELDS: Final = 1 << 10
 _GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
 _INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, INITIALIZER, LEN)
 _NAME: Final = bytes([tag_of(onnx.TensorProto.DESCRIPTOR, "name", LEN)])
@@ -60,60 +65,131 @@ _EXTERNAL: Final = re.compile(
 )
 
 
-# Location, offset and length of an external tensor's data; see `tensors.ExternalData`.
-ExternalPlace: TypeAlias = tuple[str, int | None, int | None]
-# A tensor's name; size of its data in bytes; serialized dims, data type and name; place of its
-# data, None for `raw_data`. The garbage collector untracks plain tuples, but not named ones.
-SmallTensor: TypeAlias = tuple[str, int, bytes, ExternalPlace | None]
+# The fields before the name of a tensor, and the size of the name: shortest varints only.
+_VARINT: Final = rb"(?:[\x80-\xff]{1,9}[\x01-\x7f]|[\x00-\x7f])"
+_BEGINNING: Final = re.compile(
+    rb"((?:\x08%b)*\x10%b)%b((?:[\x80-\xff][\x01-\x7f])|[\x00-\x7f])" % (_VARINT, _VARINT, _NAME)
+)
 
 
-class SmallInitializer(NamedTuple):
-    """A small initializer of the main graph, planned as an entry.
+# Location and offset of an external tensor's data.
+ExternalPlace: TypeAlias = tuple[str, int]
+IN_MODEL: Final = -1
+
+
+class SmallInitializers:
+    """Small initializers of a main graph with nothing unusual: a column for each attribute.
+
+    They have a name, a data type whose bytes are checked by no rule, dims, and their data in
+    `raw_data` or an external location.
 
     Attributes:
-        name: The key of its entry.
-        nbytes: Size of its data in bytes.
-        initializers: The initializers of the graph.
-        number: Its index.
-        resolve: Gives its data; None if it is in `raw_data`.
+        initializers: All initializers of the graph; None if the small ones were taken out of it.
+        indexes: The index of each small one among them, ascending.
+        sizes: Size of its data in bytes.
+        location_numbers: The number of its location in `locations`; `IN_MODEL` for `raw_data`.
+        offsets: Offset of its data in the file of its location.
+        files: The file of each location that is found; None where each tensor is looked for.
     """
 
-    name: str
-    nbytes: int
-    initializers: Sequence[onnx.TensorProto]
-    number: int
-    resolve: Callable[[TensorRef], Data] | None = None
+    def __init__(self, initializers: Sequence[onnx.TensorProto] | None = ()) -> None:
+        self.initializers = initializers
+        self.indexes = array("i")
+        self.sizes = array("i")
+        self.location_numbers = array("i")
+        self.offsets = array("q")
+        self.files: Sequence[Data | None] = ()
+        self._numbers: dict[str, int] = {}  # of locations
+        # Serialized dims, data type and name of each, one after another.
+        self._beginnings = bytearray()
+        self._ends = array("q")
+        self._name_sizes = array("i")
+
+    def __len__(self) -> int:
+        return len(self.indexes)
 
     @property
-    def ref(self) -> TensorRef:
-        """The tensor."""
-        return tensors.main_initializer(self.initializers[self.number], self.number)
+    def locations(self) -> list[str]:
+        """The locations of data, each once."""
+        return list(self._numbers)
 
-    @property
-    def raw_data(self) -> bytes:
-        """Its `raw_data`, as a copy; no rule checks the bytes."""
-        return self.initializers[self.number].raw_data
+    def add(
+        self,
+        index: int,
+        beginning: Buffer,
+        name_size: int,
+        nbytes: int,
+        place: ExternalPlace | None,
+    ) -> None:
+        """Adds an initializer, whose place is None if it has `raw_data`."""
+        number, offset = IN_MODEL, 0
+        if place is not None:
+            location, offset = place
+            number = self._numbers.setdefault(location, len(self._numbers))
+        self.indexes.append(index)
+        self.sizes.append(nbytes)
+        self.location_numbers.append(number)
+        self.offsets.append(offset)
+        self._beginnings += beginning
+        self._ends.append(len(self._beginnings))
+        self._name_sizes.append(name_size)
 
-    def data(self) -> Data:
-        """Its data.
+    def row(self, index: int) -> int | None:
+        """The row of the initializer with this index, or None if it is not small."""
+        row = bisect_left(self.indexes, index)
+        return row if row < len(self) and self.indexes[row] == index else None
 
-        Raises:
-            ArchiveFormatError: It no longer has as many bytes as shape and type need.
+    def file(self, row: int) -> Data | None:
+        """The file of an initializer's data, if it is known."""
+        number = self.location_numbers[row]
+        return self.files[number] if 0 <= number < len(self.files) else None
+
+    def name(self, row: int) -> str:
+        """The name of an initializer."""
+        end = self._ends[row]
+        return self._beginnings[end - self._name_sizes[row] : end].decode()
+
+    def ref(self, row: int) -> TensorRef:
+        """An initializer; one that was taken out of its graph has no `external_data` here."""
+        index = self.indexes[row]
+        if self.initializers is None:
+            tensor = onnx.TensorProto.FromString(self._beginning(row))
+            return tensors.main_initializer(tensor, index)
+        return tensors.main_initializer(self.initializers[index], index)
+
+    def raw_data(self, row: int) -> bytes:
+        """The `raw_data` of an initializer, as a copy; its size is not compared."""
+        assert self.initializers is not None
+        return self.initializers[self.indexes[row]].raw_data
+
+    def _beginning(self, row: int) -> bytes:
+        return bytes(self._beginnings[self._ends[row - 1] if row else 0 : self._ends[row]])
+
+    def external(self, keys: Iterable[tuple[int, str]]) -> Iterator[tuple[int, bytes]]:
+        """Makes initializers external: gives index and serialized field of the graph of each.
+
+        Args:
+            keys: Rows, and the location of the data of each.
         """
-        if self.resolve is not None:
-            return self.resolve(self.ref)
-        return Stored(tensors.raw_data(self.ref))
+        for row, key in keys:
+            encoded = key.encode()
+            beginning = self._beginning(row)
+            before_key = _before_key(len(encoded))
+            size = len(beginning) + len(before_key) + len(encoded) + len(_IS_EXTERNAL)
+            parts = _FIELD, _varint(size), beginning, before_key, encoded, _IS_EXTERNAL
+            yield self.indexes[row], b"".join(parts)
 
 
-def find_small(model: onnx.ModelProto) -> dict[int, SmallTensor]:
-    """Finds the small initializers of the main graph that have nothing unusual, by index.
+def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> SmallInitializers:
+    """Finds small initializers of the main graph with nothing unusual.
 
-    They have a name, dims, a data type whose bytes no rule checks, data in `raw_data` or at an
-    external location, and nothing else.
+    Args:
+        model: The model.
+        but_of_nbytes: Size in bytes of `raw_data` that is unusual, too.
     """
-    if len(UnknownFieldSet(model.graph)):  # `insert` cannot order them
-        return {}
-    found: dict[int, SmallTensor] = {}
+    found = SmallInitializers(model.graph.initializer)
+    if len(UnknownFieldSet(model.graph)):  # they would follow the initializers
+        return found
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}
     for index, tensor in enumerate(model.graph.initializer):
         dims = tensor.dims
@@ -134,12 +210,68 @@ def find_small(model: onnx.ModelProto) -> dict[int, SmallTensor]:
         size = len(beginning) + len(before_data) + nbytes
         # This length leaves room for no other field.
         if len(serialized) == size and serialized.startswith(before_data, len(beginning)):
-            found[index] = name, nbytes, beginning, None
+            if nbytes != but_of_nbytes:
+                found.add(index, beginning, len(encoded), nbytes, None)
         else:
-            place = _place(serialized, len(beginning))
+            place = _place(serialized, len(beginning), len(serialized), nbytes)
             if place is not None:
-                found[index] = name, nbytes, beginning, place
+                found.add(index, beginning, len(encoded), nbytes, place)
     return found
+
+
+def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitializers] | None:
+    """Takes the initializers out of the main graph, if each is small, external and nothing unusual.
+
+    Args:
+        model: A serialized model.
+        least_nbytes: Least size of each in bytes.
+
+    Returns:
+        The serialized model without them, and the initializers; None if one is different, or if the
+        rest is large.
+
+    Raises:
+        ArchiveFormatError: The model is malformed.
+    """
+    found = SmallInitializers(None)
+    graphs = [field for field in fields_of(model) if field[0] == _GRAPH]
+    if len(graphs) != 1:
+        return None
+    _, _, prefix, start, stop = graphs[0]
+    rest: list[memoryview] = []
+    position = start
+    known: dict[bytes, int | None] = {}
+    for tag, begin, _, value, end in fields_in(model, start, stop, 1):
+        if tag != _INITIALIZER:
+            continue
+        match = _BEGINNING.match(model, value, end)
+        if match is None:
+            return None
+        described, size = match.groups()
+        if described not in known:
+            usual = _describe(onnx.TensorProto.FromString(described))
+            known[described] = None if usual is None or usual[1] != described else usual[0]
+        nbytes = known[described]
+        name = match.end()
+        name_end = name + (size[0] if len(size) == 1 else size[0] & VARINT_MASK | size[1] << 7)
+        if nbytes is None or nbytes < least_nbytes or name_end > end:
+            return None
+        place = _place(model, name_end, end, nbytes)
+        if place is None:
+            return None
+        try:
+            str(model[name:name_end], "utf-8")
+        except UnicodeDecodeError:
+            return None
+        found.add(len(found), model[value:name_end], name_end - name, nbytes, place)
+        if position < begin:
+            rest.append(model[position:begin])
+        position = end
+    rest.append(model[position:stop])
+    graph_nbytes = sum(map(len, rest))
+    if len(model) - (stop - start) + graph_nbytes > _MAX_REST:
+        return None
+    return b"".join((model[:prefix], varint(graph_nbytes), *rest, model[stop:])), found
 
 
 def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
@@ -155,9 +287,9 @@ def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
     return nbytes, beginning, _RAW_DATA + _varint(nbytes)
 
 
-def _place(serialized: bytes, start: int) -> ExternalPlace | None:
+def _place(wire: bytes | memoryview, start: int, stop: int, nbytes: int) -> ExternalPlace | None:
     """The place of a tensor's data, if nothing else follows its name; else None."""
-    match = _EXTERNAL.fullmatch(serialized, start)
+    match = _EXTERNAL.fullmatch(wire, start, stop)
     if match is None:
         return None
     pair_size, size, location, *numbers = match.groups()
@@ -169,46 +301,29 @@ def _place(serialized: bytes, start: int) -> ExternalPlace | None:
     ):
         return None
     if length is not None and (
-        length_size[0] != len(length) or length_pair_size[0] != len(length) + _LENGTH_PAIR_SIZE
+        length_size[0] != len(length)
+        or length_pair_size[0] != len(length) + _LENGTH_PAIR_SIZE
+        or int(length) != nbytes
     ):
         return None
     if not location.isascii():
         return None
-    return (
-        location.decode(),
-        None if offset is None else int(offset),
-        None if length is None else int(length),
-    )
+    return location.decode(), int(offset or 0)
 
 
-def external(beginning: bytes, location: str) -> bytes:
-    """A tensor as a serialized field of a graph.
-
-    Args:
-        beginning: Its serialized dims, data type and name.
-        location: The location of its data.
-    """
-    encoded = location.encode()
-    length = _varint(len(encoded))
-    pair_size = len(_BEFORE_LOCATION) + len(length) + len(encoded)
-    pair_length = _varint(pair_size)
-    size = len(beginning) + len(_EXTERNAL_DATA) + len(pair_length) + pair_size + len(_IS_EXTERNAL)
-    return b"".join(
-        (
-            *(_FIELD, _varint(size), beginning),
-            *(_EXTERNAL_DATA, pair_length, _BEFORE_LOCATION, length, encoded),
-            _IS_EXTERNAL,
-        )
-    )
+@cache
+def _before_key(size: int) -> bytes:
+    """What is between the name of an external tensor and the key, of this size, at its location."""
+    pair_size = len(_BEFORE_LOCATION) + len(_varint(size)) + size
+    return _EXTERNAL_DATA + _varint(pair_size) + _BEFORE_LOCATION + _varint(size)
 
 
-def insert(model: bytes, added: Mapping[int, bytes], count: int) -> bytes:
+def insert(model: bytes, added: Iterable[tuple[int, bytes]]) -> bytes:
     """Adds initializers to the main graph of a serialized model.
 
     Args:
         model: The model, as protobuf serializes it; its graph has no unknown fields.
-        added: The serialized field of each by its index in the new graph.
-        count: How many initializers the new graph has.
+        added: The index of each in the new graph, ascending, and its serialized field.
 
     Returns:
         The model as protobuf would serialize it with these initializers.
@@ -223,13 +338,21 @@ def insert(model: bytes, added: Mapping[int, bytes], count: int) -> bytes:
         elif tag > _INITIALIZER:  # fields are in the order of their tags
             place = begin
             break
-    before = model[start : others[0][0] if others else place]
-    between = iter(others)
-    parts = [before]
-    for index in range(count):
-        field = added.get(index)
-        parts.append(field if field is not None else model[slice(*next(between))])
-    parts.append(model[place:stop])
+    position = others[0][0] if others else place
+    parts = [model[start:position]]
+    count = used = 0
+    fields: list[bytes] = []
+    for index, field in added:
+        if index > count:
+            used += index - count
+            fields.append(model[position : others[used - 1][1]])
+            position = others[used - 1][1]
+        fields.append(field)
+        count = index + 1
+        if len(fields) > _JOINED_FIELDS:
+            parts.append(b"".join(fields))
+            fields.clear()
+    parts += (*fields, model[position:stop])
     graph_nbytes = sum(map(len, parts))
     return b"".join((model[:prefix], varint(graph_nbytes), *parts, model[stop:]))
 

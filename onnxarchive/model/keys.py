@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, TypeGuard
 
 import numpy as np
@@ -122,24 +123,27 @@ class Keys:
         self._taken.add(fold(key))
         return key
 
-    def assign_all(self, names: Sequence[str]) -> list[str]:
+    def assign_all(self, names: Callable[[], Iterator[str]]) -> list[str]:
         """A key for each tensor, as `assign` gives them in this order.
 
         If no two names give the same key, as usual, all keys are found together, for speed.
+
+        Args:
+            names: Begins to give the names; called again if there is something unusual.
         """
         assigned: list[str] = []
         folded: set[str] = set()
-        for start in range(0, len(names), _TOGETHER):
-            some = names[start : start + _TOGETHER]
+        coming = names()
+        while some := list(islice(coming, _TOGETHER)):
             joined = _NOT_IN_LINES_OF_KEYS.sub("_", "\n".join(some))
             lowered = joined.lower()
             derived = joined.split("\n")
             folded.update(derived if lowered == joined else lowered.split("\n"))
             if _CHANGED_LINE.search(joined) or len(derived) != len(some):
-                return list(map(self.assign, names))
+                return list(map(self.assign, names()))
             assigned += derived
         if len(folded) != len(assigned) or not folded.isdisjoint(self._taken):
-            return list(map(self.assign, names))
+            return list(map(self.assign, names()))
         self._taken |= folded
         return assigned
 

@@ -39,12 +39,14 @@ LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Key of the metadata by which a link identifies its archive."""
 
 
-def serialize(model: onnx.ModelProto, initializers: Mapping[int, bytes] | None = None) -> bytes:
+def serialize(
+    model: onnx.ModelProto, initializers: Iterable[tuple[int, bytes]] | None = None
+) -> bytes:
     """The bytes of a model; the same model gives the same bytes.
 
     Args:
         model: The model.
-        initializers: Further initializers of the main graph, serialized, by their index.
+        initializers: Further initializers of the main graph: index and serialized field of each.
 
     Raises:
         ArchiveFormatError: It would not be read back: no ir_version or graph, or too large or too
@@ -53,11 +55,10 @@ def serialize(model: onnx.ModelProto, initializers: Mapping[int, bytes] | None =
     data = encode(model)
     # protobuf writes messages nested more than 100 deep, and refuses to read them.
     parse(data, Report())
-    if initializers:
+    if initializers is not None:
         from onnxarchive.model import initializers_at_once  # not needed to open an archive
 
-        count = len(model.graph.initializer) + len(initializers)
-        data = initializers_at_once.insert(data, initializers, count)
+        data = initializers_at_once.insert(data, initializers)
         require_size(len(data))
         if wire.have_more_messages([data], MAX_MESSAGES):
             _report_messages(Report(), MODEL_PROTO)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -11,12 +11,13 @@ import onnx
 from onnxarchive.buffers.data import Data
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Report
 from onnxarchive.model import tensors, weights
-from onnxarchive.model.initializers_at_once import ExternalPlace, SmallTensor, find_small
+from onnxarchive.model.initializers_at_once import IN_MODEL, SmallInitializers, find_small
 from onnxarchive.model.tensors import ExternalData, TensorRef
-from onnxarchive.model.walking import Path
+from onnxarchive.model.walking import MAIN_GRAPH, Path
 from onnxarchive.sources.places import DataFile, Place, plain, sha1
 from onnxarchive.sources.serialized import Serialized
 from onnxarchive.storage.beneath import OutsideError
+from onnxarchive.storage.file_data import FileData
 
 # Placeholder of torch.onnx up to 1.x in raw_data; the bytes are in a file of the tensor's name
 # (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
@@ -33,13 +34,13 @@ class Found:
         model: The model.
         data: The bytes of its external tensors.
         locations: The locations that were used.
-        small: Its small initializers, by index.
+        small: Its small initializers.
     """
 
     model: onnx.ModelProto
-    data: dict[Path, Data]
+    data: Mapping[Path, Data]
     locations: set[str]
-    small: dict[int, SmallTensor]
+    small: SmallInitializers
 
 
 class Finder:
@@ -67,25 +68,21 @@ class Finder:
     def find(self, serialized: Serialized) -> Found:
         """Finds the bytes of every external tensor, or reports all that are missing.
 
+        Args:
+            serialized: The model; `find_files` has found all tensors of `serialized.small`.
+
         Raises:
             ArchiveFormatError: They are missing, too short, or outside the place.
             OutsideError: A link leads out of the place; only the first one is reported.
             ChecksumError: A file does not have the stated checksum.
         """
-        data: dict[Path, Data] = {}
+        small = serialized.small
+        if small is None:
+            small = find_small(serialized.model, but_of_nbytes=len(_TORCH_PLACEHOLDER))
+            self.find_files(small)
+        data = FoundData(small)
         problems: list[ArchiveFormatError] = []
-        small = find_small(serialized.model)
-        for number, ref in enumerate(tensors.walk(serialized.model)):  # initializers first
-            if number in small:
-                _, nbytes, _, place = small[number]
-                part = None if place is None else self._part_at(place, nbytes)
-                if part is not None:
-                    data[ref.path] = part
-                    continue
-                if place is None:
-                    if nbytes != len(_TORCH_PLACEHOLDER):
-                        continue
-                    del small[number]  # `_data` may change it
+        for ref in _not_in_files(serialized.model, small):
             try:
                 found = self._data(ref, serialized)
             except ArchiveFormatError as error:
@@ -96,19 +93,23 @@ class Finder:
                 problems.append(problem)
             else:
                 if found is not None:
-                    data[ref.path] = found
+                    data.others[ref.path] = found
         _require_none(problems)
         return Found(serialized.model, data, self._locations, small)
 
-    def _part_at(self, place: ExternalPlace, nbytes: int) -> Data | None:
-        """For speed only: as `_data`, if the file was found before; else None."""
-        location, offset, length = place
-        if location not in self._locations or length not in (None, nbytes):
-            return None
-        file, offset = self._place.find(location), offset or 0
-        if file is None or offset + nbytes > file.nbytes:
-            return None
-        return file.part(offset, nbytes)
+    def find_files(self, small: SmallInitializers) -> bool:
+        """Finds the files of small tensors; True if all tensors are inside of them."""
+        small.files = [self._file_of(location) for location in small.locations]
+        return all(_is_found(small, row) for row in range(len(small)))
+
+    def _file_of(self, location: str) -> FileData | None:
+        """For speed only: the file of some small tensors, or None for `_data` to look for them."""
+        with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
+            file = self._place.find(location)
+            if isinstance(file, FileData):
+                self._locations.add(plain(location))
+                return file
+        return None
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
         """The bytes of an external tensor; None for others."""
@@ -168,6 +169,62 @@ class Finder:
                 f"expected SHA-1 {expected} of {location!r}, found {self._checksums[file]}",
                 rule="DATA-6",
             )
+
+
+def _not_in_files(model: onnx.ModelProto, small: SmallInitializers) -> Iterator[TensorRef]:
+    """The tensors but small ones that hold their data, or whose file is known and long enough."""
+    initializers = model.graph.initializer
+    found = (small.indexes[row] for row in range(len(small)) if _is_found(small, row))
+    next_found = next(found, None)
+    for index in range(len(initializers)):
+        if index == next_found:
+            next_found = next(found, None)
+        else:
+            yield tensors.main_initializer(initializers[index], index)
+    yield from tensors.walk_others(model)
+
+
+def _is_found(small: SmallInitializers, row: int) -> bool:
+    """Whether the data of a small tensor is in the model, or inside of the file of its location."""
+    file, end = small.file(row), small.offsets[row] + small.sizes[row]
+    is_inside = file is not None and end <= file.nbytes
+    return is_inside or small.location_numbers[row] == IN_MODEL
+
+
+class FoundData(Mapping[Path, Data]):
+    """The bytes of external tensors; those of small ones are made on access.
+
+    Args:
+        small: Small initializers; some have files.
+
+    Attributes:
+        others: The bytes of the other tensors.
+    """
+
+    def __init__(self, small: SmallInitializers) -> None:
+        self._small = small
+        self.others: dict[Path, Data] = {}
+
+    def __getitem__(self, path: Path) -> Data:
+        if path in self.others:
+            return self.others[path]
+        *graph, (field, index) = path
+        row = None if index is None else self._small.row(index)
+        if row is None or ((*graph,), field) != (MAIN_GRAPH, tensors.INITIALIZER):
+            raise KeyError(path)
+        file = self._small.file(row)
+        if not isinstance(file, FileData):
+            raise KeyError(path)
+        return file.part(self._small.offsets[row], self._small.sizes[row])
+
+    def __iter__(self) -> Iterator[Path]:
+        for row, index in enumerate(self._small.indexes):
+            if self._small.file(row) is not None:
+                yield (*MAIN_GRAPH, (tensors.INITIALIZER, index))
+        yield from self.others
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _require_none(problems: list[ArchiveFormatError]) -> None:

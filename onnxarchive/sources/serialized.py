@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-from onnxarchive.buffers.data import Data
+from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import proto, tensors, weights, wire
+from onnxarchive.model.initializers_at_once import SmallInitializers, take_out
 from onnxarchive.model.spans import Span, decode
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.sources.places import DataFile
@@ -25,12 +28,14 @@ class Serialized:
         file: The file that has all of it.
         view: That file's bytes.
         spans: Where the tensors are in it.
+        small: The initializers of the main graph if they were taken out of the model.
     """
 
     model: onnx.ModelProto
     file: DataFile
     view: memoryview
     spans: tuple[Span, ...]
+    small: SmallInitializers | None = None
 
     def data(self, ref: TensorRef, location: str) -> Data | None:
         """The bytes of a tensor whose location names a span.
@@ -104,6 +109,30 @@ def parse_file(file: DataFile) -> Serialized:
         )
     proto.take_link_fingerprint(model)  # if it is a link, its archive has the model without it
     return Serialized(model, file, view, stripped.spans)
+
+
+def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
+    """For speed only: parses a model but for its initializers, if all are small and external.
+
+    Args:
+        file: The file.
+        least_nbytes: Least size of each in bytes.
+
+    Returns:
+        The model, with `Serialized.small`; None if it has something unusual: ask `parse_file`.
+    """
+    with contextlib.suppress(ArchiveFormatError):
+        is_large = file.nbytes >= proto.SIZE_LIMIT
+        if is_large or wire.have_more_messages([file.view], proto.MAX_MESSAGES):
+            return None
+        taken = take_out(file.view, least_nbytes)
+        if taken is None:
+            return None
+        rest, small = taken
+        parsed = parse_file(Stored(memoryview(rest)))
+        if not (parsed.spans or UnknownFieldSet(parsed.model.graph)):  # they would follow them
+            return replace(parsed, small=small)
+    return None
 
 
 class _Decoded:

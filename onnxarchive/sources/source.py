@@ -18,7 +18,7 @@ import onnx
 from onnxarchive.buffers.data import Data, Stored
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, LockedError, Report, with_path
 from onnxarchive.model import keys, wire
-from onnxarchive.model.initializers_at_once import SmallTensor
+from onnxarchive.model.initializers_at_once import SmallInitializers
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -26,7 +26,7 @@ from onnxarchive.sources import hugging_face
 from onnxarchive.sources.finder import Finder, Found
 from onnxarchive.sources.other_files import divided, is_hidden, is_litter
 from onnxarchive.sources.places import DataFile, DirectoryPlace, Place, ZipPlace
-from onnxarchive.sources.serialized import parse_file, require_messages
+from onnxarchive.sources.serialized import parse_file, parse_taking_out, require_messages
 from onnxarchive.storage import files
 from onnxarchive.storage.beneath import OutsideError, Root
 from onnxarchive.storage.file_data import FileData
@@ -63,7 +63,7 @@ class Source:
         left_out: The paths of those that are no assets: litter, other models and weights.
         warnings: A sentence about files left out, if there are any.
         further: Further models by id, without assets.
-        small: The small initializers of the model (`find_small`); None if not looked for.
+        small: The small initializers, which may be taken out of the model; None if not looked for.
     """
 
     model: onnx.ModelProto
@@ -74,7 +74,7 @@ class Source:
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     further: Mapping[str, Source] = field(default_factory=dict)
-    small: dict[int, SmallTensor] | None = None
+    small: SmallInitializers | None = None
 
     def resolve(self, ref: TensorRef) -> Data:
         """The bytes of an external tensor of the model."""
@@ -90,6 +90,7 @@ def open_model(
     follow_links: FollowLinks = False,
     elsewhere: Callable[[TensorRef], Data] | None = None,
     other_files: bool = False,
+    taken_from: int | None = None,
 ) -> Iterator[Source]:
     """Opens a model of another tool; its files are mapped until the block ends.
 
@@ -103,6 +104,8 @@ def open_model(
         elsewhere: Returns the bytes of a tensor if its location names no file, or raises
             ArchiveFormatError. With it, a zip is refused.
         other_files: Whether to give the other files of the directory or the zip, too.
+        taken_from: If a `.onnx` has only small external initializers, of this many bytes or more,
+            they may be in `Source.small` alone, for speed; None to leave them in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
@@ -118,6 +121,7 @@ def open_model(
             follow_links,
             elsewhere,
             other_files,
+            taken_from,
         )
         try:
             yield opening.directory() if os.path.isdir(path) else opening.file()
@@ -169,6 +173,7 @@ class _Opening:
         follow_links: FollowLinks,
         elsewhere: Callable[[TensorRef], Data] | None,
         other_files: bool,
+        taken_from: int | None = None,
     ) -> None:
         self._path = path
         self._resources = resources
@@ -177,6 +182,7 @@ class _Opening:
         self._follow_links = follow_links
         self._elsewhere = elsewhere
         self._other_files = other_files
+        self._taken_from = taken_from
 
     def file(self) -> Source:
         """A `.onnx`, or a zip that another tool made."""
@@ -195,7 +201,7 @@ class _Opening:
                 "replaced while the model was opened"
             )
         place = DirectoryPlace(root)
-        found = self._found(model, place)
+        found = self._found(model, place, self._taken_from)
         used = found.locations | {os.path.basename(self._path)}
         others, left_out = self._others(place, used, {})
         return Source(
@@ -333,8 +339,12 @@ class _Opening:
             file = FileData.kept_open(file.path, self._resources, file.root)
         return self._found(file, place)
 
-    def _found(self, model: DataFile, place: Place) -> Found:
+    def _found(self, model: DataFile, place: Place, taken_from: int | None = None) -> Found:
         finder = Finder(place, self._verify_checksum, self._elsewhere)
+        if taken_from is not None:
+            taken = parse_taking_out(model, taken_from)
+            if taken is not None and taken.small is not None and finder.find_files(taken.small):
+                return finder.find(taken)
         return finder.find(parse_file(model))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from onnxarchive.buffers.data import pieces
@@ -92,6 +93,27 @@ class FileData:
         with self._opened() as file:
             return self._all_of(file.read(self.offset, self.nbytes), file)
 
+    def read_parts(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Ranges of the bytes as copies; see `read`.
+
+        The file is opened once, and read once if they lie close to each other.
+
+        Args:
+            offsets: Offset of each range in these bytes.
+            sizes: Its size in bytes.
+        """
+        begin, end = min(offsets), max(map(operator.add, offsets, sizes))
+        ranges = zip(offsets, sizes, strict=True)
+        with self._opened() as file:
+            if end - begin <= 2 * sum(sizes):
+                whole = file.read(self.offset + begin, end - begin)
+                if len(whole) == end - begin:
+                    return [whole[start - begin : start - begin + size] for start, size in ranges]
+            return [
+                self.part(start, size)._all_of(file.read(self.offset + start, size), file)
+                for start, size in ranges
+            ]
+
     @contextlib.contextmanager
     def _opened(self) -> Iterator[MappedFile]:
         kept = None if self.file is None else contextlib.nullcontext(self.file)
@@ -120,23 +142,13 @@ def read_all(parts: Sequence[FileData]) -> list[bytes]:
         OSError: A file cannot be opened any more, or not be read.
     """
     contents: list[bytes] = []
-    for _, same in itertools.groupby(parts, lambda part: (part.path, id(part.file), id(part.root))):
+    for _, same in itertools.groupby(
+        parts, lambda part: (part.path, part.identity, id(part.file), id(part.root))
+    ):
         together = list(same)
-        first = together[0]
-        with first._opened() as file:
-            begin = min(part.offset for part in together)
-            end = max(part.offset + part.nbytes for part in together)
-            used = sum(part.nbytes for part in together)
-            whole = file.read(begin, end - begin) if end - begin <= 2 * used else b""
-            is_whole = len(whole) == end - begin
-            for part in together:
-                if part.identity != first.identity:
-                    contents.append(part.read())
-                elif is_whole:
-                    start = part.offset - begin
-                    contents.append(whole[start : start + part.nbytes])
-                else:
-                    contents.append(part._all_of(file.read(part.offset, part.nbytes), file))
+        whole = replace(together[0], offset=0)
+        sizes = [part.nbytes for part in together]
+        contents += whole.read_parts([part.offset for part in together], sizes)
     return contents
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+from array import array
 from collections.abc import Iterable, Sequence
 
 from onnxarchive.buffers.checksums import crc32
@@ -16,6 +17,8 @@ from onnxarchive.errors import ChecksumError, Report, UnsupportedFeatureError
 from onnxarchive.zipformat import false_ends, layout
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.small_entries_at_once import pack_entries
+
+_RECORDS_NBYTES = 1 << 16
 
 
 def require_entries(count: int) -> None:
@@ -65,8 +68,9 @@ class ZipWriter:
         self._named = named
         self._offset = offset
         self.names: list[str] = []
-        self.header_offsets: list[int] = []
-        self._records = io.BytesIO()  # packed
+        self.header_offsets = array("q")
+        self._records: list[bytes] = []  # packed, many in each
+        self._last_records = bytearray()
         self._end = [before]  # at least the last `SEARCHED_SIZE` bytes so far
         self._end_nbytes = len(before)
 
@@ -120,7 +124,7 @@ class ZipWriter:
             )
         self.names.append(name)
         self.header_offsets.append(placement.header_offset)
-        self._records.write(placement.directory_record().pack())
+        self._add_records(placement.directory_record().pack())
         return placement
 
     def add_small(
@@ -144,8 +148,14 @@ class ZipWriter:
         self._require_entries(len(names))
         self._write(packed.data)
         self.names += names
-        self.header_offsets += packed.header_offsets
-        self._records.write(packed.directory)
+        self.header_offsets.extend(packed.header_offsets)
+        self._add_records(packed.directory)
+
+    def _add_records(self, packed: bytes) -> None:
+        self._last_records += packed
+        if len(self._last_records) > _RECORDS_NBYTES:  # a large buffer would be copied as it grows
+            self._records.append(bytes(self._last_records))
+            self._last_records.clear()
 
     def _require_entries(self, more: int) -> None:
         require_entries(self._kept_count + len(self.names) + more)
@@ -158,7 +168,9 @@ class ZipWriter:
         """
         directory_offset = self._offset
         self._write(self._kept_records)
-        self._write(self._records.getbuffer())
+        for packed in self._records:
+            self._write(packed)
+        self._write(self._last_records)
         directory_size = self._offset - directory_offset
         count = self._kept_count + len(self.names)
         directory_end = self._offset
@@ -169,7 +181,7 @@ class ZipWriter:
             directory_offset,
             directory_end,
             [*self._named[0], *self.names],
-            [*self._named[1], *self.header_offsets],
+            array("q", self._named[1]) + self.header_offsets,
             Report(),
         )
         return self._offset

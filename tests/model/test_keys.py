@@ -421,12 +421,12 @@ def test_folders_in_folders_are_checked_in_no_time() -> None:
 def test_keys_of_all_names_are_those_of_one_after_another(names: list[str]) -> None:
     one_by_one, together = Keys(["w"]), Keys(["w"])
     expected = [one_by_one.assign(name) for name in ("before", *names, "w", "A")]
-    found = [together.assign("before"), *together.assign_all(names)]
-    assert [*found, *together.assign_all(["w", "A"])] == expected
+    found = [together.assign("before"), *together.assign_all(lambda: iter(names))]
+    assert [*found, *together.assign_all(lambda: iter(["w", "A"]))] == expected
 
 
 def test_keys_of_distinct_usual_names_are_their_names() -> None:
     names = [f"layer_{index}" for index in range(9000)]
     keys = Keys()
-    assert keys.assign_all(names) == names
+    assert keys.assign_all(lambda: iter(names)) == names
     assert keys.assign("LAYER_1") == "LAYER_1_2"
