@@ -179,8 +179,8 @@ def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[
     for _ in range(_MAX_FIELDS):
         if not rows.size:
             return
-        tags, after_tags = _varints(raw, positions)
-        if tags.max() > _MAX_TAG or (after_tags - positions).max() > MAX_LENGTH_WIDTH:
+        tags, after_tags = _varints(raw, positions, MAX_LENGTH_WIDTH)
+        if tags.max() > _MAX_TAG:
             raise _UnusualError
         present = np.flatnonzero(np.bincount(tags)).tolist()
         if any(tag & WIRE_TYPE_MASK not in (VARINT, LEN) for tag in present):
@@ -208,7 +208,9 @@ def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[
         raise _UnusualError
 
 
-def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbers]:
+def _varints(
+    raw: NDArray[np.uint8], positions: Numbers, max_width: int = _MAX_WIDTH
+) -> tuple[Numbers, Numbers]:
     """The varints at many positions, and the offset of the end of each, which may exceed `raw`."""
     byte = raw.take(positions, mode="clip")
     ends = positions + 1
@@ -216,7 +218,7 @@ def _varints(raw: NDArray[np.uint8], positions: Numbers) -> tuple[Numbers, Numbe
         return byte.astype(np.int64), ends
     numbers = (byte & VARINT_MASK).astype(np.int64)
     going = np.flatnonzero(byte >= VARINT_CONTINUES)
-    for width in range(1, _MAX_WIDTH):
+    for width in range(1, max_width):
         if not going.size:
             return numbers, ends
         byte = raw.take(ends[going], mode="clip")
@@ -411,7 +413,7 @@ def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Number
         raise _UnusualError
     if (np.lib.stride_tricks.sliding_window_view(raw, size)[begins] != _BEFORE_LOCATION).any():
         raise _UnusualError
-    sizes, located = _varints(raw, begins + size)
+    sizes, located = _varints(raw, begins + size, MAX_LENGTH_WIDTH)
     if (located + sizes != ends).any():
         raise _UnusualError
     return located

@@ -299,6 +299,24 @@ def test_numbers_in_more_bytes_than_they_need_are_what_protobuf_takes_them_for(
             assert proto.check_at_once(data, keys, [16] * len(keys)) is None
 
 
+@pytest.mark.parametrize(("width", "is_sound"), [(2, True), (5, True), (6, False), (8, False)])
+def test_a_size_of_a_location_in_more_bytes_than_protobuf_takes_is_refused(
+    width: int, is_sound: bool
+) -> None:
+    tensor = tensor_of()
+    tensor.ClearField("external_data")
+    pair = b"\x0a\x08location\x12\x81" + b"\x80" * (width - 2) + b"\0w"
+    data = onnx.ModelProto(ir_version=10).SerializeToString()
+    serialized = tensor.SerializeToString() + _field(13, pair)
+    data += _field(onnx.ModelProto.GRAPH_FIELD_NUMBER, _field(5, serialized))
+    model = _parsed(data)
+    assert (model is not None) == is_sound
+    if model is None:
+        assert proto.check_at_once(data, ["w"], [16]) is None
+    else:
+        assert at_once(model, {"w": 16}, data) is not None
+
+
 def test_a_product_of_dimensions_that_no_number_holds_is_no_warning() -> None:
     tensor = tensor_of()
     tensor.dims.extend([1 << 55] * 22)
