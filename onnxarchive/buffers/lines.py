@@ -81,7 +81,7 @@ class LineNumbers(Mapping[str, int]):
     """
 
     def __init__(self, lines: Lines) -> None:
-        self._lines = lines
+        # Not `lines`, which keep these numbers: a circle would be freed late.
         self._text, self._begins = lines._text, lines._begins
         self._likely = 0  # number of the line after the one found last
         found = hashes(lines)
@@ -121,10 +121,10 @@ class LineNumbers(Mapping[str, int]):
         return self.get(line) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._lines)
+        return iter(Lines(self._text, self._begins))
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._begins) - 1
 
 
 def numbers_of(names: Sequence[str]) -> Mapping[str, int]:

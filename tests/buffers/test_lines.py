@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -67,3 +68,11 @@ def test_names_that_occur_twice_are_not_distinct() -> None:
     assert not lines_of(["a", "b", "a"]).numbers.are_distinct
     assert not are_distinct(hashes(["a", "b", "a"]))
     assert are_distinct(hashes(["a", "b"]))
+
+
+def test_numbers_do_not_keep_the_lines_that_keep_them() -> None:
+    found = lines_of(["a", "b"])
+    numbers, lines = found.numbers, weakref.ref(found)
+    del found
+    assert lines() is None
+    assert dict(numbers) == {"a": 0, "b": 1}
