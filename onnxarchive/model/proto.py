@@ -249,7 +249,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
     """For speed only: checks a model and its external tensors, if only initializers are external.
 
     It makes the checks of `parse` and `check_references` on all initializers together. The model is
-    parsed later if its external initializers are more than half of it.
+    parsed later if its external initializers are most of it.
 
     Args:
         data: The bytes of the only model of an archive.
@@ -267,8 +267,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
             return None
         if not isinstance(keys, Lines) and len({*keys}) != len(keys):
             return None
-        is_parsed = 2 * len(found.rest) > len(data)
-        model = onnx.ModelProto.FromString(data if is_parsed else found.rest)
+        model = onnx.ModelProto.FromString(found.rest)
     except (ArchiveFormatError, DecodeError):
         return None
     if not (model.HasField("ir_version") and model.HasField("graph")):
@@ -290,7 +289,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
         if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:
             return None
         has_others = has_others or ref.is_initializer
-    parsed = ParsedLater(data, model if is_parsed else None)
+    parsed = ParsedLater(data, model if found.rest is data else None)
     initializers = InitializersParsedLater(parsed, len(found.names))
     refs = TensorRefs(initializers, located, columns.integers(found.indexes))
     return CheckedModel(parsed, refs, found.names, has_others, shapes)

@@ -52,7 +52,7 @@ class References:
         locations: The location of each, one per line, decoded as Latin-1: right if it is ASCII.
         nbytes: The size in bytes that shape and data type of each need.
         shapes: The data type and shape of each.
-        rest: The model without them, serialized.
+        rest: The model without them, serialized; the whole model if they are not most of it.
     """
 
     names: Lines
@@ -94,16 +94,20 @@ def read_references(model: bytes) -> References | None:
     indexes, nbytes, data_types, ranks, dims, begins, ends = (
         np.concatenate(column) for column in zip(*(part[2:] for part in parts), strict=True)
     )
-    starts, stops = np.append(start, ends), np.append(begins, stop)
-    between = np.flatnonzero(starts < stops).tolist()
-    graph = b"".join([model[starts[piece] : stops[piece]] for piece in between])
+    rest, left_out = model, int((ends - begins).sum())
+    if 2 * left_out > len(model):  # else it would be another copy of a model that may be large
+        starts, stops = np.append(start, ends), np.append(begins, stop)
+        between = np.flatnonzero(starts < stops).tolist()
+        pieces = [model[starts[piece] : stops[piece]] for piece in between]
+        graph = bytes([_GRAPH]) + varint(stop - start - left_out)
+        rest = b"".join([model[:begin], graph, *pieces, model[stop:]])
     return References(
         names,
         indexes,
         b"".join([part.locations + b"\n" for part in parts if part.indexes.size]).decode("latin-1"),
         nbytes,
         Shapes(data_types, ranks, np.cumsum(ranks) - ranks, dims),
-        b"".join([model[:begin], bytes([_GRAPH]), varint(len(graph)), graph, model[stop:]]),
+        rest,
     )
 
 

@@ -149,6 +149,18 @@ def test_tensors_that_are_looked_at_in_parts_are_those_of_the_whole(
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
 
 
+@pytest.mark.parametrize(("dims", "is_copied"), [((2, 2), True), ((64, 64), False)])
+def test_a_model_that_holds_most_of_its_bytes_itself_is_not_copied(
+    dims: tuple[int, int], is_copied: bool
+) -> None:
+    data = model_of(*map(tensor_of, "uvw"), raw_tensor("held", dims=dims)).SerializeToString()
+    read = references_at_once.read_references(data)
+    assert read is not None
+    assert (read.rest is not data) == is_copied
+    left = [it.name for it in onnx.ModelProto.FromString(read.rest).graph.initializer]
+    assert left == (["held"] if is_copied else [*"uvw", "held"])
+
+
 def test_large_tensors_are_read_at_once() -> None:
     tensor = tensor_of()
     del tensor.dims[:]
