@@ -53,9 +53,9 @@ class BinaryFile(RandomAccessFile):
                 raise ValueError(f"{self.path}: the file is closed")
             file.seek(offset)
             while size > 0 and (part := file.read(size)):
-                parts.append(part)
+                parts.append(bytes(part))  # it may be a view of bytes that the object changes
                 size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def close(self) -> None:
         """Ends reading; the file object remains open."""

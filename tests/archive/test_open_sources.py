@@ -371,6 +371,26 @@ def test_a_file_object_is_read_by_position_and_closed_by_its_owner() -> None:
             archive.tensors["large1"]
 
 
+class Reusing(Counting):
+    """Gives every range that is read in the same buffer."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._buffer = bytearray(len(data))
+
+    def read(self, size: int | None = -1) -> Any:
+        found = super().read(size)
+        self._buffer[: len(found)] = found
+        return memoryview(self._buffer)[: len(found)]
+
+
+def test_what_a_file_object_gives_is_copied() -> None:
+    with onnxarchive.open(Reusing(ARCHIVE)) as archive:
+        arrays = archive.fetch()
+        assert archive.model == onnxarchive.open(ARCHIVE).model
+        require_equal(arrays, arrays_of(MODEL))
+
+
 def test_an_archive_does_not_keep_a_file_object() -> None:
     file = Counting(ARCHIVE)
     kept = weakref.ref(file)
