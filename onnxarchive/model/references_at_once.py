@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = NDArray[np.int64]
 
 ROWS: Final = 1 << 12  # tensors read together: their columns stay in a core's cache
+MAX_NAMES_SIZE: Final = 1 << 26  # bytes of all names; making lines takes ten times as much memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def read_references(model: bytes) -> References | None:
 
     Returns:
         The initializers; None if one of them breaks a rule or has something unusual: many fields,
-        a field twice, other pairs than the location in `external_data`.
+        a field twice, a very long name, other pairs than the location in `external_data`.
     """
     raw = np.frombuffer(model, np.uint8)
     try:
@@ -85,6 +86,8 @@ def read_references(model: bytes) -> References | None:
         firsts = range(0, max(len(fields), 1), ROWS)
         parts = [_read(model, raw, fields[first : first + ROWS], first) for first in firsts]
     except (ArchiveFormatError, _UnusualError):
+        return None
+    if sum(len(part.names) for part in parts) > MAX_NAMES_SIZE:
         return None
     joined = b"".join([part.names + b"\n" for part in parts]) if len(fields) else b""
     names = Lines(joined.decode(errors="replace"))

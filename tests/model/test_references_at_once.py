@@ -161,6 +161,13 @@ def test_a_model_that_holds_most_of_its_bytes_itself_is_not_copied(
     assert left == (["held"] if is_copied else [*"uvw", "held"])
 
 
+def test_many_bytes_of_names_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = model_of(tensor_of("w" * 100), raw_tensor("v" * 100)).SerializeToString()
+    for limit, is_read in ((201, True), (200, False)):
+        monkeypatch.setattr(references_at_once, "MAX_NAMES_SIZE", limit)
+        assert (references_at_once.read_references(data) is not None) == is_read
+
+
 def test_large_tensors_are_read_at_once() -> None:
     tensor = tensor_of()
     del tensor.dims[:]
