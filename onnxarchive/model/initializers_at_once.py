@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import islice
 from typing import Final, TypeAlias
 
 import onnx
@@ -68,7 +69,8 @@ _EXTERNAL: Final = re.compile(
 # The fields before the name of a tensor, and the size of the name: shortest varints only.
 _VARINT: Final = rb"(?:[\x80-\xff]{1,9}[\x01-\x7f]|[\x00-\x7f])"
 _BEGINNING: Final = re.compile(
-    rb"((?:\x08%b)*\x10%b)%b((?:[\x80-\xff][\x01-\x7f])|[\x00-\x7f])" % (_VARINT, _VARINT, _NAME)
+    rb"((?:\x08%b){0,%d}\x10%b)%b((?:[\x80-\xff][\x01-\x7f])|[\x00-\x7f])"
+    % (_VARINT, dtypes.MAX_RANK, _VARINT, _NAME)
 )
 
 
@@ -234,7 +236,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
         ArchiveFormatError: The model is malformed.
     """
     found = SmallInitializers(None)
-    graphs = [field for field in fields_of(model) if field[0] == _GRAPH]
+    graphs = list(islice((field for field in fields_of(model) if field[0] == _GRAPH), 2))
     if len(graphs) != 1:
         return None
     _, _, prefix, start, stop = graphs[0]
@@ -260,7 +262,8 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
         if place is None:
             return None
         try:
-            str(model[name:name_end], "utf-8")
+            if "\0" in str(model[name:name_end], "utf-8"):  # perhaps a reserved location
+                return None
         except UnicodeDecodeError:
             return None
         found.add(len(found), model[value:name_end], name_end - name, nbytes, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from onnxarchive.archive import small_items
 from onnxarchive.errors import Report
 from onnxarchive.model import initializers_at_once, tensors
 from onnxarchive.model.initializers_at_once import SmallInitializers
+from onnxarchive.model.weights import SPAN_LOCATION
 from onnxarchive.model.wire import varint
 from onnxarchive.sources import finder, source
 from onnxarchive.storage import file_data
@@ -290,6 +292,7 @@ SERIALIZED = {
     "a longer varint": (changed(b"\x08\x04", b"\x08\x84\x00"), False),
     "a data type of 64 bits": (changed(b"\x10\x01", b"\x10\x81\x80\x80\x80\x10"), False),
     "a name that is not UTF-8": (USUAL.replace("ü".encode(), b"\xff\xfe"), False),
+    "a reserved name": (external_model(floats(f"{SPAN_LOCATION}0")), False),
     "another order": (USUAL.replace(b"\x08\x04\x10\x01", b"\x10\x01\x08\x04"), False),
     "another length": (USUAL.replace(b"length\x12\x0216", b"length\x12\x0215"), False),
     "no such file": (USUAL.replace(b"w.bin", b"v.bin"), False),
@@ -341,3 +344,16 @@ def test_only_usual_initializers_are_taken_out(case: str) -> None:
             del tensor.external_data[1:]
             tensor.external_data[0].value = "w.bin"
         assert restored == expected
+
+
+@pytest.mark.parametrize("part", [b":\0", b"\x08\x01"], ids=["graphs", "dims"])
+def test_many_graphs_or_dims_are_not_kept_in_memory(part: bytes) -> None:
+    many = part * 200_000
+    graph = b"*" + varint(len(many)) + many  # an initializer
+    model = many if part == b":\0" else b":" + varint(len(graph)) + graph
+    tracemalloc.start()
+    try:
+        assert initializers_at_once.take_out(memoryview(model), 0) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
