@@ -51,6 +51,7 @@ _FLAGS_ALLOWED = records.FLAGS_COMPRESSION_LEVEL | records.FLAG_DATA_DESCRIPTOR 
 # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
 _UTF8_REMEDY = "pack it with a tool that marks names as UTF-8, such as 7z or Python's zipfile"
 
+_SIZE_LIMIT = 1 << 63  # no file has more bytes
 _HERE = "./"  # prefix of names when tar or bsdtar packs the current folder
 _MAX_SHOWN = 512  # bytes of a name in a message
 
@@ -148,6 +149,8 @@ def read_zip(view: memoryview) -> ForeignZip:
     ):
         if start < stop:
             dropped.append(describe_gap(view, start, stop, place))
+    if sum(item.nbytes for item in listed) >= _SIZE_LIMIT:
+        raise format_error(f"expected less than {_SIZE_LIMIT} bytes of data in all, found more")
     entries = (
         item.entry(data_offsets[item.header_offset]) for item in listed if not item.is_folder
     )

@@ -394,9 +394,9 @@ TOO_LONG = 10_000
 
 REFUSED = {
     # Framing
-    "eocd-absent: nothing": (b"", "no zip"),
-    "eocd-absent: other data": (b"\x08\x07" * 100, "no zip"),
-    "eocd-absent: entries only": (SOUND[:DIRECTORY_OFFSET], "no zip"),
+    "eocd-absent: nothing": (b"", "not a zip"),
+    "eocd-absent: other data": (b"\x08\x07" * 100, "not a zip"),
+    "eocd-absent: entries only": (SOUND[:DIRECTORY_OFFSET], "not a zip"),
     "eocd-in-comment: an empty zip's": (with_file(comment=Zip([]).pack()), "no|nothing|another"),
     "eocd-in-comment: not at the end": (
         with_file(comment=Zip([]).pack() + b"words"),
@@ -415,7 +415,7 @@ REFUSED = {
     "trailing": (with_file(trailing=b"x"), "found 1 bytes"),
     "trailing: zeros": (with_file(trailing=bytes(1672)), "found 1672 bytes"),
     "trailing: after a comment": (with_file(comment=b"cc", trailing=b"x"), "found 3 bytes"),
-    "trailing: a lot": (with_file(trailing=bytes(70_000)), "no zip"),
+    "trailing: a lot": (with_file(trailing=bytes(70_000)), "not a zip"),
     "prefix: offsets fixed": (with_file(prefix=b"#!stub"), "first local header at offset 0"),
     "prefix: offsets not fixed": (b"#!stub" + SOUND, "directory record 1 of 3"),
     "prefix: before an empty zip": (b"#!stub" + Zip([]).pack(), "without entries"),
@@ -549,6 +549,16 @@ REFUSED = {
             extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX),
         ),
         "the end of its data at",
+    ),
+    "extra-huge: inflated size 2^63 in both": (
+        with_both(
+            method=8,
+            version_needed=records.VERSION_ZIP64,
+            uncompressed_size=MAX_32,
+            compressed_size=MAX_32,
+            extra=zip64_field(1 << 63, sound().parts[0].record.compressed_size),
+        ),
+        "expected less than 9223372036854775808 bytes of data in all",
     ),
     "extra-huge: offset 2^64-1": (
         with_record(1, header_offset=MAX_32, extra=zip64_field(records.UINT64_MAX)),
