@@ -34,7 +34,7 @@ FAILURES = {
     "models/broken": "expected",
     "models/missing": "found no such file",
     "models/denied": "the server refuses access (HTTP status 403)",
-    "bad": "found 'bad/../m.onnx'",
+    "bad": "key 'bad/../m.onnx'",
 }
 SECRET = "SECRET"  # of `S3Server.options`
 
