@@ -18,8 +18,8 @@ import bench
 import bench_cases
 import bench_inputs
 import bench_interrupts
-import bench_process
 import bench_plot
+import bench_process
 import bench_report
 import bench_server
 import bench_ways
