@@ -219,7 +219,7 @@ class _Opening:
             return self._zip(view)
         found = self._found(Stored(view), place)
         warnings = (_NOT_SEARCHED,) * self._other_files
-        return Source(found.model, found.data, warnings=warnings)
+        return Source(found.model, found.data, warnings=warnings, small=found.small)
 
     def directory(self) -> Source:
         """A directory with one model and its data files."""
@@ -303,6 +303,7 @@ class _Opening:
             left_out=left_out,
             warnings=warnings,
             further=further,
+            small=found.small,
         )
 
     def _others(
