@@ -435,7 +435,7 @@ class EditableArchive(Archive):
         shown, self._shown = self._shown, None
         name = model_entry(self.model_id)
         is_large = self.entries[name].nbytes >= _MAX_COMPARED_NBYTES
-        if shown is None or shown is not self._snapshot.model or is_large:
+        if shown is None or is_large or shown is not self._snapshot.model:  # may parse it
             return
         with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
             if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
