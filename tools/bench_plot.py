@@ -97,12 +97,16 @@ def _as_svg(figure: Any) -> bytes:
     text = written.getvalue().decode()
     for color, name in ((_TEXT, "text"), (_BACKGROUND, "background")):
         text = text.replace(color, f"var(--{name})")
+    return text.replace(" <defs>", f" {style()}\n <defs>", 1).encode()
+
+
+def style() -> str:
+    """The style sheet that gives `--text` and `--background` their light or dark colours."""
     light, dark = (
         ":root { " + "; ".join(f"--{name}: {color}" for name, color in form.items()) + " }"
         for form in (LIGHT, DARK)
     )
-    style = f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
-    return text.replace(" <defs>", f" {style}\n <defs>", 1).encode()
+    return f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>"
 
 
 def _speed(cases: Mapping[str, Any], title: str) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from bench_plot import DARK, IMAGES, LIGHT, OURS, PEER
+from bench_plot import IMAGES, OURS, PEER, style
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxarchive
@@ -24,11 +24,6 @@ _WIDTH, _HEIGHT = 886, 226
 _LEFT, _TOP, _BAR = 20, 48, 54  # left, top and height of the bar that stands for the file
 _WIDTHS: Final = {"header": 28, "tensor": 150, "assets": 134, "model": 150, "end": 150}
 _COLORS: Final = {"tensor": OURS, "assets": "#2b9a5d", "model": PEER, "end": "#9b5fc0"}
-_STYLE: Final = (
-    "<style>:root{{{}}} @media (prefers-color-scheme: dark){{:root{{{}}}}}</style>".format(
-        *(";".join(f"--{name}:{color}" for name, color in form.items()) for form in (LIGHT, DARK))
-    )
-)
 
 
 def draw() -> str:
@@ -71,7 +66,7 @@ def draw() -> str:
     content = "\n".join(drawn)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'font-family="sans-serif" font-size="13">\n{_STYLE}\n'
+        f'font-family="sans-serif" font-size="13">\n{style()}\n'
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="var(--background)"/>\n{content}\n</svg>\n'
     )
 
