@@ -13,7 +13,7 @@ Unzipped, it is a directory of ONNX external data that every ONNX tool reads.
 The names in `__all__` are imported when they are first used. Other names need an import of their
 module: `import onnxarchive.ir`, `import onnxarchive.interop.torch`.
 
-The rooms of the package, lowest first; each imports only from those before it:
+The rooms (subpackages), lowest first; each imports only from the rooms listed before it:
 
     buffers      data of entries, CRC-32, columns of numbers
     zipformat    zip records, the layout of an archive, zips of other tools
@@ -31,7 +31,7 @@ import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-import onnx as _onnx  # noqa: F401  here already: one module deeper its import takes a fifth longer
+import onnx as _onnx  # noqa: F401  a fifth faster here than one module deeper
 
 if _TYPE_CHECKING:
     from typing import Any as _Any
@@ -91,7 +91,7 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The public names of each module, which is imported when one of them is first used.
+# Public names by module. A module is imported on the first use of one of its names.
 _NAMES = {
     "archive.editable": "EditableArchive",
     "archive.editing": "add_asset change_assets change_model remove_asset remove_model "
@@ -136,7 +136,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *here})
 
 
-# Last, since it may import submodules.
+# At the end of this module, since this imports submodules.
 from onnxarchive.interop.onnx_registry import register as _register_with_onnx  # noqa: E402
 
 _register_with_onnx()

@@ -1,7 +1,7 @@
 """Errors: one base class and its subclasses, and the report of broken rules.
 
 `OSError` is never wrapped: a missing file, a full disk or a lack of permission reaches the caller
-as Python raises it.
+unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 # Rules about checksums: CRC-32 and SHA-1.
 CHECKSUM_RULES = frozenset({"ZIP-15", "DATA-6"})
 
-# Rules that zips of other tools break; `convert` makes archives of them.
+# Rules that zips of other tools may break; `convert` makes an archive of such a zip.
 MENDED_RULES = frozenset(
     {
         "ALIGN-1",
@@ -87,14 +87,14 @@ class ArchiveError(Exception):
     def _remedy(self) -> str:
         if self.path is None or self.rule not in MENDED_RULES:
             return ""
-        import shlex  # only this remedy needs it
+        import shlex  # rarely used
 
         command = f"onnxarchive convert {shlex.quote(self.path)} NEW.onnxa"
         return f"; if another tool made this zip, '{command}' makes an archive of it"
 
 
 class ArchiveFormatError(ArchiveError, ValueError):
-    """The bytes break the specification, or the format of a source.
+    """The data is not a valid archive, or not a valid source of a conversion.
 
     Example:
         try:
@@ -138,7 +138,7 @@ class ModelNotFoundError(ArchiveError, KeyError):
 
 
 class TensorNotFoundError(ArchiveError, KeyError):
-    """No tensor, entry or asset has the name, or several tensors have it.
+    """No tensor, entry or asset has the requested name, or several tensors have it.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -200,7 +200,7 @@ def describe_error(error: OSError) -> str:
 
 @contextmanager
 def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Gives `path` to every `ArchiveError` raised in the block that has no path yet."""
+    """Sets `path` on an `ArchiveError` that the block raises without a path."""
     try:
         yield
     except ArchiveError as error:
@@ -210,10 +210,10 @@ def with_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def shown(value: str | bytes | Iterable[int], *, in_ascii: bool = False) -> str:
-    """The `repr` of a value, cut to about 100 characters: values of a file may be of any size.
+    """The `repr` of a value, cut to about 100 characters, since values in a file can be long.
 
     Args:
-        value: A name, a location, some bytes, or numbers, of which only those shown are read.
+        value: A string, bytes, or numbers. Numbers beyond the cut are not read.
         in_ascii: Whether to escape characters that are not ASCII.
     """
     if not isinstance(value, str | bytes):
@@ -239,19 +239,19 @@ def _shown_numbers(numbers: Iterable[int]) -> str:
 
 
 class Report:
-    """Receives broken rules. This one raises the first as an error; subclasses may collect them."""
+    """Receives broken rules. `Report` raises the first as an error; subclasses may collect all."""
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Reports a broken rule.
 
         Args:
-            rule: Its id in `spec/rules.toml`.
+            rule: Id of the rule in `spec/rules.toml`.
             message: The expected and the found value.
             entry: Name of the entry at fault, or None.
 
         Raises:
             ChecksumError: The rule is about a checksum.
-            ArchiveFormatError: Any other rule.
+            ArchiveFormatError: The rule is any other.
         """
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
         subject = "" if entry is None else f"entry {shown(entry)}: "
@@ -259,14 +259,14 @@ class Report:
 
 
 class RenamedEntry(Report):
-    """Passes broken rules on to another report, with another name for one entry."""
+    """Forwards broken rules to another report, and renames one entry in them."""
 
     def __init__(self, report: Report, name: str, other: str) -> None:
-        """Takes the report, the entry's name, and the name to give instead."""
+        """Forwards to `report`, with `other` in place of the entry name `name`."""
         self._report = report
         self._renamed = {name: other}
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Passes a broken rule on."""
+        """Forwards a broken rule."""
         entry = None if entry is None else self._renamed.get(entry, entry)
         self._report.broken(rule, message, entry=entry)

@@ -14,13 +14,13 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str], *, model: str = "") -> onnx_ir.Model:
-    """Loads a model of an archive as a model of onnx_ir without reading its large tensors.
+    """Loads a model from an archive as an `onnx_ir.Model` without reading its large tensors.
 
-    Large tensors are views of the file (`onnxarchive.archive.onnx_ir.ArchiveTensor`). They and the
-    graph keep the file open and mapped, even after another file has replaced it. The model may be
-    changed and saved with `onnxarchive.save`, also over its own archive, if nobody else edited that
-    since. The `meta` of its graph remembers the archive, so `save` keeps other models and assets
-    (see its `keep`). A new model that is built from the tensors does not remember it.
+    Large tensors are views of the file (`onnxarchive.archive.onnx_ir.ArchiveTensor`). The tensors
+    and the graph keep the file open and mapped, even after another file has replaced it. You can
+    change the model and save it with `onnxarchive.save`, also over its archive if the archive was
+    not edited meanwhile. The graph's `meta` refers to the archive, so `save` keeps other models and
+    assets (see its argument `keep`). A new model built from the tensors lacks this reference.
 
     Args:
         path: The archive.

@@ -1,7 +1,7 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
 `parser` has the arguments, `frame` the exit statuses of errors, `table` and `progress` the output.
-Each other module has the commands of one kind. This room may import all others.
+Each other module has commands of one kind. This room may import all other rooms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxarchive.cli.frame import (
 from onnxarchive.cli.parser import parser
 from onnxarchive.errors import ArchiveError
 
-_SIGNALLED = 128  # is added to a signal's number, as shells report it
+_SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
 _interrupted_by: int = signal.SIGINT
 
 
@@ -72,7 +72,7 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 
 def run() -> None:
     """Runs the command of this process and ends the process."""
-    # A terminated command cleans up as after Ctrl-C. Signals that are ignored from the start, as by
+    # A terminated command cleans up like after Ctrl-C. Signals that the caller ignores, such as
     # nohup, stay ignored.
     for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -88,7 +88,7 @@ def run() -> None:
     try:
         status = main()
     except BrokenPipeError:
-        # The buffered output must not be written once more.
+        # Keeps Python from writing the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = DONE
     sys.exit(status)

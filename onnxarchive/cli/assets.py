@@ -64,10 +64,10 @@ def cat_command(arguments: argparse.Namespace) -> int:
 
 
 def named_assets(given: Iterable[str]) -> dict[str, str]:
-    """The files that arguments `[NAME=]PATH` name, by the paths of their assets.
+    """The files of arguments `[NAME=]PATH`, by the paths of their assets.
 
     Raises:
-        ValueError: Two files have the same path, or nothing matches a pattern.
+        ValueError: Two files have the same asset path, or a pattern or directory has no files.
         OSError: A directory cannot be read.
     """
     assets: dict[str, str] = {}
@@ -83,7 +83,7 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
 
 
 def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
-    """Yields an asset's path and its file, for each file that a path or a pattern names."""
+    """Yields the asset path and the file path of each file of a path or pattern."""
     folder = "" if name is None else f"{name}/"
     if glob.has_magic(path) and not os.path.lexists(path):
         fixed = path
@@ -108,7 +108,7 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
 def _matches(directory: str, pattern: str) -> list[str]:
     """The files below a directory that match a pattern, sorted.
 
-    Unlike `glob`, `**` follows no links to folders: two links to their own folder have no end.
+    Unlike in `glob`, `**` does not follow links to folders, which may form cycles.
     """
     parts = pattern.split(os.sep)
     found = [directory]
@@ -124,14 +124,14 @@ def _matches(directory: str, pattern: str) -> list[str]:
 
 
 def _walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The folders below a directory as `os.walk` gives them, without hidden ones and litter."""
+    """Walks the folders below a directory like `os.walk`, sorted and without hidden folders."""
     for place, folders, names in os.walk(directory, onerror=_raise):
         folders[:] = [folder for folder in sorted(folders) if not is_hidden(f"{folder}/")]
         yield place, folders, names
 
 
 def _below(directory: str) -> Iterator[str]:
-    """All files below a directory, without hidden ones; links to folders are refused."""
+    """All files below a directory, except hidden files; links to folders are refused."""
     for place, folders, names in _walk(directory):
         for folder in folders:
             if os.path.islink(os.path.join(place, folder)):

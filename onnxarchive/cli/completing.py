@@ -1,4 +1,4 @@
-"""The command that prints a script for completion in a shell."""
+"""The command that prints a script for shell completion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def completion_command(arguments: argparse.Namespace) -> int:
 
 
 def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
-    """Lets every argument that takes a value of its own be completed as the name of a file."""
+    """Lets file names complete every argument with a value, except a choice."""
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -84,10 +84,10 @@ def convert_command(arguments: argparse.Namespace) -> int:
 
 
 def _require_paths(arguments: argparse.Namespace) -> None:
-    """Requires SOURCE and TARGET, or sources; the error names options that may have taken a path.
+    """Requires SOURCE and TARGET, or sources with --output-dir.
 
     Raises:
-        ValueError: There are no sources, or not SOURCE and TARGET.
+        ValueError: A path is missing; the message names options that may have taken it.
     """
     given = len(arguments.paths)
     if given == 2 or (given and arguments.output_dir is not None):
@@ -174,10 +174,10 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
 
 @contextlib.contextmanager
 def _executor(jobs: int) -> Iterator[Executor]:
-    """Worker processes; an interrupt ends them, and they remove their temporary files."""
+    """Starts worker processes; interrupted workers remove their temporary files and end."""
     context = multiprocessing.get_context("spawn")
-    # Processes inherit ignored interrupts: multiprocessing's resource tracker here, and below the
-    # workers, one for each task since none is idle yet.
+    # Child processes inherit ignored interrupts: multiprocessing's resource tracker here, the
+    # workers below. Each task below starts a worker, since none is idle yet.
     with _interrupts_ignored():
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:
@@ -206,7 +206,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    """In a worker: leaves the terminal's signals to the parent, which terminates the worker."""
+    """In a worker: ignores the terminal's signals, since the parent terminates the worker."""
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_worker)
@@ -214,7 +214,7 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """In a worker: ends it if the parent is killed."""
+    """In a worker: ends the worker when the parent ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -222,7 +222,7 @@ def _end_with_parent() -> None:
 
 
 def _end_worker(*_: object) -> None:
-    """In a worker: ends it at once; an exception would be the result of a task."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends it, too
+    """In a worker: ends the worker at once; an exception would become the result of a task."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pool sends SIGTERM, too
     remove_temporaries()
     os._exit(WRONG_USE)

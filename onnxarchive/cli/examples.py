@@ -1,4 +1,4 @@
-"""An example of each command, which its help ends with."""
+"""Examples, one for each command, at the end of its help."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ FAULTY_FILE: Final = 3
 
 _URL: Final = re.compile(r"\w[\w+.-]*://[^\s'\"]+")
 
-# A terminal sends these to all processes of a command; Windows lacks the second.
+# A terminal sends these signals to all processes of a command; Windows lacks SIGHUP.
 TERMINAL_SIGNALS: Final = [it for it in signal.Signals if it.name in ("SIGINT", "SIGHUP")]
 
 
@@ -60,7 +60,7 @@ def fail(error: object, status: int) -> int:
     text = describe_error(error) if isinstance(error, OSError) else str(error)
     if isinstance(error, UnicodeEncodeError):
         text = f"expected text in UTF-8, found {shown(error.object)}"
-    # A URL that is given in the place of a path is not shown otherwise without its secrets.
+    # Removes the secrets of a URL, which may have been given as a path.
     text = _URL.sub(lambda url: shown_url(url[0]), text)
     text = "\n".join(map(printable, as_options(text).splitlines()))
     print(f"onnxarchive: {text}", file=sys.stderr)
@@ -82,7 +82,7 @@ def require_free(path: str, force: bool, access: Access | None = None) -> None:
 
     Args:
         path: The target; it may be a URL if `access` is given.
-        force: Whether it may be replaced.
+        force: Whether the target may be replaced.
         access: Options for a remote target.
 
     Raises:
@@ -96,9 +96,9 @@ def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) 
     """Splits arguments such as NAME=VALUE at the first equals sign.
 
     Args:
-        form: What is expected: the option, and its value as in `--help`.
+        form: The option with its value, as in `--help`, for the error message.
         given: The arguments.
-        convert: Converts the part after the sign; may raise a ValueError.
+        convert: Converts the part after the equals sign; may raise a ValueError.
 
     Raises:
         ValueError: An argument has another form, or two have the same name.
@@ -122,7 +122,7 @@ def access(arguments: argparse.Namespace) -> Access:
 
 
 def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
-    """The options of `--storage-option`; an error shows none of them, since they may be secret."""
+    """The options of `--storage-option`. Errors do not show them, since they may be secret."""
     form = "--storage-option KEY=VALUE"
     try:
         return pairs(form, arguments.storage_option) or None
@@ -138,7 +138,7 @@ def say(arguments: argparse.Namespace, result: object, text: str) -> None:
 
 @contextlib.contextmanager
 def to_standard_output() -> Iterator[None]:
-    """Names standard output in errors of the system of the block, which writes to it."""
+    """Sets the file name of an `OSError` in the block to "standard output"."""
     try:
         yield
     except OSError as error:

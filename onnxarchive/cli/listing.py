@@ -24,8 +24,8 @@ from onnxarchive.remote.urls import shown_url
 from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.layout import Placement
 
-_DEFAULT: Final = "(default)"  # in the place of the empty id of the default model
-_MAX_PORTS: Final = 4  # inputs or outputs that a row of `models` names
+_DEFAULT: Final = "(default)"  # shown for the empty id of the default model
+_MAX_PORTS: Final = 4  # inputs or outputs in a row of `models`
 
 
 def ls_command(arguments: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def models_command(arguments: argparse.Namespace) -> int:
 
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Describes a model and counts the bytes of its weights, shared with other models and own."""
+    """Describes a model, with the bytes of weights that it shares and that only it uses."""
     used = [archive.entries[key] for key in archive._refs_of(id)]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)
@@ -126,7 +126,7 @@ def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) ->
 
 
 def _few(ports: Mapping[str, str]) -> str:
-    """The names of inputs or outputs, and how many more there are."""
+    """The names of the first inputs or outputs, and the number of others."""
     names = list(ports)
     more = [f"{len(names) - _MAX_PORTS:,} more"] if len(names) > _MAX_PORTS else []
     return ", ".join(names[:_MAX_PORTS] + more)
@@ -243,7 +243,7 @@ def check_command(arguments: argparse.Namespace) -> int:
 
 
 def _linked(link: str) -> list[str]:
-    """The archive of a link; none if it does not exist, which `check_link` reports."""
+    """The archive of a link; empty if the archive does not exist, as `check_link` will report."""
     from onnxarchive.interop.link_checks import linked_archive
 
     archive = linked_archive(link)

@@ -1,6 +1,6 @@
 """The arguments of the command line.
 
-A command's own module is imported when the command is called: help needs none of them.
+The module of a command is imported when the command is called. Help needs no such module.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _add(
 
     Args:
         commands: The commands so far.
-        name: Its name.
-        module: The module of this room that has its function.
-        help: What it does, in a sentence.
-        archive: Whether its first argument is an archive.
-        json: Whether it prints a result, which it can print as JSON.
+        name: Name of the command.
+        module: The module in `onnxarchive.cli` with the command's function.
+        help: A sentence for the help.
+        archive: Whether the first argument is an archive.
+        json: Whether to add the option `--json`.
     """
     command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
     command.set_defaults(module=module, function=f"{name.replace('-', '_')}_command")
@@ -92,9 +92,9 @@ def _add_remote(command: argparse.ArgumentParser) -> None:
     """Adds the options for URLs, which `frame.access` reads."""
     group = command.add_argument_group("URLs (https://, s3://, gs://, az://, hf://, ...)")
     group.add_argument(
-        "--cache", action="store_true", help="keep a copy of what is read in the user's cache"
+        "--cache", action="store_true", help="keep downloaded data in the user's cache"
     )
-    group.add_argument("--cache-dir", metavar="DIR", help="keep the copy in this directory")
+    group.add_argument("--cache-dir", metavar="DIR", help="keep downloaded data in this directory")
     _add_storage_option(group)
 
 
@@ -163,7 +163,7 @@ def _add_convert(commands: Any) -> None:
         "paths",
         nargs="*",
         metavar="PATH",
-        help="SOURCE and TARGET (- for standard output); with --output-dir, models and directories",
+        help="SOURCE and TARGET (- for standard output), or models and directories (--output-dir)",
     )
     command.add_argument(
         "--output-dir",
@@ -195,8 +195,8 @@ def _add_convert(commands: Any) -> None:
     _add_flag(
         command,
         "--assets",
-        "add the other files of the model's directory or zip, such as tokenizer.json, as assets, "
-        "without hidden files, other models and other weights",
+        "add other files of the model's directory or zip, such as tokenizer.json, as assets, "
+        "except hidden files, models and weights",
     )
     command.add_argument(
         "--asset",
@@ -204,7 +204,7 @@ def _add_convert(commands: Any) -> None:
         action="extend",
         default=[],
         metavar=ASSET,
-        help=f"add assets, after SOURCE and TARGET: {_ASSET_HELP}",
+        help=f"add assets (give the option after the paths): {_ASSET_HELP}",
     )
     command.add_argument(
         "--model",
@@ -224,8 +224,8 @@ def _add_convert(commands: Any) -> None:
         const=True,
         default=False,
         metavar="DIRECTORY",
-        help="follow symbolic links of a source to files below DIRECTORY (default: within a "
-        "model's folder of a Hugging Face cache)",
+        help="follow symbolic links of a source to files below DIRECTORY; without DIRECTORY, "
+        "within a model's folder of a Hugging Face cache",
     )
     _add_flag(command, "--dry-run", "report the result without writing it")
     _add_flag(command, "--skip-existing", "with --output-dir: skip models whose archive exists")
@@ -278,7 +278,7 @@ def _add_check(commands: Any) -> None:
         "       onnxarchive check [options] --link LINK [ARCHIVE]"
     )
     command.add_argument(
-        "archives", nargs="*", metavar="ARCHIVE", help="an archive; with --link, the linked one"
+        "archives", nargs="*", metavar="ARCHIVE", help="an archive; with --link, the link's archive"
     )
     _add_flag(command, "--full", "read every byte and compare checksums")
     command.add_argument("--link", metavar="LINK", help="compare this link with its archive")
@@ -290,7 +290,7 @@ def _add_diff(commands: Any) -> None:
         commands,
         "diff",
         "comparing",
-        "Compare the graphs, tensors and assets of two archives; weights by their CRC-32.",
+        "Compare the graphs, tensors and assets of two archives (weights by CRC-32).",
     )
     command.add_argument("other", metavar="OTHER")
     _add_model(command, "compare this model only", default=None)
@@ -339,8 +339,8 @@ def _add_remove_model(commands: Any) -> None:
 
 def _add_rename_model(commands: Any) -> None:
     command = _add(commands, "rename-model", "editing", "Give a model of an archive another id.")
-    command.add_argument("old", metavar="OLD", help="its id")
-    command.add_argument("new", metavar="NEW", help="its new id: [a-z][a-z0-9_]*")
+    command.add_argument("old", metavar="OLD", help="the id of the model")
+    command.add_argument("new", metavar="NEW", help="the new id: [a-z][a-z0-9_]*")
     _add_copy(command)
     _add_timeout(command)
 
@@ -350,7 +350,7 @@ def _add_assets(commands: Any) -> None:
     assets = commands.add_parser("assets", help=help, description=help)
     actions = assets.add_subparsers(required=True, metavar="ACTION")
     _add(actions, "ls", "assets", "List the assets.")
-    command = _add(actions, "add", "assets", "Add files, or replace those of the same names.")
+    command = _add(actions, "add", "assets", "Add files, or replace assets of the same names.")
     command.add_argument("assets", nargs="+", metavar=ASSET, help=_ASSET_HELP)
     _add_copy(command)
     _add_timeout(command)
@@ -370,7 +370,7 @@ def _add_set_metadata(commands: Any) -> None:
         "Set metadata, doc string, producer and domain of a model in an archive.",
     )
     command.add_argument(
-        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set; give it before any option"
+        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set (before any option)"
     )
     command.add_argument(
         "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"
@@ -418,7 +418,7 @@ def _add_edit_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_copy(command: argparse.ArgumentParser) -> None:
-    _add_flag(command, "--copy", "write a new file; needed if the file has several names (links)")
+    _add_flag(command, "--copy", "write a new file; needed if links to the archive exist")
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:
@@ -458,7 +458,7 @@ def _add_run(commands: Any) -> None:
         "--provider",
         action="append",
         metavar="NAME",
-        help="an execution provider, such as cpu or cuda; several in order of preference",
+        help="an execution provider, such as cpu or cuda; repeat --provider in order of preference",
     )
     command.add_argument(
         "--repeat",
@@ -482,7 +482,7 @@ def _add_run(commands: Any) -> None:
         "--compare-model",
         default="",
         metavar="ID",
-        help="the model of OTHER to run, if it is an archive with several",
+        help="run this model of OTHER, if OTHER is an archive with several models",
     )
     command.add_argument(
         "--atol",
@@ -508,7 +508,7 @@ def _add_view(commands: Any) -> None:
         "Show the graph and the weights of an archive in a browser, with Netron.",
     )
     command.add_argument(
-        "--port", type=int, default=0, metavar="N", help="the port to serve at (default: any free)"
+        "--port", type=int, default=0, metavar="N", help="the server's port (default: any free)"
     )
     _add_model(command, "show this model")
     _add_flag(command, "--no-browser", "print the address without starting a browser")
@@ -518,17 +518,17 @@ def _add_cache(commands: Any) -> None:
     help = "List or clear the cache of remote archives."
     cache = commands.add_parser("cache", help=help, description=help)
     actions = cache.add_subparsers(required=True, metavar="ACTION")
-    help = "List the archives in the cache, the one used last first."
+    help = "List the archives in the cache, most recently used first."
     ls = _add(actions, "ls", "caching", help, archive=False)
     help = "Remove archives from the cache; programs that use them are not affected."
     clear = _add(actions, "clear", "caching", help, archive=False)
-    clear.add_argument("urls", nargs="*", metavar="URL", help="remove only these")
+    clear.add_argument("urls", nargs="*", metavar="URL", help="remove only these archives")
     for command in (ls, clear):
         command.add_argument(
             "--directory",
             default=True,
             metavar="DIR",
-            help="the directory of the cache (default: the user's)",
+            help="the directory of the cache (default: the user's cache)",
         )
 
 

@@ -18,7 +18,7 @@ DELAY = 1.0  # seconds before a bar appears
 
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Progress | None]:
-    """Gives a callback that moves a bar of bytes; None without a terminal."""
+    """Yields a callback that advances a progress bar of bytes; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -28,7 +28,7 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
 
 @contextlib.contextmanager
 def count_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a callback that moves a bar of things done; it does nothing without a terminal."""
+    """Yields a callback that advances a progress bar of `unit`; no bar without a terminal."""
     from tqdm import tqdm
 
     with tqdm(

@@ -1,4 +1,4 @@
-"""The command that runs a model and compares it with another."""
+"""The command that runs a model, and compares its outputs with those of another model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         for path in files_of(arguments.compare, {}):
             MappedFile(path).close()
     elif arguments.atol or arguments.rtol or arguments.compare_model:
-        raise ValueError("--atol, --rtol and --compare-model go with --compare")
+        raise ValueError("--atol, --rtol and --compare-model need --compare")
     given = pairs("--input NAME=FILE.npy", arguments.input)
     inputs = {name: _load(path) for name, path in given.items()}
     dims = pairs("--dim NAME=SIZE", arguments.dim, int)
@@ -80,8 +80,8 @@ def _load(path: str) -> Input:
             if file.peek(4)[:4] not in (
                 b"\x93NUM",
                 b"PK\3\4",
-            ):  # numpy would suggest to unpickle it
-                raise ValueError("its first bytes are those of neither")
+            ):  # numpy's message would suggest unpickling the file
+                raise ValueError("its first bytes match neither format")
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else list(loaded.values())
         except Exception as error:  # numpy raises many types for damaged files
@@ -90,14 +90,14 @@ def _load(path: str) -> Input:
 
 
 def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
-    """Saves each output as a `.npy` file; gives the names of the files."""
+    """Saves each output as a `.npy` file; returns the file names by output."""
     keys, files = Keys(), {}
     for output in outputs:
         array = output.array.astype(str) if output.array.dtype.hasobject else output.array
         if array is not output.array and np.any(array != output.array):
             raise ValueError(
                 f"output {output.name!r}: expected strings that a .npy file can hold, found one "
-                "that ends with a null character; run it without --output"
+                "that ends with a null character; run without --output"
             )
         files[output.name] = f"{keys.assign(output.name[:200])}.npy"  # valid in every file system
         with make_file(os.path.join(directory, files[output.name])) as file:
@@ -106,7 +106,7 @@ def _save(outputs: Iterable[Value], directory: str) -> dict[str, str]:
 
 
 def _result(outcome: Outcome) -> dict[str, Any]:
-    """An outcome for JSON."""
+    """An outcome as a dict for JSON."""
     return _cost(outcome) | {
         "providers": list(outcome.providers),
         "assumed_dims": dict(outcome.assumed),
@@ -139,7 +139,7 @@ def _finite(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
-    """An outcome for people."""
+    """An outcome as lines of text."""
     header = ["data type", "shape", "min", "max", "mean"]
     inputs = [[*_row(it), "random" if it["random"] else "given"] for it in result["inputs"]]
     lines = [table(["input", *header, "from"], inputs), ""]

@@ -1,6 +1,6 @@
-"""Conversions of other files to archives and back, one or many, and comparing two archives.
+"""Conversions of one or many files to archives and back, and comparison of two archives.
 
-`sources` opens the file to convert, `converting` has `convert`, `export` and `extract`. `batch`
-runs many conversions, `trees` finds their models. `downloading` copies a remote archive to a file,
+`sources` opens the file to convert; `converting` has `convert`, `export` and `extract`. `batch`
+runs many conversions; `trees` finds their models. `downloading` copies a remote archive to a file;
 `differences` compares two archives. This room imports archive and below.
 """

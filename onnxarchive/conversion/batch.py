@@ -1,4 +1,4 @@
-"""Many conversions, in this process or in the workers of an executor."""
+"""Runs many conversions, in this process or in the workers of an executor."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def convert_many(
     skip_existing: bool = False,
     **access: Unpack[Access],
 ) -> list[Conversion]:
-    """Converts many models to archives; one that fails does not stop the others.
+    """Converts many models to archives; a failure does not stop the other conversions.
 
     Args:
-        sources: Models, and directories to search for models, or URLs of either. A model that is
-            found twice is converted once; archives in `out_dir` are left out.
+        sources: Models, and directories to search for models, or URLs of these. A model that is
+            found twice is converted once; archives in `out_dir` are skipped.
         out_dir: Directory for the archives, created if missing, or its URL. An archive has the
             relative path of its model, with the suffix `.onnxa`.
         executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
@@ -64,7 +64,7 @@ def convert_many(
             conversion after another.
         replace: Whether to replace archives that exist; False makes such conversions fail.
         on_done: Called after each conversion with its outcome, the number of finished conversions,
-            and the number of all.
+            and the number of all conversions.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
@@ -72,13 +72,13 @@ def convert_many(
             They replace assets of the source that have the same path.
         other_files: Whether other files of a source's directory become assets; see `convert`.
         dedupe: Whether identical initializers of a graph become one initializer.
-        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
-        follow_links: As for `convert`. Of a Hugging Face cache only snapshots are converted.
+        verify_checksum: Whether to compare data files with the SHA-1 `checksum` of their tensors.
+        follow_links: As for `convert`. In a Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
-        jobs: Number of threads of each conversion; None for one per core, or for one with an
-            executor.
-        skip_existing: Whether to skip archives that exist; their outcome has `is_skipped`. So an
-            interrupted run can be repeated: archives appear when they are complete.
+        jobs: Number of threads of each conversion; None for one per core, or, with an executor, a
+            single thread.
+        skip_existing: Whether to skip archives that exist; their outcome has `is_skipped`. This
+            continues an interrupted run, since archives appear only when they are complete.
         access: Options for remote sources and targets; see `convert`.
 
     Returns:
@@ -93,7 +93,7 @@ def convert_many(
         for outcome in onnxarchive.convert_many(["model.onnx", "decoder.onnx"], "archives"):
             print(outcome.target, outcome.error)
     """
-    open_assets(assets)  # a fault in them is raised once, and not for each model
+    open_assets(assets)  # raises a fault of an asset once, not for each model
     options = WriteOptions(
         size_threshold=size_threshold,
         alignment=alignment,
@@ -131,7 +131,7 @@ def convert_many(
 def _outcomes(
     work: Iterable[tuple[str, str, str | None]], convert: _Convert, executor: Executor | None
 ) -> Iterator[tuple[int, Conversion]]:
-    """Runs conversions, and yields each outcome with its index when it is known."""
+    """Runs conversions, and yields each outcome with its index."""
     todo: dict[int, tuple[str, str]] = {}
     taken: dict[str, str] = {}
     for index, (source, target, error) in enumerate(work):
@@ -167,14 +167,14 @@ def _submitted(
         index = futures[future]
         try:
             yield index, future.result()
-        except Exception as error:  # of the executor: a conversion returns its own
+        except Exception as error:  # an error of the executor; conversions return their errors
             yield index, _failure(*todo[index], f"the worker failed: {error!r}")
 
 
 def _work(
     sources: Iterable[str | os.PathLike[str]], out: str, access: Access
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Each model with its target, both absolute, and the error if there is one, else None."""
+    """Yields the absolute paths of each model and its target, and the error or None."""
     met: set[str] = set()
     for source in sources:
         if is_remote(source, access):
@@ -210,7 +210,7 @@ def _work(
 def _remote_work(
     source: str, out: str, access: Access, met: set[str]
 ) -> Iterator[tuple[str, str, str | None]]:
-    """As `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
+    """Like `_work`, for the URL of a model or of a tree; adds the URLs of models to `met`."""
     found = False
     error: str | None
     try:
@@ -249,14 +249,14 @@ def _failure(source: str, target: str, error: str, error_type: str | None = None
 
 
 def _public_type(error: Exception) -> str:
-    """The name of an error's type, or of its first base that callers know."""
+    """The name of an error's type, or of its first public base class."""
     known = (ArchiveError.__module__, Exception.__module__)
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in known)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Task:
-    """A conversion for an executor, whose log may show it: without secrets of the URLs."""
+    """A conversion for an executor. Its `repr`, which may be logged, hides secrets of URLs."""
 
     source: str
     target: str
@@ -273,7 +273,7 @@ def convert_one(task: _Task) -> Conversion:
 
 @dataclass(frozen=True, slots=True)
 class _Convert:
-    """Converts one model; an error is an outcome."""
+    """Converts one model; errors are returned as outcomes."""
 
     options: WriteOptions
     replace: bool
@@ -295,7 +295,7 @@ class _Convert:
                 )
             if not self.dry_run and files_of(target, self.access):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-            with attributes.collected() as lost:  # the worker may be on another machine
+            with attributes.collected() as lost:  # returned, since a worker may be remote
                 conversion = convert_silently(
                     source,
                     target,

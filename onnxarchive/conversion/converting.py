@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 # ONNX's document on external data: offsets should be multiples of the page size.
 _PAGE_SIZE = 4096
-# Most bytes that deflate inflates from one. No more disk space is reserved, whatever sizes a source
-# states.
+# Greatest expansion by deflate. Limits the disk space that is reserved, since a source may state
+# false sizes.
 _MAX_EXPANSION = 1032
 
 
@@ -75,12 +75,12 @@ class Conversion:
         tensors: Number of tensors stored outside the models.
         assets: Number of assets.
         taken: Paths of other files of the source that became assets.
-        left_out: Paths of other files that did not.
+        left_out: Paths of other files of the source that did not become assets.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         warnings: A message for each thing that was left out or could not be kept.
         is_skipped: Whether the archive existed and was not replaced.
-        error_type: Name of the type of the exception, such as `"OSError"`; None without one.
+        error_type: Name of the type of the error, such as `"OSError"`; None if there was no error.
 
     Example:
         outcome = onnxarchive.convert("model.onnx", "new.onnxa", dry_run=True)
@@ -124,49 +124,48 @@ def convert(
 
     Sources are recognised by content, not by extension. Weights are streamed, so they are never all
     in memory. The source is not changed. Files of a zip or a directory that no tensor uses are left
-    out with a warning, except those below `assets/`; `other_files` includes them. A link is read as
-    a `.onnx` with external data; check it first with `onnxarchive.check_link`.
+    out with a warning, except below `assets/`; `other_files` includes these files. A link is read
+    as a `.onnx` with external data; check it first with `onnxarchive.check_link`.
 
     Files are read only from the source's directory and below, even if somebody renames files there
-    at the same time. Symbolic links that lead out of it are refused, unless `follow_links` allows
-    them. Hard links to files elsewhere cannot be detected.
+    at the same time. Symbolic links that lead out of this directory are refused, unless
+    `follow_links` allows them. Hard links to files elsewhere cannot be detected.
 
     `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
 
     Args:
-        source: One of these, or its URL: a `.onnx` with its external data in its directory or
-            below; a directory or a zip of any tool with one model (`__MODEL_PROTO` or one `.onnx`)
-            and its data files, such as PyTorch 1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and
-            DIRECTORY exports; an archive, to rewrite it. Compressed models, and compressed files
-            with several tensors, are inflated to a temporary file in the target's directory. Remote
-            archives and external data are streamed; other remote files are copied to a temporary
-            file first.
+        source: A `.onnx` with external data in its directory or below; a directory or a zip of any
+            tool with one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
+            1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an archive, to rewrite
+            it; or the URL of any of these. Compressed models, and compressed files with several
+            tensors, are inflated to a temporary file in the target's directory. Remote archives and
+            external data are streamed; other remote files are copied to a temporary file first.
         path: The archive, usually `name.onnxa`; a URL, where the object appears when it is
             complete; or a binary file, which is written in order and need not be seekable.
-        models: Other models by id, such as `{"decoder": "decoder.onnx"}`, each a source; they
-            replace models of `source` with the same id. An id is `[a-z][a-z0-9_]*` of at most 64
-            bytes. Equal tensors of different models (data type, dims, bytes) are stored once.
-            Assets come from `source` only.
+        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. They replace
+            models of `source` with the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
+            Equal tensors of different models (data type, dims, bytes) are stored once. Assets come
+            from `source` only.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.
-        other_files: Whether other files of the source's zip, or of the directory of the model, such
-            as `tokenizer.json`, become assets with the same paths. Hidden files, files that tools
-            leave behind, other models (`*.onnx*`) and weights of other libraries are left out; the
-            outcome names all. The directory of a remote `.onnx` is not read; a warning says so.
+        other_files: Whether other files of the source's zip or the model's directory, such as
+            `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
+            `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
+            outcome lists all. The directory of a remote `.onnx` is not read; a warning says so.
         dedupe: Whether identical initializers of a graph become one initializer.
-        verify_checksum: Whether to compare data files with the SHA-1 `checksum` that tensors state.
-        follow_links: A directory below which symbolic links of the source may also lead. True
-            allows links within the model's folder of a Hugging Face cache (`models--*`), and
-            nothing elsewhere.
+        verify_checksum: Whether to compare data files with the SHA-1 `checksum` of their tensors.
+        follow_links: A directory; symbolic links of the source may also lead to files below it.
+            True allows only links within the model's folder of a Hugging Face cache
+            (`models--*`).
         dry_run: Whether to write nothing and only return the outcome.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
-        jobs: Number of threads; None for one per core. One writes; the others read and verify up to
-            `jobs` tensors ahead, of 96 MiB in all. A remote source is read by one.
-        access: Options for remote sources and targets; see `open`. With `store`, both are paths in
-            it.
+        jobs: Number of threads; None for one per core. One thread writes; the others read and
+            verify up to `jobs` tensors ahead, 96 MiB at most. One thread reads a remote source.
+        access: Options for remote sources and targets; see `open`. With `store`, `source` and
+            `path` are paths in the store.
 
     Returns:
         The outcome.
@@ -221,7 +220,7 @@ def convert_silently(
     other_files: bool = False,
     access: Access,
 ) -> Conversion:
-    """Converts a model; warnings are only returned, since `warnings` is not safe in threads."""
+    """Converts a model; only returns warnings, since the module `warnings` is not thread-safe."""
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     sources = with_further_models(source, models)
     is_local = not any(is_remote(given, access) for given in sources.values())
@@ -229,7 +228,7 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
-    # Merging tensors, and sharing them with other models, needs all of them.
+    # Merging tensors, or sharing them with other models, needs all tensors.
     is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {
@@ -326,8 +325,8 @@ def export(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a tensor do not match their CRC-32.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
-        ValueError: `external_data` is not a file name or is that of `destination`, or a written
-            file would replace the archive.
+        ValueError: `external_data` is not a file name, or a written file would replace the other
+            or the archive.
         OSError: A file cannot be written.
 
     Example:
@@ -343,8 +342,8 @@ def export(
     require_no_input(beside, files_of(path, access))
     if os.path.realpath(beside) == os.path.realpath(destination):
         raise ValueError(
-            f"external_data must be another file than {os.fspath(destination)}, got {beside}, "
-            "which is the same file"
+            f"expected external_data to be another file than {os.fspath(destination)}, found "
+            f"{beside}, which is the same file"
         )
     with _opened(path, model, access) as (archive, _):
         _export_external(archive, destination, external_data, progress)
@@ -354,15 +353,15 @@ def export(
 def _opened(
     path: str | os.PathLike[str], model: str | None, access: Access
 ) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
-    """Opens an archive, and reads a model or all at once, since an edit may overwrite them.
+    """Opens an archive, and first reads one or all models, since an edit may overwrite them.
 
     Args:
         path: The archive.
         model: Id of the model; None for all.
-        access: How a remote archive is reached.
+        access: Options for a remote archive.
 
     Yields:
-        The archive, and the bytes of each of these models by the name of its entry.
+        The archive, and the bytes of these models by entry name.
     """
     with openable.opened(path, **access) as file:
         archive = Archive(streamed(file), model=model or "")
@@ -406,7 +405,7 @@ def _export_single(
 
     parts = weights.fill(model_proto, fill_in)
     if filled != set(archive._refs):
-        # A field occurs twice; protobuf merges both, so they cannot be filled one by one.
+        # A field occurs twice: protobuf merges both, so the tensors cannot be filled in place.
         parts = [proto.serialize(complete_model(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
     verified = sum(archive.entries[key].nbytes for key in archive._refs)
@@ -423,7 +422,7 @@ def _export_single(
 
 
 def _copied(archive: Archive, directory: str) -> Callable[[str], memoryview]:
-    """Copies the tensors of a model to a temporary file; gives a function that reads them there."""
+    """Copies a model's tensors to a temporary file; returns a function that reads them by key."""
     keys = list(archive._refs)
     copy = spool(chain.from_iterable(verified_pieces(archive, key) for key in keys), directory)
     sizes = [archive.entries[key].nbytes for key in keys]
@@ -450,7 +449,7 @@ def _export_external(
                 data_replacement.file.write(piece)
         with replacing(destination) as replacement:
             replacement.file.write(serialized)
-            # The data is renamed first, so that a new model has old data for a short time only.
+            # The data is renamed just before the model, so both are of one export almost always.
             data_replacement.commit()
     except BaseException as error:
         data_replacement.discard(error)
@@ -516,7 +515,7 @@ def extract(
         counter = ProgressCounter(progress, total)
         process = os.getpid()
         for name in archive.entries:
-            require_process(process)  # whose directory it is
+            require_process(process)  # a forked process would write into the same directory
             target = os.path.join(made, *name.split("/"))
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with make_file(target) as file:

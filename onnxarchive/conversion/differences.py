@@ -1,7 +1,7 @@
 """Differences of two archives: graph, tensors, assets, and the other fields of their models.
 
-Bytes are compared by size and CRC-32. Models are copied without the bytes of their tensors;
-size and CRC-32 replace the locations, so the keys of tensors make no difference.
+Bytes are compared by size and CRC-32. Models are copied without the bytes of their tensors, and
+with size and CRC-32 in place of locations, so the keys of tensors are not compared.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Difference", "diff"]
 
 _PIECE_SIZE: Final = 2 << 20  # bytes of each archive in memory at a time
-_STACK_TRACE: Final = "stack_trace"  # end of keys such as PyTorch's pkg.torch.onnx.stack_trace
-# Sections and their fields.
+_STACK_TRACE: Final = "stack_trace"  # suffix of keys such as PyTorch's pkg.torch.onnx.stack_trace
+# Fields by section.
 _OF_GRAPH: Final = {
     "nodes": "node",
     "inputs": "input",
@@ -65,9 +65,9 @@ class Difference:
             (`value_info`) and `"tensors"` (initializers) of the main graph; `"opsets"`,
             `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, the other fields
             of both. Sections of models other than the default one begin with the id:
-            `"decoder/nodes"`. If all models were compared, `"models"` lists those that one archive
-            lacks, and `"assets"` changed assets. Added parts come last. A change within a node,
-            such as a tensor of a subgraph, is a change of the node.
+            `"decoder/nodes"`. If all models were compared, `"models"` lists models that only one
+            archive has, and `"assets"` lists changed assets. Additions come last. A change within a
+            node, such as in a tensor of a subgraph, is a change of the node.
 
     Example:
         difference = onnxarchive.diff("model.onnxa", "other.onnxa")
@@ -96,9 +96,9 @@ def diff(
 ) -> Difference:
     """Compares the models, weights and assets of two archives.
 
-    No weight is read: large tensors are compared by their size and the CRC-32 in the central
-    directory. Nodes are matched by name, or by their first output if they have none. The order of
-    nodes, attributes and initializers does not matter, nor do keys and offsets of tensors.
+    Unless `full` is True, no weight is read: large tensors are compared by size and by the CRC-32
+    in the central directory. Nodes are matched by name, or by first output if they have no name.
+    The order of nodes, attributes and initializers, and keys and offsets of tensors do not matter.
 
     Args:
         path: An archive, as in `onnxarchive.open`.
@@ -112,7 +112,7 @@ def diff(
         access: Options for remote archives; see `onnxarchive.open`.
 
     Returns:
-        The differences; an empty `sections` if there is none.
+        The differences; `is_same` is True if there are none.
 
     Raises:
         ArchiveFormatError: One of the files is not an archive, or breaks a rule.
@@ -151,7 +151,7 @@ def diff(
 
 
 def _open(source: Openable, model: str, full: bool, access: Access) -> Archive:
-    """Opens an archive; if all of it will be read, a remote one is streamed or cached."""
+    """Opens an archive; if `full`, a remote archive is streamed or cached as a whole."""
     with opened(source, **access) as file:
         archive = Archive(streamed(file) if full else file, model=model)
         if full:
@@ -183,7 +183,7 @@ def _asset_changes(
 
 @dataclass(slots=True)
 class _Content:
-    """Bytes of a tensor or an asset; with a SHA-256 if others have the same size and CRC-32."""
+    """Bytes of a tensor or asset; `sha256` is set if other bytes have the same size and CRC-32."""
 
     nbytes: int
     crc32: int
@@ -200,15 +200,15 @@ class _Contents:
     """Contents of an archive.
 
     Attributes:
-        tensors: By id of a model: the contents of its tensors, except strings, by path in it.
-        assets: The contents of assets by path.
+        tensors: Contents of tensors, except strings, by model id and by path in the model.
+        assets: Contents of assets by path.
     """
 
     tensors: dict[str, dict[Path, _Content]]
     assets: dict[str, _Content]
 
     def distinct(self) -> list[_Content]:
-        """All contents in the usual order; one that several models share is given once."""
+        """All contents, tensors first; contents that several models share occur once."""
         found = [it for contents in self.tensors.values() for it in contents.values()]
         found += self.assets.values()
         return [*{id(content): content for content in found}.values()]
@@ -266,7 +266,7 @@ def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
 def _compare_bytes(
     ones: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
 ) -> None:
-    """Compares bytes of the same size and CRC-32, and sets the SHA-256 of those that differ."""
+    """Compares contents of equal size and CRC-32 byte by byte; sets the SHA-256 if they differ."""
     common = {(it.nbytes, it.crc32) for it in ones} & {(it.nbytes, it.crc32) for it in others}
     firsts: dict[tuple[int, int], _Content] = {}
     pairs = []
@@ -286,7 +286,7 @@ def _compare_bytes(
 def _described_model(
     model: onnx.ModelProto, contents: Mapping[Path, _Content], stack_traces: bool
 ) -> onnx.ModelProto:
-    """A copy of a model with descriptions of contents as the locations of tensors."""
+    """A copy of a model in which the location of a tensor describes the tensor's content."""
     copy = with_locations(model, {path: str(it) for path, it in contents.items()})
     for _, node in () if stack_traces else below(copy, (), onnx.NodeProto.DESCRIPTOR):
         metadata = node.metadata_props  # type: ignore[attr-defined]
@@ -296,7 +296,7 @@ def _described_model(
 
 
 def _model_changes(one: onnx.ModelProto, other: onnx.ModelProto) -> dict[str, tuple[Change, ...]]:
-    """Compares two models by section; clears the lists that have a section of their own."""
+    """Compares two models by section, and clears their fields that have a section."""
     sections = {}
     fields: list[Change] = []
     for kind in ("input", "output"):

@@ -1,4 +1,4 @@
-"""`download`: a remote archive as a file of this machine."""
+"""`download`: copies a remote archive to a local file."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def download(
 ) -> str:
     """Copies a remote archive to a file, and verifies every byte.
 
-    The file appears when it is complete and passes `Archive.verify`. The next `download` of the
-    same version resumes an interrupted one, whose bytes are in the hidden directory
-    `.NAME.download` beside the file. It restarts if the server sends neither a strong ETag nor a
-    version.
+    The file appears when it is complete and passes `Archive.verify`. An interrupted download leaves
+    its bytes in the hidden directory `.NAME.download` beside the file, and the next call resumes it
+    if the object has the same version. Without a strong ETag or a version, the next call restarts.
 
     Args:
         url: The archive.
@@ -67,7 +66,7 @@ def download(
 
 
 def target_of(url: str, path: str | os.PathLike[str] | None) -> str:
-    """The absolute path of the file, without symbolic links."""
+    """The absolute path of the file to write, without symbolic links."""
     name = unquote(url.rstrip("/").rpartition("/")[2])
     if path is None or os.path.isdir(path):
         if name in ("", os.curdir, os.pardir) or os.path.basename(name) != name:
@@ -77,13 +76,13 @@ def target_of(url: str, path: str | os.PathLike[str] | None) -> str:
 
 
 def partial_directory(target: str) -> str:
-    """The hidden directory that holds what has arrived of a download."""
+    """The hidden directory of an unfinished download."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.download")
 
 
 def _download(remote: RemoteFile, key: str, target: str, progress: Progress | None) -> None:
-    """Fetches what is missing in a file beside the target, verifies all of it and moves it."""
+    """Completes a partial file beside the target, verifies it and moves it to the target."""
     directory = partial_directory(target)
     os.makedirs(directory, 0o700, exist_ok=True)
     lock = os.path.join(directory, _LOCK)
@@ -111,8 +110,8 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
 
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:
-    """Copies an object whose version has no name, so that a part of it cannot be used later."""
-    Archive(remote)  # before all of it is fetched
+    """Downloads an object without an ETag or version, so the download cannot be resumed later."""
+    Archive(remote)  # refuses other files before they are downloaded
     with replacing(target) as replacement, with_path(remote.path):
         for piece in remote.stream(0, remote.size):
             replacement.file.write(piece)

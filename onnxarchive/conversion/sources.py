@@ -54,16 +54,16 @@ def open_source(
         path: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
             file.
         verify_checksum: Whether to compare data with the `checksum` that tensors state.
-        other_files: Whether to give the other files of a directory or zip, too.
+        other_files: Whether to include other files of a directory or zip in the source.
         taken_from: See `open_model`.
         follow_links: See `open_model`.
-        temporary: Directory for temporary files: inflated files, a copy of a remote file that is no
-            archive, and of one large tensor of its external data at a time; None for the system's.
-        access: How a remote source is reached; see `onnxarchive.open`.
+        temporary: Directory for temporary files; None for the system's. They hold inflated files,
+            a remote file other than an archive, and one large remote tensor at a time.
+        access: Options for a remote source; see `onnxarchive.open`.
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
-        ChecksumError: A tensor of an archive has another SHA-1 than it states.
+        ChecksumError: A tensor of an archive does not match its SHA-1 `checksum`.
         LockedError: The archive stayed locked.
         UnfinishedEditError: An edit of the archive was interrupted.
         ObjectChangedError: A remote file changed while it was read.
@@ -75,7 +75,7 @@ def open_source(
             resources.enter_context(with_path(file.path))
             archive = _open_remote_archive(file)
             if archive is not None:
-                resources.enter_context(archive)  # ends its stream
+                resources.enter_context(archive)  # closing it ends the stream
                 yield _source(archive, verify_checksum)
                 return
             open_location = partial(open_beside, os.fspath(path), **access)
@@ -108,7 +108,7 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
     """A temporary copy of a remote file, if it may be a model or a zip.
 
     Raises:
-        ArchiveFormatError: It is too large for a model, and no zip.
+        ArchiveFormatError: The file is too large for a model, and is not a zip.
     """
     if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
         raise ArchiveFormatError(
@@ -133,18 +133,18 @@ def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack)
 
 @contextlib.contextmanager
 def _if_archive() -> Iterator[None]:
-    """Ends the block without an error if its file is no archive, of this or a later version."""
+    """Ignores the error if the file of the block is not an archive of this or a later version."""
     try:
         yield
     except (LockedError, UnfinishedEditError, ObjectChangedError):
         raise
     except ArchiveError as error:
-        if error.rule == "VERSION-1":  # nothing of a later version is dropped
+        if error.rule == "VERSION-1":  # a conversion could lose data of a later version
             raise
 
 
 def _open_remote_archive(file: RandomAccessFile) -> Archive | None:
-    """Opens a remote file as an archive, which is streamed or cached; None if it is not one."""
+    """Opens a remote file as an archive, streamed or cached; None if it is not an archive."""
     with _if_archive():
         archive = Archive(streamed(file))
         archive._fetch_entries(archive.entries)

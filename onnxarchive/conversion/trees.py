@@ -1,4 +1,4 @@
-"""Finds the models of a tree: of a directory, or below the URL of a folder in a store."""
+"""Finds the models of a tree: a directory, or the URL of a folder in a store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxarchive.sources.hugging_face import SNAPSHOTS, is_cached_model
 from onnxarchive.sources.source import is_model_file
 
 ARCHIVE_SUFFIX = ".onnxa"
-_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # such a file must hold a model: others are skipped
+_MODEL_SUFFIXES = (".onnx", ARCHIVE_SUFFIX)  # other files are skipped unless they hold a model
 _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 
 
@@ -22,10 +22,10 @@ def find_models(
 ) -> Iterator[tuple[str, str]]:
     """Finds the models of a tree, in the order of their paths.
 
-    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if its
-    content is one or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that begin
-    with a dot are left out, and of a model in a Hugging Face cache all but its snapshots. If
-    `source` is a file, it is a model whatever its name.
+    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if it
+    contains a model or a zip of a model, or if its name ends with `.onnx` or `.onnxa`. Names that
+    begin with a dot are skipped. In a Hugging Face cache, only snapshots of models are searched.
+    If `source` is a file, it is always a model.
 
     Args:
         source: A file or the root of a tree.
@@ -49,7 +49,7 @@ def find_models(
             yield directory, name
             folders.clear()
             continue
-        if is_cached_model(directory, folders):  # its blobs are what the snapshots link to
+        if is_cached_model(directory, folders):  # snapshots are links to its blobs
             folders[:] = [SNAPSHOTS]
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for name in sorted(names):
@@ -74,15 +74,15 @@ def _raise(error: OSError) -> None:
 def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
     """Finds the models below a URL, in the order of their paths.
 
-    An object is a model if its name ends with `.onnx` or `.onnxa`; others are not read. Names that
-    begin with a dot are left out. A URL that ends so is a model itself.
+    An object is a model if its name ends with `.onnx` or `.onnxa`; no object is read. Names that
+    begin with a dot are skipped. If `url` ends with `.onnx` or `.onnxa`, it is the only model.
 
     Args:
         url: The URL of a model or of a folder in a store.
-        access: How it is reached.
+        access: Options for the store.
 
     Yields:
-        The model's URL, and its path below `url`, which is the store's and is not checked.
+        The model's URL, and its path below `url`, unchecked, as listed by the store.
 
     Raises:
         OSError: A request failed.
@@ -98,6 +98,6 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
 
 
 def with_suffix(place: str) -> str:
-    """The path of a model's archive, by the path of the model."""
+    """The relative path of a model's archive, from the path of the model."""
     stem, suffix = os.path.splitext(place)
     return (stem if suffix.lower() in _SUFFIXES else place) + ARCHIVE_SUFFIX

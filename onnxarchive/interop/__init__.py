@@ -1,8 +1,8 @@
-"""Archives in other libraries, a module for each; a library is imported when it is first used.
+"""Archives in other libraries; a library is imported on first use.
 
-ONNX Runtime: `onnxruntime`, `ort_options`, `running`, `comparing`, `inputs`. Links, `.onnx` files
-with external data in an archive: `linked_models`, `links`, `link_checks`. onnx: `onnx_registry`,
-`checker`, `shape_inference`; other functions on models: `transforming`. PyTorch: `torch`. Netron:
-`netron`. onnx_ir is in the room `archive`, because `save` accepts its models. This room imports
-conversion and below.
+ONNX Runtime: `onnxruntime`, `ort_options`, `running`, `comparing`, `inputs`. Links (`.onnx` files
+with external data in an archive): `linked_models`, `links`, `link_checks`. onnx: `onnx_registry`,
+`checker`, `shape_inference`. Other functions on models: `transforming`. PyTorch: `torch`. Netron:
+`netron`. The module for onnx_ir is in the room `archive`, because `save` accepts models of onnx_ir.
+This room imports conversion and below.
 """

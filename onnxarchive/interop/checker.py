@@ -1,9 +1,9 @@
 """`check_model`: `onnx.checker` on archives of any size, without reading weights.
 
-onnx checks models of 2 GiB or more only by path. The files of their external data must exist in the
-directory of the model or below, be regular, and have one name; onnx does not read them. So it
-checks a linked model in a temporary directory, beside an empty file in place of the archive. The
-archive's own directory is not written to.
+onnx checks models of 2 GiB or more only by path. External data must be in regular files with one
+name, in the model's directory or below; onnx does not read these files. So `check_model` writes the
+model without its weights to a temporary directory, beside a sparse file in place of the archive.
+Nothing is written to the archive's directory.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def check_model(
 ) -> list[Finding]:
     """Checks the model of an archive with `onnx.checker.check_model`.
 
-    `onnxarchive.check` checks the file; this function checks the model in it, without reading large
-    weights. Unlike onnx's, it returns a fault instead of raising it.
+    `onnxarchive.check` checks the file; this function checks the model without reading large
+    weights. Unlike `onnx.checker.check_model`, this function returns a fault instead of raising it.
 
     Args:
         path: The archive.
-        full_check: Whether to infer shapes as well and compare them with those in the model.
+        full_check: Whether to infer shapes, too, and compare them with the model's shapes.
         skip_opset_compatibility_check: As in onnx.
         check_custom_domain: As in onnx.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
@@ -69,7 +69,7 @@ def check_model(
         with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # As large as the archive, if files can have holes. So far onnx does not read the size.
+            # A sparse file of the archive's size, or an empty file: so far onnx ignores the size.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(

@@ -18,7 +18,7 @@ PIECE: Final = 1 << 20  # elements compared at a time
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """Comparison of an output of two models.
+    """Comparison of one output of two models.
 
     Attributes:
         name: Name of the output.
@@ -27,7 +27,7 @@ class OutputDifference:
         elements: Number of elements.
         greatest_absolute: Greatest absolute difference of two numbers; infinite if only one of
             them is NaN. None for strings and if nothing was compared.
-        greatest_relative: Greatest difference divided by the second number, likewise.
+        greatest_relative: Likewise, with each difference divided by the other model's number.
         unequal: Number of elements that differ at all.
     """
 
@@ -41,7 +41,7 @@ class OutputDifference:
 
     @property
     def is_same(self) -> bool:
-        """True if nothing differs by more than the tolerances."""
+        """True if values were compared and none differs by more than the tolerances."""
         return self.problem is None and self.differing == 0
 
 
@@ -55,7 +55,7 @@ def compare(
         theirs: Results of the other model, run on the inputs of the first (`Outcome.feed`).
         absolute: Absolute tolerance.
         relative: Relative tolerance: `relative` times the other model's number is added to
-            `absolute`. If both are 0, every bit must be equal. NaN equals only NaN in any case.
+            `absolute`. If both tolerances are 0, all bits must be equal. NaN equals only NaN.
 
     Raises:
         ValueError: A tolerance is negative or NaN, or the other model has further inputs.
@@ -78,7 +78,7 @@ def compare(
 
 
 def require_tolerances(absolute: float, relative: float) -> None:
-    """Refuses tolerances that are negative or NaN, with a ValueError."""
+    """Raises a ValueError if a tolerance is negative or NaN."""
     for tolerance in (absolute, relative):
         if not tolerance >= 0:
             raise ValueError(f"expected a tolerance of 0 or more, found {tolerance}")

@@ -1,4 +1,4 @@
-"""Makes the inputs for a model: checks the given arrays, and makes random ones for the rest."""
+"""Makes the inputs of a model: checks given arrays, and makes random arrays for the others."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Port:
     """An input or output of a model.
 
     Attributes:
-        name: Its name.
-        type: Its type in ONNX Runtime's notation: `tensor(float)`, `seq(tensor(int64))`.
-        dims: Sizes of its axes; for an open dimension its name. One without a name is named after
-            the port and the axis: `x[0]`. Empty for a scalar and for an unknown shape.
+        name: Name of the input or output.
+        type: Type in ONNX Runtime's notation: `tensor(float)`, `seq(tensor(int64))`.
+        dims: For each axis, its size, or its name if the dimension is open. An unnamed dimension
+            gets the name of port and axis: `x[0]`. Empty for a scalar or an unknown shape.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Port:
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """Type of its arrays, `object` for strings; None if it is no tensor."""
+        """Data type of the port's arrays, `object` for strings; None if it takes no tensor."""
         return _DTYPES.get(self.type)
 
     @property
@@ -65,11 +65,11 @@ def make_inputs(
 
     Args:
         ports: Inputs of the model.
-        given: Inputs by name. Their shapes set open dimensions of the same name elsewhere.
+        given: Inputs by name. Their shapes also set open dimensions of other inputs by name.
         dims: Sizes of open dimensions, by the names in `Port.dims`.
 
     Returns:
-        The inputs by name, and the open dimensions that nothing set, whose size is 1.
+        The inputs by name, and the default size (1) of each open dimension that was not set.
 
     Raises:
         ValueError: A name is unknown, an input does not fit, or a random one cannot be made.
@@ -132,13 +132,13 @@ def _fitted(port: Port, value: Input) -> Input:
 
 
 def random_input(port: Port, shape: Sequence[int]) -> NDArray[Any]:
-    """A random array for an input, always the same for the same name, type and shape.
+    """Makes a random array for an input; name, type and shape determine the values.
 
     Floating-point numbers are normally distributed. Integers of 16 bits or more are 0 or 1, which
-    are valid indices, masks and token types; those of 8 bits or less take every value.
+    are valid indices, masks and token types. Integers of 8 bits or less take all values.
 
     Raises:
-        ValueError: The input is no tensor, or the array does not fit memory.
+        ValueError: The input is not a tensor, or the array does not fit memory.
     """
     dtype = port.dtype
     if dtype is None:
@@ -151,7 +151,7 @@ def random_input(port: Port, shape: Sequence[int]) -> NDArray[Any]:
         if dtype.hasobject:
             return generator.choice(_WORDS, shape).astype(dtype)
         if "int" in dtype.name or dtype.kind == "b":
-            has_all_values = dtype.itemsize == 1 and dtype.kind != "b"  # taken modulo their number
+            has_all_values = dtype.itemsize == 1 and dtype.kind != "b"  # wrapped by astype
             count = 1 << 8 if has_all_values else 2
             return generator.integers(0, count, shape, np.uint8).astype(dtype)
         width = np.float64 if dtype == np.float64 else np.float32

@@ -26,7 +26,7 @@ from onnxarchive.model.walking import Path
 from onnxarchive.storage.files import MappedFile
 from onnxarchive.storage.paths import is_below, leads_out
 
-# The fields of a tensor without its data and the place of its data.
+# Fields of a tensor other than its data and the location of its data.
 _DESCRIBING_FIELDS: Final = tuple(
     field.name
     for field in onnx.TensorProto.DESCRIPTOR.fields
@@ -49,21 +49,21 @@ def check_link(
       name, type and shape;
     - every other tensor has the same bytes as in the archive;
     - the rest of the model equals the archive's model;
-    - the metadata `onnxarchive.link` matches the positions and CRC-32s in the archive's directory.
+    - the metadata `onnxarchive.link` matches the archive's central directory.
 
     Large weights are not read; `onnxarchive.check(..., full=True)` compares them with their CRC-32.
 
     Args:
         path: The link.
-        archive: The archive; None for the one that the link names.
+        archive: The archive; None for the archive named in the link.
 
     Returns:
-        Every fault; an empty list if the link is valid. The `rule` of a finding is None, its
-        `entry` that of the tensor at fault, or None.
+        All faults; an empty list if the link is valid. The `rule` of a finding is None; its
+        `entry` is the key of the faulty tensor, or None.
 
     Raises:
         ArchiveFormatError: The link is not a model, or the archive breaks a rule.
-        ValueError: `archive` is None, and the link names none, since no tensor is external.
+        ValueError: `archive` is None, and the link names no archive since no tensor is external.
         OSError: The link or `archive` cannot be read.
 
     Example:
@@ -93,18 +93,18 @@ def check_link(
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of the archive that a link names; None if that is not one file below its directory.
+    """The archive's path in a link; None unless there is one, in the link's directory or below.
 
     Raises:
         ArchiveFormatError: The link is not a model or is too large for one.
-        OSError: It cannot be read.
+        OSError: The link cannot be read.
     """
     locations = _locations(_parse(path))
     return _beside(path, locations[0]) if len(locations) == 1 else None
 
 
 class _LinkReport(Report):
-    """Raises faults of a link's model without the id of a rule: rules are about archives."""
+    """Raises faults of a link's model without a rule id, since rules apply only to archives."""
 
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         raise ArchiveFormatError(message)
@@ -200,7 +200,7 @@ def _location_findings(
         yield _finding(f"expected external data in {archive.path}, found it in {file}")
     elif os.path.islink(file) or os.stat(file).st_nlink > 1:
         yield _finding(
-            f"expected a file with one name, since onnx reads no external data from others, "
+            f"expected a file with one name, since onnx reads no external data through links, "
             f"found a symbolic link or several hard links at {file}"
         )
 
@@ -227,7 +227,7 @@ def _difference(
         return (
             f"{original}: expected its data in one place, found it in the link and in external_data"
         )
-    entry, data = archive.entries[key], archive.read(key)  # compares the local header
+    entry, data = archive.entries[key], archive.read(key)  # also checks the local header
     try:
         if not is_external:
             is_same = tensors.raw_data(ref) == data
@@ -239,13 +239,13 @@ def _difference(
     if (reference.offset or 0, reference.length) == (entry.data_offset, entry.nbytes):
         return None
     return (
-        f"{original}: expected offset {entry.data_offset} and length {entry.nbytes}, where its "
-        f"entry lies, found {reference.offset} and {reference.length}"
+        f"{original}: expected offset {entry.data_offset} and length {entry.nbytes} of its entry, "
+        f"found {reference.offset} and {reference.length}"
     )
 
 
 def _without(tensor_paths: Iterable[Path], model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with these tensors empty and without the fingerprint of a link."""
+    """Copies a model, clears these tensors and removes the fingerprint of a link."""
     copy = with_locations(model, dict.fromkeys(tensor_paths, ""))
     for path in tensor_paths:
         walking.at(copy, path).Clear()

@@ -21,18 +21,18 @@ _SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
-# True if a tensor of this size in bytes stays in the archive.
+# Whether a tensor, of this size in bytes, stays outside the model.
 StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 
 
 def stays_outside(ref: TensorRef, nbytes: int) -> bool:
-    """True for a tensor that tools read from external data.
+    """True if tools read the tensor from external data.
 
-    These are dense initializers of the main graph and of subgraphs, unless they may give a shape
-    (`may_give_shape`). Other tensors are in attributes, functions, sparse tensors and
-    training_info; an archive has them outside its model only with `convert_attribute`. ONNX Runtime
-    1.24 reads neither sparse tensors nor the value of a ConstantOfShape from external data, 1.27
-    still not the latter, and onnx.load skips sparse tensors.
+    True for dense initializers of the main graph and of subgraphs, unless they may give a shape
+    (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are
+    outside the model only in archives made with `convert_attribute`. From external data, ONNX
+    Runtime 1.24 does not read sparse tensors, ONNX Runtime 1.24 to 1.27 does not read the value of
+    a ConstantOfShape, and onnx.load does not read sparse tensors.
 
     Args:
         ref: A tensor that an archive stores outside its model.
@@ -44,13 +44,13 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
 def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
     """True if shape inference may need the values of a tensor of this type and size.
 
-    These are tensors below 1024 bytes, and vectors of INT32 and INT64 below 64 KiB: the shape of a
-    Reshape, the parts of a Split. Shape inference does not read external data; ONNX Runtime stops
-    with "Cannot parse data from external tensors", from 1.27 also on tensors of 0 bytes.
+    True for tensors below 1024 bytes, and for INT32 and INT64 vectors below 64 KiB, such as the
+    shape of a Reshape. Shape inference does not read external data: ONNX Runtime fails with "Cannot
+    parse data from external tensors", since 1.27 also for tensors of 0 bytes.
 
-    A vector of 64 KiB or more counts as weights. Only Split and SplitToSequence could take so long
-    a vector (8192 parts or more) for a shape, and they stop with that error. To run such a model,
-    keep the vector in the archive's model with a larger `size_threshold`.
+    Vectors of 64 KiB or more count as weights. Only Split and SplitToSequence with 8192 parts or
+    more need the values of such a vector, and fail with this error. To run such a model, keep the
+    vector in the archive's model with a larger `size_threshold`.
 
     Args:
         tensor: The tensor. Its data is not read.
@@ -63,9 +63,9 @@ def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
 
 
 def is_unread(ref: TensorRef, nbytes: int) -> bool:
-    """True for a tensor whose data neither checker nor shape inference of onnx reads.
+    """True if neither the checker nor the shape inference of onnx reads the tensor's data.
 
-    They read tensors that may give a shape, wherever these are, and indices of sparse tensors.
+    Both read all tensors that may give a shape, and the indices of sparse tensors.
 
     Args:
         ref: A tensor that an archive stores outside its model.
@@ -84,19 +84,19 @@ def linked_model(
 ) -> onnx.ModelProto:
     """The model of an archive with its large tensors as external data in the archive's file.
 
-    Compares every local header with the directory. Reads and verifies the tensors that the model
-    is to hold; of the others no byte is read.
+    Compares local headers with the central directory. Reads and verifies the tensors that become
+    part of the model, and no others.
 
     Args:
         archive: The archive.
-        location: The path of the archive's file, as written to `external_data`; None to keep the
-            keys as locations. Then local headers are not compared.
-        is_outside: Selects, of the tensors stored outside, those that become external data.
+        location: The path of the archive's file for `external_data`. None keeps the keys as
+            locations, and does not compare the local headers of external tensors.
+        is_outside: Selects the tensors that become external data, among those outside the model.
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
         ArchiveFormatError: A local header does not match the directory.
-        ChecksumError: Bytes of a tensor that the model is to hold have changed.
+        ChecksumError: The bytes of a tensor that is read do not match their CRC-32.
         UnsupportedFeatureError: The model would take 2 GiB or more.
         ValueError: The archive is closed.
     """
@@ -115,7 +115,7 @@ def linked_model(
             continue
         if encoded_external_data is not None:
             archive._require_header(entry.name)
-            # The tensor holds no data itself, or the archive would not have opened.
+            # Opening the archive has checked that the tensor holds no data of its own.
             tensor.ClearField("external_data")
             tensor.MergeFromString(encoded_external_data(entry.data_offset, entry.nbytes))
     if nbytes >= proto.SIZE_LIMIT:
@@ -133,10 +133,10 @@ def linked_model(
 def real_path(archive: Archive) -> str:
     """The current path of an open archive, without symbolic links.
 
-    On Linux it is found even if the file was renamed after it was opened.
+    On Linux a file that was renamed after it was opened is found, too.
 
     Raises:
-        ArchiveError: The path leads to another file now, or to none.
+        ArchiveError: The file was replaced or removed.
     """
     for candidate in archive._local_file.paths():
         if archive._local_file.is_at(candidate):
@@ -147,10 +147,10 @@ def real_path(archive: Archive) -> str:
 
 
 def require_utf8(path: str) -> None:
-    """Refuses a path that a string of a model cannot hold.
+    """Refuses a path that is not UTF-8, since strings of a model must be.
 
     Raises:
-        ValueError: It is not UTF-8.
+        ValueError: The path is not UTF-8.
     """
     try:
         path.encode()

@@ -1,4 +1,4 @@
-"""`link`: a small `.onnx` beside an archive, with the archive as the file of its external data."""
+"""`link`: writes a small `.onnx` whose external data is in an archive."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def link(
     model: str = "",
     **access: Unpack[Access],
 ) -> None:
-    """Writes a small `.onnx`, a link, whose external data is the archive; no weight is copied.
+    """Writes a link: a small `.onnx` whose external data is in the archive. No weight is copied.
 
     Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
-    It is valid for this archive only: move both together, and write a new link after the archive is
-    replaced or edited. `check_link` compares the two by the link's metadata `onnxarchive.link`: the
-    SHA-256 of offset, size and CRC-32 of the model's tensors, and the id of a model other than the
-    default one. An edit of other models that moves none of these tensors leaves a link valid.
+    A link is valid for this archive only: move both together, and write a new link after the
+    archive is replaced or edited. A link stays valid if other models are edited and its tensors do
+    not move. `check_link` compares link and archive, partly by the link's metadata
+    `onnxarchive.link`: a SHA-256 over the model's tensors, and the model's id (see `fingerprint`).
 
-    The link itself holds small tensors, and those that tools do not read from external data.
+    Small tensors, and tensors that tools do not read from external data, are in the link itself.
 
     Args:
-        path: The archive; or, with `cache`, the URL of one, which is fetched. The link then names
-            the file in the cache and is valid until the cache is cleared.
-        destination: The `.onnx`, in the archive's directory or in one above it, since ONNX allows
-            external data nowhere else. It is replaced if it exists.
+        path: The archive. With `cache` it may be a URL, which is fetched; the link then names the
+            file in the cache and is valid until the cache is cleared.
+        destination: The `.onnx`, in the archive's directory or in one above, since ONNX allows
+            external data only in a model's directory or below. An existing file is replaced.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         access: Options for a remote archive; see `onnxarchive.open`.
 
@@ -49,10 +49,10 @@ def link(
         ArchiveFormatError: The archive breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a tensor for the link do not match their CRC-32.
-        UnsupportedFeatureError: The link would take 2 GiB or more, or a remote archive has no
-            cache.
-        ValueError: `destination` is the archive or a symbolic link; or the archive is not in its
-            directory or below, or has a name that external data cannot have.
+        UnsupportedFeatureError: The link would take 2 GiB or more, or `path` is a URL without
+            `cache`.
+        ValueError: `destination` is the archive, a symbolic link, or in a directory that is not
+            allowed; or the archive's path is not allowed in external data.
         OSError: The archive cannot be read, or the link cannot be written.
 
     Warns:
@@ -88,7 +88,7 @@ def link(
 
 
 def _location(file: str, destination: str | os.PathLike[str]) -> str:
-    """The path of an archive's file as the external data of a `.onnx` at `destination`."""
+    """The location of an archive's file in the external data of a `.onnx` at `destination`."""
     directory = os.path.realpath(os.path.dirname(os.fspath(destination)))
     if not is_below(file, directory):
         raise ValueError(
@@ -109,12 +109,12 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
 
 
 def fingerprint(archive: Archive) -> str:
-    """The SHA-256 of the positions and CRC-32s of the tensors of `archive.model`.
+    """A SHA-256 over names, offsets, sizes and CRC-32s of the tensors of `archive.model`.
 
-    It is taken over one line for each entry of such a tensor, in the order of the archive: name,
-    data offset and size in decimal digits, CRC-32 in eight hexadecimal ones, with blanks between.
-    It changes with these weights, also if the layout stays the same, and not with assets or models.
-    The id of a further model follows it, with a blank between.
+    Each entry of such a tensor adds a line, in archive order: name, data offset and size in decimal
+    and CRC-32 in eight hexadecimal digits, separated by spaces. So the fingerprint changes with
+    bytes or offsets of these tensors, but not with models or assets. The id of a model other than
+    the default one follows the SHA-256 after a space.
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():
@@ -125,5 +125,5 @@ def fingerprint(archive: Archive) -> str:
 
 
 def linked_id(found: str | None) -> str:
-    """The id of the model in the fingerprint of a link; `""` if there is none."""
+    """The model id in the fingerprint of a link; `""` for the default model or for None."""
     return (found or "").partition(" ")[2]

@@ -1,7 +1,7 @@
-"""Netron in the browser, on an archive as it is: nothing is copied, unpacked or written.
+"""Shows an archive in Netron in the browser; nothing is copied, unpacked or written.
 
-Netron's page asks for the model and for external data by location. Locations in an archive's model
-are names of entries, so a server answers with the model as it is and with the bytes of entries.
+Netron's page requests the model, and external data by location. Locations in an archive's model are
+names of entries, so the server sends the model unchanged, and the bytes of entries.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _INDEX: Final = "index.html"
 _SUFFIXES: Final = frozenset({".css", ".html", ".ico", ".js", ".json", ".png"})
 _VERSION: Final = b'<meta name="version"'
-# A packaged Netron reports its use to Google and expires half a year after its date. A development
-# version, which has this number and no date, does neither; the policy enforces it.
+# A released Netron reports its use to Google and expires half a year after its date. A development
+# version (0.0.0, without a date) does neither, and _POLICY blocks reports.
 _TAGS: Final = (
     b'<meta name="version" content="0.0.0"><meta name="type" content="Python">'
     b'<meta name="file" content="/data/model.onnx"><meta name="identifier" content="model.onnx">'
@@ -43,19 +43,19 @@ _POLICY: Final = (
     "default-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
     " blob:; frame-src 'none'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
 )
-TOO_LARGE: Final = 1 << 31  # bytes; Chromium passes no answer of this size to a page
+TOO_LARGE: Final = 1 << 31  # bytes; Chromium passes only smaller responses to a page
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Shows an archive in Netron, on this machine alone, until the end of a `with` block.
+    """Serves an archive in Netron, to this machine only, until the end of a `with` block.
 
-    The page gets the bytes of a weight when a person opens it. A damaged weight is not sent, and a
-    warning says so. Nor is one that is too large for a browser (2 GiB or more).
+    The page requests the bytes of a weight when a user opens the weight. Damaged weights are not
+    sent, with a warning. Weights of 2 GiB or more are not sent: browsers do not accept them.
 
     Args:
         path: The archive.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        port: The port; 0 for any free one.
+        port: The port; 0 for any free port.
 
     Attributes:
         url: Address of the page, with a secret that other users and other pages do not know.
@@ -102,14 +102,14 @@ class Server(http.server.ThreadingHTTPServer):
         self._archive.close()
 
     def server_bind(self) -> None:
-        """Binds without a search for the host's name, which can take seconds."""
+        """Binds without looking up the host name, which can take seconds."""
         super(http.server.HTTPServer, self).server_bind()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores browsers that went away."""
+        """Ignores errors, such as connections that a browser closed."""
 
     def find(self, path: str) -> tuple[str, int, Iterable[bytes | memoryview]] | None:
-        """Media type, size and pieces of the answer; an ArchiveError if the entry is damaged."""
+        """Media type, size and data of a response, or None; ArchiveError for a damaged entry."""
         is_known = secrets.compare_digest(path[: len(self.prefix)].encode(), self.prefix.encode())
         name = urllib.parse.unquote(path[len(self.prefix) :]) or _INDEX
         found = self._served.get(name) if is_known else None
@@ -136,7 +136,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def _netron_files() -> dict[str, Path]:
-    """Finds the files of Netron's page by name, without running its code."""
+    """The files of Netron's page by name, found without importing Netron."""
     with needing("netron", "view a model"):
         found = importlib.util.find_spec("netron")
         if found is None or found.origin is None:
@@ -173,7 +173,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
-        # Declines the consent that the page asks for, and not that of another Netron.
+        # Declines the consent that this page asks for; the path keeps it from other Netrons.
         self.send_header("Set-Cookie", f"consent=0; Path={self.server.prefix}; SameSite=Strict")
         self.end_headers()
         self.wfile.writelines(found[2])

@@ -1,23 +1,23 @@
 """`onnx.load("m.onnxa")` and `onnx.save(model, "m.onnxa")`: archives in onnx's own functions.
 
-onnx selects a serializer by the extension of the path or by `format=`. It reads and writes the file
-itself and exchanges its bytes with the serializer. So
+onnx selects a serializer by the extension of the path or by `format=`. onnx reads and writes the
+file itself, and exchanges the file's bytes with the serializer. So
 
 - loading needs memory for the file and for the model, as with a `.onnx`. `onnxarchive.load` needs
   memory for the model only;
-- the model is always complete: serializers do not learn the value of `load_external_data`.
+- the model is always complete: onnx does not pass `load_external_data` to serializers.
   `onnxarchive.open(path).model` and `onnxarchive.ir.load` read no large tensor;
 - the model is the default one; `onnxarchive.load(path, model="decoder")` loads another. Saving
-  writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses the others
-  and the assets, which `onnxarchive.replace_model(path, model)` keeps;
-- saving writes into an existing file. `onnxarchive.save` replaces it, so views of the old file stay
-  valid and a failure leaves it unchanged;
-- `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a file of
-  their own, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
-  model, args), "m.onnxa")` works, and so does `external_data=False`, below 1.5 GiB. With
-  `dynamo=False` PyTorch does not ask onnx and writes a `.onnx` whatever its name.
+  writes an archive of one model without assets: `onnx.save(onnx.load(path), path)` loses other
+  models and assets. `onnxarchive.replace_model(path, model)` keeps them;
+- saving writes into an existing file. `onnxarchive.save` replaces the file, so views of the old
+  file stay valid, and after a failure the old file is unchanged;
+- `torch.onnx.export(model, args, "m.onnxa")` fails, since PyTorch writes the weights to a separate
+  file, `m.onnxa.data`, which a serializer cannot find. `onnxarchive.save(torch.onnx.export(
+  model, args), "m.onnxa")` works. Below 1.5 GiB, `external_data=False` works, too. With
+  `dynamo=False` PyTorch does not use onnx, and writes a `.onnx` under any file name.
 
-Importing `onnxarchive` imports this module. To keep that fast, it imports in its functions.
+Importing `onnxarchive` imports this module. To keep this fast, functions import what they need.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ArchiveSerializer:
     file_extensions: Collection[str] = frozenset({EXTENSION})
 
     def serialize_proto(self, proto: Any) -> bytes:
-        """Serializes a model to the archive that `onnxarchive.save` writes.
+        """Serializes a model to an archive, as `onnxarchive.save` does.
 
         Args:
             proto: A ModelProto. It is not changed.
@@ -111,13 +111,13 @@ class ArchiveSerializer:
 def register(*, replace: bool = False) -> bool:
     """Registers the serializer with onnx, for the format `onnxa` and the extension `.onnxa`.
 
-    Importing `onnxarchive` calls this, and does not replace a serializer of another package.
+    Importing `onnxarchive` calls this function with `replace=False`.
 
     Args:
         replace: Whether to replace a serializer that another package has registered.
 
     Returns:
-        True if the serializer is now registered for both.
+        True if the serializer is now registered for the format and the extension.
     """
     if not replace and _is_taken():
         return False
@@ -139,7 +139,7 @@ def _is_taken() -> bool:
 
 
 def _remedy(producer_name: str, location: str) -> str:
-    """What to do about external data."""
+    """The advice at the end of an error about external data."""
     from onnxarchive.errors import shown
 
     archive = location.removesuffix(".data")

@@ -1,8 +1,8 @@
-"""ONNX Runtime sessions of archives, which use the weights where they lie, in a file or in memory.
+"""ONNX Runtime sessions of archives; weights are used in place, in a file or in memory.
 
-If the archive is a file, ONNX Runtime gets the model with that file as external data, and its
-directory in the session options. It maps each tensor from there. Otherwise it gets the archive's
-model, in which tensors have their keys as locations, and the buffer of each key.
+If the archive is a file, ONNX Runtime gets a model with external data in this file, and session
+options with the file's directory. ONNX Runtime maps each tensor. Otherwise it gets the archive's
+model, with keys as locations, and a buffer for each key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
     from typing_extensions import Unpack
 
-# An open archive, or what `onnxarchive.open` opens.
+# An open archive, or an argument for `onnxarchive.open`.
 Source: TypeAlias = Archive | Openable
 
 
@@ -57,28 +57,28 @@ def session(
 
     ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
     copies of many weights for speed. With `prepack=False` it makes none, so memory stays flat and
-    processes share the pages; the README says when to choose this. (On Windows before version 1.23
-    it maps only tensors that begin at a multiple of 64 KiB, and reads the others.)
+    processes share the pages; the README says when to choose this. On Windows, versions before 1.23
+    map only tensors that begin at a multiple of 64 KiB, and read the others.
 
-    The archive may be renamed or replaced while sessions run, unless `set_providers` is called,
-    which opens it again by name. Tensors that ONNX Runtime needs for shape inference, or does not
-    read from external data, are passed in the model.
+    The archive may be renamed or replaced while sessions run, but a later call of `set_providers`
+    needs it at its old path. Tensors that ONNX Runtime needs for shape inference, or does not read
+    from external data, are passed in the model.
 
     Args:
-        path: The archive: an open `Archive`, or what `onnxarchive.open` opens. Without a local
+        path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
             file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
             newer use them in place; older versions copy them. Before 1.24, and with options that
             ONNX Runtime cannot copy, the model with its weights must be below 2 GiB.
-        sess_options: Options for the session, which gets a copy. ONNX Runtime cannot copy options
-            that name execution providers or write files, nor any options if the model may need
-            custom operators. Such options are changed while the session is made: do not use them
-            for another session at that time. They keep an empty entry for the directory of external
-            data, which ONNX Runtime logs.
+        sess_options: Options for the session, which are copied if possible. ONNX Runtime cannot
+            copy options that name execution providers or write files, nor options for a model that
+            may need custom operators. These are changed while the session is made: do not use them
+            for another session meanwhile. Afterwards they have an empty entry for the directory of
+            external data, which ONNX Runtime logs.
         providers: As for `onnxruntime.InferenceSession`.
-        model: Id of the model, such as `"decoder"`. `""` for the default one, or for the model
+        model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model
             chosen when `path` was opened.
-        prepack: Whether ONNX Runtime makes packed copies of weights. None for what `sess_options`
-            say, by default True.
+        prepack: Whether ONNX Runtime makes packed copies of weights. None keeps the setting in
+            `sess_options`, by default True.
         store: As for `onnxarchive.open`.
         storage_options: As for `onnxarchive.open`.
         cache: As for `onnxarchive.open`.
@@ -91,9 +91,9 @@ def session(
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a small tensor do not match their CRC-32.
-        ArchiveError: Another file has replaced an open archive, or replaced `path` meanwhile.
-        UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model with the tensors that
-            it must hold takes 2 GiB or more.
+        ArchiveError: Another file has replaced the archive's file.
+        UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model takes 2 GiB or more
+            with the tensors that are passed in it.
         ValueError: The archive is closed, was opened with another model, or has a path that is not
             UTF-8.
         ImportError: ONNX Runtime is not installed.
@@ -113,7 +113,7 @@ def session(
         try:
             return make(inputs.model, options, providers, **kwargs)
         finally:
-            inputs.require_same_file()  # ONNX Runtime has opened it by name
+            inputs.require_same_file()  # ONNX Runtime has opened the file by name
 
 
 def session_options(
@@ -131,8 +131,8 @@ def session_options(
     is made: the options name the directory, and the model names the file.
 
     Args:
-        path: The archive, as in `session`. The options, and sessions made with them, keep the bytes
-            of an archive without a local file in memory.
+        path: The archive, as in `session`. If it has no local file, the options and their sessions
+            keep its bytes in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
         prepack: As in `session`.
@@ -143,8 +143,8 @@ def session_options(
         options with the archive's directory.
 
     Raises:
-        UnsupportedFeatureError: `sess_options` cannot be copied; or as in `session`.
-        ArchiveError: As in `session`, like all other errors.
+        UnsupportedFeatureError: `sess_options` cannot be copied, or as in `session`.
+        ArchiveError: Any other error of `session`.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
 
@@ -170,10 +170,10 @@ class _Inputs:
 
     Attributes:
         model: The serialized model.
-        options: Options for this session alone; None if the caller's cannot be copied.
+        options: Options for this session alone; None if the caller's options cannot be copied.
         entries: The session entries that the options need.
-        file: The archive's file; None for an archive that has none.
-        path: Its path without symbolic links; None for an archive in memory.
+        file: The archive's file; None for an archive in memory.
+        path: The file's path without symbolic links; None for an archive in memory.
     """
 
     model: bytes
@@ -183,10 +183,10 @@ class _Inputs:
     path: str | None
 
     def require_same_file(self) -> None:
-        """Refuses another file at the path.
+        """Requires that the path still leads to the archive's file.
 
         Raises:
-            ArchiveError: There is one.
+            ArchiveError: Another file is at the path.
         """
         if self.file is None or self.path is None or self.file.is_at(self.path):
             return
@@ -205,7 +205,7 @@ def _inputs(
     access: Access,
     files: contextlib.ExitStack,
 ) -> _Inputs:
-    """Prepares a session; `files` closes the file if it was opened here."""
+    """Prepares the inputs of a session; `files` closes a file that is opened here."""
     ort = require_onnxruntime()
     archive = _opened(source, model, access, files)
     is_own = archive is not source
@@ -247,8 +247,7 @@ def _model_and_buffers(
 ) -> tuple[bytes, dict[str, memoryview]]:
     """The model of an archive without a file, and the buffers of its external data by key.
 
-    If ONNX Runtime or the options cannot take buffers, there are none, and the model holds all
-    tensors.
+    If ONNX Runtime or the options do not accept buffers, the model holds all tensors.
     """
     takes_buffers = hasattr(options, _ADD_BUFFERS)
 
@@ -266,12 +265,12 @@ def _model_and_buffers(
 
 
 _ADD_BUFFERS = "add_external_initializers_from_files_in_memory"  # from version 1.24 on
-# Options, which a session refers to, keep the buffers: ONNX Runtime itself has only addresses.
+# Buffers by options. Sessions keep their options alive; ONNX Runtime itself has only addresses.
 _buffers: weakref.WeakKeyDictionary[Any, list[memoryview]] = weakref.WeakKeyDictionary()
 
 
 def _lend_buffers(options: Any, buffers: Mapping[str, memoryview]) -> None:
-    """Gives options the buffers of external data by location."""
+    """Adds buffers of external data, by location, to session options."""
     set_entries(options, {USE_BUFFERS: "1"})
     _buffers[options] = kept = list(buffers.values())
     getattr(options, _ADD_BUFFERS)(list(buffers), kept, [buffer.nbytes for buffer in kept])

@@ -1,8 +1,8 @@
-"""Copies a caller's session options for a session of an archive, or lends them to it.
+"""Copies a caller's session options for a session of an archive, or changes them temporarily.
 
-A session needs further entries in its options, such as the directory of external data. The caller's
-options must not keep them. ONNX Runtime can copy most options; others are changed while the session
-is made.
+A session needs further entries in its options, such as the directory of external data, and the
+caller's options must not keep these entries. ONNX Runtime can copy most options. Other options are
+changed while the session is made.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from onnxarchive.storage.optional import needing
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Session entries: the directory of external data; "1" to make no packed copies of weights; "1" to
-# use given buffers of external data without a copy, which versions before 1.31 ignore.
+# Session entries: the directory of external data; "1" disables packed copies of weights; "1" uses
+# given buffers of external data without a copy (ignored before 1.31).
 DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
 _DISABLE_PREPACKING: Final = "session.disable_prepacking"
 USE_BUFFERS: Final = "session.use_external_initializer_file_buffers_directly"
 _OLDEST: Final = (1, 21)  # the first version with the entry DIRECTORY
 
-# Domains of ONNX Runtime's own operators, which need no library of custom ones.
+# Domains of ONNX Runtime's own operators, which need no library of custom operators.
 _OWN_DOMAINS: Final = {
     *("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"),
     *("ai.onnx.training", "com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc"),
@@ -41,11 +41,11 @@ _OWN_DOMAINS: Final = {
 
 
 def require_onnxruntime() -> Any:
-    """Imports ONNX Runtime, of a version that can run archives.
+    """Imports ONNX Runtime 1.21 or newer, which can run archives.
 
     Raises:
-        UnsupportedFeatureError: It is older than 1.21.
-        ImportError: It is not installed.
+        UnsupportedFeatureError: ONNX Runtime is older than 1.21.
+        ImportError: ONNX Runtime is not installed.
     """
     with needing("onnxruntime", "run a model"):
         import onnxruntime
@@ -59,7 +59,7 @@ def require_onnxruntime() -> Any:
 
 
 def prepacking_entries(prepack: bool | None) -> dict[str, str]:
-    """The session entries that turn packed copies of weights on or off; none for None."""
+    """The session entries that turn packed copies of weights on or off; empty for None."""
     return {} if prepack is None else {_DISABLE_PREPACKING: "0" if prepack else "1"}
 
 
@@ -81,11 +81,11 @@ def _entry(options: ort.SessionOptions, key: str) -> str:
 
 
 def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
-    """Copies options for a session of a model; None if the copy might make another session.
+    """Copies options for a session of a model; None if the copy might lack something.
 
-    ONNX Runtime copies options into a session and back out of it, here of a session that runs
-    nothing. The copy lacks libraries of custom operators and execution providers. Options that make
-    a session write files are not copied either.
+    ONNX Runtime copies options only into and out of a session, here that of a model without nodes.
+    The copy lacks custom operator libraries and execution providers. Options that make a session
+    write files are not copied, either.
     """
     if (
         options.enable_profiling
@@ -99,16 +99,16 @@ def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.Ses
         session = require_onnxruntime().InferenceSession(
             _identity_model(), options, ["CPUExecutionProvider"], enable_fallback=0
         )
-    except Exception:  # an entry for another kind of model, say; the real session will report it
+    except Exception:  # such as an entry for another kind of model; the real session reports it
         return None
     return session.get_session_options()
 
 
 def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
-    """True if a domain or an operator is neither ONNX Runtime's nor a function of the model.
+    """True if the model uses a domain or operator that neither ONNX Runtime nor the model defines.
 
-    Nodes may use domains that the model does not import: ONNX Runtime adds those of registered
-    libraries.
+    Nodes may use domains that the model does not import: ONNX Runtime imports the domains of
+    registered libraries.
     """
     functions = {(text(it.domain), text(it.name)) for it in model.functions}
     own = _OWN_DOMAINS | {domain for domain, _ in functions}
@@ -154,7 +154,7 @@ def _lent(options: ort.SessionOptions, entries: Mapping[str, str]) -> Iterator[N
 
 @cache
 def lent_session_class() -> Any:
-    """A class of sessions that borrow the caller's options each time ONNX Runtime reads them."""
+    """A session class that adds entries to the caller's options while ONNX Runtime reads them."""
     base: Any = require_onnxruntime().InferenceSession
 
     class LentSession(base):  # type: ignore[misc]
@@ -167,7 +167,7 @@ def lent_session_class() -> Any:
                 super().__init__(model, options, *rest, **kwargs)
 
         def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
-            """Makes the session anew, as that of the base class does, with the same options."""
+            """Makes the session again, as in the base class, with the same entries."""
             with _lent(self._lent_options, self._lent_entries):
                 super().set_providers(*arguments, **kwargs)
 

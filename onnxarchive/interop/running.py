@@ -49,7 +49,7 @@ class RunError(UnsupportedFeatureError):
 
 
 class Summary(NamedTuple):
-    """Statistics of an array: those of its numbers, and the number of NaN; None for strings."""
+    """Statistics of an array's numbers, and the count of NaN; None for strings."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -63,7 +63,7 @@ class Value:
 
     Attributes:
         name: Name of the input or output, with the position in a sequence or map: `y[0].values`.
-        array: The array; of objects if it holds strings.
+        array: The array, of numpy's type `object` or `str` if it holds strings.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Value:
 
     @property
     def data_type(self) -> str:
-        """ONNX's name of its data type."""
+        """The ONNX name of the array's data type."""
         return STRING if self.array.dtype.kind in "UO" else dtypes.of_array(self.array).name
 
     def summary(self) -> Summary:
@@ -105,8 +105,8 @@ class Outcome:
         outputs: Arrays of the outputs.
         session_seconds: Time to make the session.
         run_seconds: Time of each run.
-        memory: Growth in bytes, from before the session to after the last run, of the process's own
-            memory (`"anonymous"`) and of the mapped files in memory, which processes share
+        memory: Growth of memory in bytes, from before the session to after the last run: of the
+            process's own memory (`"anonymous"`), and of mapped files, which processes share
             (`"mapped"`). Empty if the system does not report memory.
     """
 
@@ -136,13 +136,12 @@ def run(
     """Runs a model with ONNX Runtime and measures time and memory.
 
     Args:
-        path: An archive, whose weights are mapped as in `onnxarchive.session`, or a `.onnx`; or the
-            URL of an archive.
+        path: An archive or its URL, for a session as of `onnxarchive.session`; or a `.onnx`.
         inputs: Arrays by input name; a list of arrays for a sequence. Other inputs are random
             (`onnxarchive.interop.inputs.random_input`).
         model: Id of the model in an archive, such as `"decoder"`; `""` for the default one.
-        dims: Sizes of open dimensions by name; a dimension without a name is called after input
-            and axis: `x[0]`. Other open dimensions are 1.
+        dims: Sizes of open dimensions by name; an unnamed dimension has the name of input and
+            axis: `x[0]`. Other open dimensions are 1.
         providers: Execution providers in order of preference, in upper or lower case, with or
             without the suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
         repeat: Number of runs.
@@ -152,7 +151,7 @@ def run(
     Raises:
         ArchiveFormatError: The file is neither an archive nor a model, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
-        RunError: ONNX Runtime does not load or run the model, or makes no session with a provider.
+        RunError: ONNX Runtime cannot load or run the model, or cannot use a provider.
         UnsupportedFeatureError: As in `onnxarchive.session`.
         ValueError: An input, dimension or provider is unknown or does not fit, an input cannot be
             random, or `repeat` is below 1.
@@ -244,7 +243,7 @@ def _make_session(
 
 @contextlib.contextmanager
 def _as_run_error(action: str) -> Iterator[None]:
-    """Raises ONNX Runtime's exceptions, which have no common base, as `RunError`."""
+    """Converts ONNX Runtime's exceptions, which have no common base class, to `RunError`."""
     try:
         yield
     except (ArchiveError, ImportError, OSError):
@@ -261,11 +260,11 @@ def _as_run_error(action: str) -> Iterator[None]:
 def _prepare(
     ort_session: Any, ports: Sequence[Port], feed: Mapping[str, Input]
 ) -> Callable[[], Sequence[Any]]:
-    """Hands the inputs to ONNX Runtime, and returns the call that runs the model."""
+    """Prepares the inputs for ONNX Runtime, and returns a function that runs the model."""
     values = {port.name: _for_runtime(port, feed[port.name]) for port in ports}
     if not any(Port.of(argument).needs_ml_dtypes for argument in ort_session.get_outputs()):
         return partial(ort_session.run, None, values)
-    # ONNX Runtime gives such outputs as OrtValues only, and takes OrtValues only then.
+    # ONNX Runtime gives such outputs only as OrtValues, and then inputs must be OrtValues, too.
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             values[name] = require_onnxruntime().OrtValue.ortvalue_from_numpy(value)
@@ -273,7 +272,7 @@ def _prepare(
 
 
 def _for_runtime(port: Port, value: Input) -> Any:
-    """Copies an array of ml_dtypes, which ONNX Runtime does not know, to an OrtValue."""
+    """Copies an array to an OrtValue if ONNX Runtime does not know its type (of ml_dtypes)."""
     if not port.needs_ml_dtypes:
         return value
     make = require_onnxruntime().OrtValue.ortvalue_from_shape_and_type
@@ -284,7 +283,7 @@ def _for_runtime(port: Port, value: Input) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Converts a tensor that is an OrtValue; other outputs stay as they are."""
+    """Converts an OrtValue to an array; returns other outputs unchanged."""
     if not isinstance(value, require_onnxruntime().OrtValue):
         return value
     data_type = dtypes.BY_NUMBER.get(value.element_type())
@@ -295,14 +294,14 @@ def _as_array(value: Any) -> Any:
 
 
 def _values(named: Mapping[str, Any]) -> Iterator[Value]:
-    """Names the arrays of tensors, sequences, maps and optionals."""
+    """Yields the arrays of tensors, sequences, maps and optionals, with their names."""
     for name, value in named.items():
         if isinstance(value, list | tuple):
             yield from _values({f"{name}[{index}]": item for index, item in enumerate(value)})
         elif isinstance(value, dict):
             yield Value(f"{name}.keys", np.array(list(value)))
             yield Value(f"{name}.values", np.array(list(value.values())))
-        elif value is not None:  # as an empty optional is
+        elif value is not None:  # None is an empty optional
             yield Value(name, np.asarray(value))
 
 

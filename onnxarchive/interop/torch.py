@@ -6,7 +6,7 @@
         weight = archived.tensor(archive, "layer.0/weight")
         module.load_state_dict(archived.tensors(archive))
 
-PyTorch lacks some types of ONNX. These become others:
+PyTorch lacks some types of ONNX. Their tensors are converted:
 
 | ONNX | PyTorch |
 | --- | --- |
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 __all__ = ["TorchTensors", "from_numpy", "tensor", "tensors"]
 
 _FLOAT4 = "FLOAT4E2M1"
-# PyTorch's names of types by ONNX's.
+# Names of PyTorch types, by name of the ONNX type.
 _TYPES = {
     **TORCH_TYPES,
     **dict.fromkeys(("INT4", "INT2"), "int8"),
     **dict.fromkeys(("UINT4", "UINT2"), "uint8"),
 }
-# Types of numpy and PyTorch, by size, in which the bytes of other types are passed.
+# Types, by size, that carry the bytes of ml_dtypes types from numpy to PyTorch.
 _BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
 
 
@@ -99,7 +99,7 @@ def tensors(archive: Archive, *, copy: bool = False) -> TorchTensors:
 
 
 class TorchTensors(Mapping[str, "torch.Tensor"]):
-    """Initializers by name as PyTorch tensors, as `tensors` gives them.
+    """Initializers by name as PyTorch tensors; returned by `tensors`.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -125,14 +125,14 @@ class TorchTensors(Mapping[str, "torch.Tensor"]):
 
 
 def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
-    """An array, such as `archive.tensor_by_key(key)` returns, as a PyTorch tensor.
+    """Converts an array, such as the result of `archive.tensor_by_key`, to a PyTorch tensor.
 
-    Unlike `torch.from_numpy`, it takes read-only arrays without a warning, and types of ml_dtypes.
+    Unlike `torch.from_numpy`, accepts read-only arrays without a warning, and types of ml_dtypes.
 
     Args:
         array: The array. The tensor keeps it alive.
         copy: True gives a copy. False gives a view of the array's memory, except for types of less
-            than 8 bits; do not write into it if the array is read-only.
+            than 8 bits; do not write into the view if the array is read-only.
 
     Returns:
         The tensor, on the CPU.
@@ -186,7 +186,7 @@ def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
     """The shape with two numbers in an element. ONNX and PyTorch pack the first in the low bits.
 
     Raises:
-        UnsupportedFeatureError: Rows have an odd length, so an element would belong to two.
+        UnsupportedFeatureError: The last dimension is odd, or there is none.
     """
     if not shape or shape[-1] % 2:
         raise UnsupportedFeatureError(
@@ -198,7 +198,7 @@ def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
 
 
 def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
-    """The bytes of an array as a tensor of PyTorch's type for an ONNX type of the same width."""
+    """The bytes of an array as a tensor of the PyTorch type for an ONNX type."""
     with needing("torch", "hold a tensor of an archive"):
         import torch
     dtype = getattr(torch, _TYPES[name], None)
@@ -208,7 +208,7 @@ def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
         )
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
-    if any(stride < 0 for stride in array.strides):  # PyTorch has no such tensors
+    if any(stride < 0 for stride in array.strides):  # PyTorch has no negative strides
         array = np.ascontiguousarray(array)
     if dtypes.is_extension(array.dtype) or name == _FLOAT4:
         array = array.view(_BITS[array.dtype.itemsize])
@@ -223,8 +223,8 @@ def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
 class _DeclaredWritable:
     """The array interface of a read-only array, declared writable.
 
-    `torch.from_numpy` warns of read-only arrays. Filters of warnings hold for all threads, so none
-    is set.
+    `torch.from_numpy` warns about read-only arrays, and a filter for the warning would apply to all
+    threads.
     """
 
     def __init__(self, array: NDArray[Any]) -> None:

@@ -1,8 +1,8 @@
-"""`transform`: functions from ModelProto to ModelProto applied to archives of any size.
+"""`transform`: applies functions from ModelProto to ModelProto to archives of any size.
 
-Optimizers and the like (onnxsim, onnxoptimizer, onnxslim, onnx.version_converter, ...) are such
-functions. Most of their work needs the graph and no weights. So the weights are hidden from them,
-and are copied from archive to archive afterwards.
+Examples of such functions are onnxsim, onnxoptimizer, onnxslim and onnx.version_converter. Most of
+their work needs the graph and no weights. So the weights are hidden from the function, and then
+copied from archive to archive.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from onnxarchive.zipformat import layout
 
 __all__ = ["Function", "Weights", "transform"]
 
-# Returns the given model, changed, or another one. onnxsim returns (model, whether it is valid).
+# Changes the model and returns it, or returns another. onnxsim returns the model and its validity.
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
-# The doc_string of an input in place of a weight: this and the weight's key.
+# An input in place of a weight has this and the weight's key as its doc_string.
 _MARK: Final = "onnxarchive:"
 
 
@@ -63,18 +63,18 @@ def transform(
 
     - `"hidden"`: for functions that change the graph. Large initializers become inputs of the
       graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards
-      they are initializers again, copied from the archive, unless they are no longer used. A
-      function may replace such an input by its own initializer. If it computes new weights (folds
-      a batch normalization, changes a data type), it skips hidden weights, or its result is
-      refused. A warning says if no weight was changed.
+      the inputs that are still used become initializers again, copied from the archive. A function
+      may replace such an input by its own initializer. A function that computes new weights (folds
+      a batch normalization, changes a data type) skips hidden weights, or its result is refused.
+      A warning is raised if the function changed nothing or seems to need the weights.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy them, and
-      add tensors with data. Functions without that support may read them as empty: onnxoptimizer
-      merges all of the same shape.
+      add tensors with data. Functions that do not support external data may see empty tensors:
+      onnxoptimizer merges all large tensors of the same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
-    These tensors are not hidden: those that shape inference needs, those that are not initializers,
-    and initializers of subgraphs whose name is not unique. Hidden initializers of subgraphs become
+    Not hidden are tensors that shape inference needs, tensors other than initializers, and
+    initializers of subgraphs without a unique name. Hidden initializers of subgraphs become
     initializers of the main graph.
 
     Args:
@@ -88,15 +88,15 @@ def transform(
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for True if the archive has such a tensor outside.
+            None keeps the archive's setting.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
 
     Raises:
-        ArchiveFormatError: `path` breaks a rule. Or the function returned False or a model in which
-            a hidden weight is missing or has another type or shape, or two initializers of a graph
-            have the same name.
+        ArchiveFormatError: `path` breaks a rule, or the function's result is refused: it is marked
+            as invalid, a hidden weight is missing or has another type or shape, or two initializers
+            of a graph have the same name.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.
@@ -118,7 +118,7 @@ def transform(
         progress=progress,
     )
     require_no_input(destination, options.asset_files)
-    # The function may take long. So a destination or an asset that fails is refused first.
+    # The function may take long, so the destination and assets are checked first.
     open_assets(assets)
     Replacement(destination).discard()
     with open(path, model=model) as archive, with_path(path):
@@ -144,8 +144,8 @@ def _transformed(archive: Archive, function: Function, weights: Weights) -> onnx
         if hidden.names and _weights_are_left(given, returned):
             warnings.warn(
                 f"{archive.path}: {_name(function)} changed no weight: the data of large weights, "
-                f"such as {hidden.names[0]!r}, was hidden from it; use weights='loaded' for "
-                "a function that needs it, such as a quantizer",
+                f"such as {hidden.names[0]!r}, was hidden; use weights='loaded' for functions "
+                "that need this data, such as quantizers",
                 stacklevel=3,
             )
     for name in sorted(_repeated_initializers(result) - before, key=str):
@@ -166,7 +166,7 @@ def _call(function: Function, model: onnx.ModelProto) -> onnx.ModelProto:
         raise TypeError(f"expected {name} to return an onnx.ModelProto, found {type(result)}")
     if not is_valid:
         raise ArchiveFormatError(
-            f"{name} returned False, which says that its model is invalid; nothing was written"
+            f"{name} returned False: its model is invalid; nothing was written"
         )
     return result
 
@@ -176,11 +176,11 @@ def _name(function: Function) -> str:
 
 
 def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """True if a function changed nothing, or is a quantizer and made no weight.
+    """True if a function changed nothing, or seems to be a quantizer and made no weight.
 
-    A quantizer without weights still names itself as producer or imports its operators, and may
-    sort nodes, add shapes and metadata, and replace Gemm by MatMul. Another function that does only
-    this has done its work.
+    A quantizer that sees no weights still sets itself as producer or imports its operators. It may
+    also sort nodes, add shapes and metadata, and replace Gemm by MatMul. Other functions change the
+    computation, or neither the producer nor the domains.
     """
     if before == after:
         return True
@@ -197,7 +197,7 @@ def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def _computation(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph and functions of a model, without shapes of values, its nodes sorted."""
+    """The graph and functions of a model, with sorted nodes and without value_info."""
     computation = onnx.ModelProto(graph=model.graph, functions=model.functions)
     for ref in reversed([*walking.graphs(computation)]):  # subgraphs first
         ref.graph.ClearField("value_info")
@@ -210,10 +210,10 @@ class _Weight:
     """A hidden initializer.
 
     Attributes:
-        key: Its key.
+        key: The initializer's key.
         tensor: The tensor in the archive's model.
-        was_input: True if the archive's graph also has an input of its name.
-        was_used: True if the archive's model uses it.
+        was_input: True if the archive's graph also has an input of this name.
+        was_used: True if the archive's model uses the initializer.
     """
 
     key: str
@@ -229,7 +229,7 @@ class _Weight:
 class _HiddenWeights:
     """Replaces the large initializers of an archive by inputs of the graph, and back.
 
-    The doc_string of an input holds the key of its weight, by which it is recognised if renamed.
+    The doc_string of an input holds the key of its weight, so that a renamed input is recognised.
 
     Attributes:
         model: The model with inputs instead of the weights.
@@ -254,7 +254,7 @@ class _HiddenWeights:
                 self.model.graph.input.append(_as_input(weight))
 
     def restore(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """A copy of the model that the function returned, with the weights as initializers."""
+        """Copies the model returned by the function, and makes the weights initializers again."""
         result = copied(model)
         inputs = [(value, self._weight_of(value)) for value in result.graph.input]
         weights = [(value, weight) for value, weight in inputs if weight is not None]
@@ -264,7 +264,7 @@ class _HiddenWeights:
         new = [it for it, weight in inputs if weight is None and it.name not in self._inputs]
         _require_dropped(missing, result, new)
 
-        # Initializers are where they were, others after them.
+        # Initializers of the archive keep their order; new initializers follow.
         end = len(self._positions)
         positions = dict(self._positions)
         for tensor, weight in initializers:
@@ -277,7 +277,7 @@ class _HiddenWeights:
         return result
 
     def _weight_of(self, value: onnx.ValueInfoProto) -> _Weight | None:
-        """The weight that an input replaces, by its mark or else by its name."""
+        """The weight that an input replaces, found by mark or name; None if there is none."""
         weight = self._by_name.get(value.name)
         if value.name in self._inputs:  # not marked by us
             return weight
@@ -310,8 +310,8 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
 
 
 def _without_weights(archive: Archive, paths: set[Path]) -> onnx.ModelProto:
-    """A copy of the archive's model without some initializers and with the data of all others."""
-    # No bytes of tensors left outside are read; they are removed, so their location is not seen.
+    """A copy of the archive's model without these initializers, with the data of all others."""
+    # These initializers are not read. They are removed below, so their location does not matter.
     model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
     for graph in {path[:-1] for path in paths}:
         initializers = walking.at(model, graph).initializer
@@ -336,7 +336,7 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
 def _initializers(
     model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
 ) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """The weights of a model's inputs as initializers, without those that it stopped using."""
+    """Makes initializers of a model's inputs, except of weights that are no longer used."""
     used = _used_names(model)
     taken = set(_initializer_names(model.graph))
     found = []
@@ -358,7 +358,7 @@ def _initializers(
 
 
 def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
-    """Refuses another type or shape than that of the data in the archive."""
+    """Refuses an input whose type or shape differs from that of the weight in the archive."""
     found = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.shape.dim]
     expected = list(weight.tensor.dims)
@@ -378,7 +378,7 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
 def _require_dropped(
     missing: Iterable[_Weight], model: onnx.ModelProto, new_inputs: list[onnx.ValueInfoProto]
 ) -> None:
-    """Refuses weights without an input that are still used, or renamed without their mark."""
+    """Refuses missing weights that are still used, or that were renamed without their mark."""
     defined = {name for graph in _graphs(model) for name in defined_names(graph)}
     undefined = _used_names(model) - defined
     renamed: dict[object, str] = {}
@@ -389,8 +389,8 @@ def _require_dropped(
     for weight in missing:
         if weight.name in undefined:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to keep its input, found that the "
-                "function removed the input and still uses it"
+                f"tensor {weight.name!r}: expected the function to keep its input, found the input "
+                "removed and still used"
             )
         name = renamed.get((weight.tensor.data_type, tuple(weight.tensor.dims)))
         if name is not None:
@@ -429,7 +429,7 @@ def _all_initializer_names(model: onnx.ModelProto) -> set[str]:
 
 
 def _repeated_initializers(model: onnx.ModelProto) -> set[str]:
-    """The names that more than one initializer of a graph has."""
+    """The names that several initializers of a graph share."""
     return {
         name
         for graph in _graphs(model)

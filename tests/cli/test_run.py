@@ -451,7 +451,7 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         ),
         (["an archive.onnxa", "--input", "x=missing.npy"], 2, "missing.npy: No such file"),
         (["an archive.onnxa", "--input", "x=text"], 2, "text: expected a .npy or .npz file"),
-        (["an archive.onnxa", "--input", "x=text"], 2, "; its first bytes are those of neither"),
+        (["an archive.onnxa", "--input", "x=text"], 2, "; its first bytes match neither format"),
         (["an archive.onnxa", "--input", "x="], 2, "'': No such file"),
         (
             ["an archive.onnxa", "--input", "x=pickle.npy"],
@@ -478,7 +478,7 @@ def test_compare_tells_names_and_shapes_that_differ(capsys: Captured) -> None:
         (
             ["an archive.onnxa", "--atol", "1"],
             2,
-            "--atol, --rtol and --compare-model go with --compare",
+            "--atol, --rtol and --compare-model need --compare",
         ),
         (["an archive.onnxa", "--compare", "text"], 3, "text: expected a model, found a text"),
         (["an archive.onnxa", "--compare", "an archive.onnxa", "--atol", "-1"], 2, "tolerance"),

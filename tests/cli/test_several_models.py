@@ -307,7 +307,7 @@ def test_run_takes_an_id_of_the_other_model_only_with_compare(
 ) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     assert run("run", archive, "--compare-model", "decoder") == 2
-    assert "--compare-model go with --compare" in capsys.readouterr().err
+    assert "--compare-model need --compare" in capsys.readouterr().err
 
 
 def test_view_shows_the_model_that_is_asked_for(

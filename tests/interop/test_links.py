@@ -389,7 +389,7 @@ def test_assets_and_alignment_matter_as_far_as_tensors_move(archive: Path, link:
     assert "other bytes or positions" in first
     assert second == (
         "entry 'layer_0_weight': tensor 'layer.0/weight' (graph.initializer[0]): expected offset "
-        "4096 and length 65536, where its entry lies, found 64 and 65536"
+        "4096 and length 65536 of its entry, found 64 and 65536"
     )
 
 

@@ -688,7 +688,7 @@ REFUSED: list[tuple[Callable[[onnx.ModelProto], Any], type[Exception], str]] = [
     (_reshaped, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[65, 64\]"),
     (_flattened, ArchiveFormatError, r"'a': expected FLOAT of shape \[64, 64\].*\[64\]"),
     (_renamed_unmarked, ArchiveFormatError, "'a': expected .* new input 'other'.*'external'"),
-    (_undefined, ArchiveFormatError, "'a': expected .* removed the input and still uses it"),
+    (_undefined, ArchiveFormatError, "'a': expected .* found the input removed and still used"),
     (
         _both,
         ArchiveFormatError,
@@ -703,7 +703,7 @@ REFUSED: list[tuple[Callable[[onnx.ModelProto], Any], type[Exception], str]] = [
     (
         lambda model: (model, False),
         ArchiveFormatError,
-        "<lambda> returned False, which says that its model is invalid",
+        "<lambda> returned False: its model is invalid",
     ),
     (
         lambda model: (model,),
