@@ -1,6 +1,6 @@
-"""The bytes of entries, in memory or elsewhere: the lowest room.
+"""Bytes in memory or elsewhere, their CRC-32 and their progress: the lowest room.
 
-`data` has the types of an entry's bytes (`Data`), `checksums` their CRC-32, `counting` the progress
-of reading them, `file_names` the check of a plain path. `columns` and `lines` have many numbers and
-names, for speed only. This room imports nothing of the package but its errors.
+`data` has the types for an entry's bytes (`Data`), `checksums` computes CRC-32, `counting` reports
+progress, `file_names` checks paths. `columns` and `lines` store many numbers and names, for speed
+only. This room imports only the package's errors.
 """

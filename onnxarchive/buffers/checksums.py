@@ -19,11 +19,11 @@ def crc32(data: Buffer, before: int = 0) -> int:
 
 
 class Crc32:
-    """Counts CRC-32 and size of bytes in pieces.
+    """Computes CRC-32 and size of bytes that come in pieces.
 
     Attributes:
         value: CRC-32 of the pieces so far.
-        nbytes: Their size in bytes.
+        nbytes: Size of the pieces so far, in bytes.
     """
 
     def __init__(self) -> None:

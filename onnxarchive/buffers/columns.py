@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NEWLINE: Final = ord("\n")
-_ROWS: Final = 1 << 10  # spans gathered together
-_MAX_SIZE: Final = 1 << 16  # bytes of spans gathered together, each with an index of 8 bytes
+_ROWS: Final = 1 << 10  # spans gathered at a time
+_MAX_SIZE: Final = 1 << 16  # bytes gathered at a time; each needs an index of 8 bytes
 
 
 def integers(column: NDArray[Any]) -> array[int]:
-    """Copies a column into an `array` (of 4 bytes per item if they fit), for fast access to items.
+    """Copies a column into an `array`, with 4 bytes per item if all numbers fit, else with 8.
 
-    Reading an item takes a third of numpy's time.
+    Reading an item of an `array` takes a third of the time of numpy.
     """
     is_short = column.size and 0 <= column.min() <= column.max() <= np.iinfo(np.uint32).max
     kind, dtype = ("I", np.uint32) if is_short else ("q", np.int64)
@@ -33,7 +33,7 @@ def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> by
     Args:
         data: The bytes.
         begins: Offset of each span.
-        ends: Offset of the end of each: at least its begin, at most the size of `data`.
+        ends: Offset of the end of each span: at least its begin, at most the size of `data`.
     """
     parts = range(0, len(begins), _ROWS)
     return b"\n".join([_lines(data, begins[i : i + _ROWS], ends[i : i + _ROWS]) for i in parts])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# A function of the bytes done and the bytes in all; True for a bar in a notebook or a terminal.
+# A function, called with the bytes done and the total; or True for a bar in a notebook or terminal.
 Progress: TypeAlias = Callable[[int, int], None] | bool
 _Piece = TypeVar("_Piece", bytes, memoryview)
 
@@ -19,8 +19,8 @@ class ProgressCounter:
 
     Args:
         progress: Called after each piece, by one thread at a time, with the bytes done and the
-            bytes in all. True shows a bar; None and False report nothing.
-        total: The bytes in all.
+            total. True shows a bar; None and False report nothing.
+        total: Total number of bytes.
     """
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -45,12 +45,12 @@ class ProgressCounter:
 
 
 def bytes_bar(**options: Any) -> tqdm[NoReturn]:
-    """A bar of bytes: a widget in a notebook, else text on standard error.
+    """Makes a progress bar in bytes: a widget in a notebook, else text on standard error.
 
     Args:
         options: Further options of `tqdm`.
     """
-    from tqdm.auto import tqdm  # only here: its import takes longer than opening an archive
+    from tqdm.auto import tqdm  # imported late: this takes longer than opening an archive
 
     return tqdm(unit="B", unit_scale=True, unit_divisor=1024, **options)
 

@@ -13,10 +13,10 @@ PIECE_SIZE = 8 << 20  # most bytes in one call of `write`
 
 
 class SupportsWrite(Protocol):
-    """A target of bytes: a binary file, a pipe, a socket's file."""
+    """A binary file, a pipe, or the file of a socket."""
 
     def write(self, data: memoryview, /) -> int | None:
-        """Writes the first bytes of `data`; returns their number, or None if it wrote all."""
+        """Writes the first bytes of `data`; returns how many, or None for all."""
 
 
 class Data(Protocol):
@@ -28,7 +28,7 @@ class Data(Protocol):
 
     @property
     def crc32(self) -> int | None:
-        """Their CRC-32, or None if unknown; it is verified when they are written."""
+        """CRC-32 of the bytes, or None if unknown; verified when the bytes are written."""
 
     def __iter__(self) -> Iterator[memoryview]:
         """Yields views of successive pieces, each of at most `PIECE_SIZE` bytes."""
@@ -40,7 +40,7 @@ class Stored:
 
     Attributes:
         view: The bytes.
-        crc32: Their CRC-32, or None if it is not known.
+        crc32: CRC-32 of the bytes, or None if unknown.
     """
 
     view: memoryview
@@ -57,7 +57,7 @@ class Stored:
 
     @property
     def is_constant(self) -> bool:
-        """True if nobody can change them: they belong to a `bytes` object."""
+        """True if the bytes cannot change, since they belong to a `bytes` object."""
         return isinstance(self.view.obj, bytes)
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -79,7 +79,7 @@ def pieces(data: Buffer) -> Iterator[memoryview]:
 
 
 def copied(data: Data) -> bytes | None:
-    """A copy of data in memory; None if it is longer than it says, and no more is read then."""
+    """Copies `data` into memory; None if it has more than `data.nbytes` bytes."""
     copy = io.BytesIO()
     for piece in data:
         if copy.tell() + len(piece) > data.nbytes:
@@ -90,11 +90,11 @@ def copied(data: Data) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Bytes in several places, one after another.
+    """The concatenation of several buffers.
 
     Attributes:
-        parts: The places.
-        crc32: Their CRC-32, or None if it is not known.
+        parts: The buffers, in order.
+        crc32: CRC-32 of the bytes, or None if unknown.
     """
 
     parts: tuple[memoryview, ...]
@@ -107,7 +107,7 @@ class Pieces:
 
     @property
     def is_constant(self) -> bool:
-        """True if nobody can change them: they belong to `bytes` objects."""
+        """True if the bytes cannot change, since they belong to `bytes` objects."""
         return all(isinstance(part.obj, bytes) for part in self.parts)
 
     def __iter__(self) -> Iterator[memoryview]:

@@ -1,4 +1,4 @@
-"""Names of files that mean the same on every system."""
+"""File paths that mean the same on every operating system."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ PLAIN_PATH: Final = (
     "a relative path with slashes, no drive, backslash or control character, and no component that "
     "is empty, '.' or '..'"
 )
-"""What `is_plain_path` accepts, for messages."""
+"""Description of a plain path, for messages."""
 
 _NOT_IN_PATH: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A[A-Za-z]:")
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a path is relative, has one spelling, and means the same on every system."""
+    """True if a path is relative, has one spelling, and means the same on every system."""
     return {"", ".", ".."}.isdisjoint(path.split("/")) and _NOT_IN_PATH.search(path) is None

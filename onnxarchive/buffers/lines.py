@@ -1,4 +1,4 @@
-"""For speed only: many names as lines of one text, which take a tenth of the memory of objects."""
+"""For speed only: stores many names as lines of one text, in a tenth of the memory of objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxarchive.buffers import columns
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_TOGETHER: Final = 1 << 10  # lines that are made together
+_TOGETHER: Final = 1 << 10  # lines split at a time
 _MAX_BUCKET_BITS: Final = 16
 
 
@@ -22,7 +22,7 @@ class Lines(Sequence[str]):
 
     Args:
         text: The text, with a newline after each line.
-        begins: Offset of each line, and of the end of the last; None for all lines.
+        begins: Offset of each line, and of the end of the last one; None for all lines of the text.
     """
 
     def __init__(self, text: str, begins: Sequence[int] | None = None) -> None:
@@ -36,7 +36,7 @@ class Lines(Sequence[str]):
 
     @cached_property
     def numbers(self) -> LineNumbers:
-        """The number of each line; of equal ones that of the first."""
+        """The number of each line, by its text."""
         return LineNumbers(self)
 
     def __len__(self) -> int:
@@ -74,22 +74,22 @@ class Lines(Sequence[str]):
 
 
 class LineNumbers(Mapping[str, int]):
-    """The number of each of some lines.
+    """Maps lines to their numbers; of equal lines, to the number of any.
 
     Attributes:
-        are_distinct: True if no two lines are the same; perhaps False if only two hashes are.
+        are_distinct: True if all lines are distinct; False if two hashes are equal.
     """
 
     def __init__(self, lines: Lines) -> None:
-        # Not `lines`, which keep these numbers: a circle would be freed late.
+        # Does not keep `lines`, which keeps this object: a reference cycle would be freed late.
         self._text, self._begins = lines._text, lines._begins
-        self._likely = 0  # number of the line after the one found last
+        self._likely = 0  # number of the line to try first
         found = hashes(lines)
         self.are_distinct = are_distinct(found)
         bits = min(len(lines).bit_length(), _MAX_BUCKET_BITS)
         self._mask = (1 << bits) - 1
         buckets = (found & self._mask).astype(np.uint16)
-        # The lines by bucket, and where each bucket begins among them.
+        # Line numbers sorted by bucket, and the index at which each bucket begins.
         self._sorted = columns.integers(np.argsort(buckets, kind="stable"))
         counts = np.bincount(buckets, minlength=self._mask + 1)
         self._starts = columns.integers(np.append(0, np.cumsum(counts)))
@@ -128,14 +128,14 @@ class LineNumbers(Mapping[str, int]):
 
 
 def numbers_of(names: Sequence[str]) -> Mapping[str, int]:
-    """The number of each of some names, no two of which are the same."""
+    """Maps distinct names to their indexes."""
     if isinstance(names, Lines):
         return names.numbers
     return dict(zip(names, range(len(names)), strict=True))
 
 
 def text_of(names: Sequence[str]) -> str:
-    """Names with a newline after each."""
+    """Joins names, with a newline after each."""
     return names.text if isinstance(names, Lines) else "".join([f"{name}\n" for name in names])
 
 
@@ -145,8 +145,8 @@ def hashes(names: Sequence[str]) -> NDArray[np.int64]:
 
 
 def are_distinct(hashes: NDArray[np.int64]) -> bool:
-    """True if no two hashes are the same, and so no two names; perhaps False if two hashes are."""
-    ordered = np.sort(hashes)  # in a fifth of the time of `np.unique`
+    """True if all hashes are distinct, so that all names are; False proves nothing."""
+    ordered = np.sort(hashes)  # takes a fifth of the time of `np.unique`
     return bool((ordered[1:] != ordered[:-1]).all())
 
 

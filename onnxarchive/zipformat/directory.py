@@ -1,7 +1,7 @@
 """Reads the central directory, record by record.
 
-A `Report` takes each broken rule. If it raises, reading stops at the first; if it collects, every
-record that can be unpacked is read.
+Each broken rule goes to a `Report`. If the report raises, reading stops at the first broken rule;
+if it collects, every record that can be unpacked is read.
 
 Entries are in directory order without a gap. So the directory alone gives the offset of each
 entry's data: the offset of the next local header minus the entry's size. No local header is read
@@ -26,13 +26,13 @@ _MAX_SHOWN_FIELDS = 8  # in a message
 
 
 class _Listed(NamedTuple):
-    """A directory record with its values decoded, from the Zip64 field where needed.
+    """A decoded directory record; values of more than 32 bits come from its Zip64 field.
 
     Attributes:
         name: The entry's name, with escapes for bytes that are not UTF-8.
         is_utf8: True if the name is UTF-8 (NAME-1).
-        nbytes: Size of its data in bytes; None if unknown.
-        header_offset: Offset of its local header in the file; None if unknown.
+        nbytes: Size of the entry's data in bytes; None if unknown.
+        header_offset: Offset of the local header in the file, in bytes; None if unknown.
         record: The record.
         offset: Offset of the record in the directory, in bytes.
     """
@@ -49,8 +49,8 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
     """Reads the central directory.
 
     Args:
-        data: Its `bounds.size` bytes.
-        bounds: Its position, as returned by `locate`.
+        data: The `bounds.size` bytes of the directory.
+        bounds: Position of the directory, as returned by `locate`.
         report: Takes each broken rule (ZIP-1, ZIP-3, ZIP-4, ZIP-6, ZIP-8 to ZIP-13, ZIP64-4,
             ALIGN-1, NAME-1).
 
@@ -213,7 +213,7 @@ def _size_and_offset(
     header_offset = record.header_offset if layout.fits_32(record.header_offset) else None
     if not record.extra and nbytes is not None and header_offset is not None:
         return nbytes, header_offset
-    # 4.5.3: both sizes if they do not fit 32 bits, then the offset if it does not.
+    # 4.5.3: the Zip64 field holds both sizes if they exceed 32 bits, then the offset if it does.
     count = (2 if nbytes is None else 0) + (1 if header_offset is None else 0)
     values = _zip64_values(record, count, name, report)
     if values is None:
@@ -240,7 +240,7 @@ def _size_and_offset(
 def _zip64_values(
     record: DirectoryRecord, count: int, name: str, report: Report
 ) -> tuple[int, ...] | None:
-    """The `count` values of the Zip64 field, the one extra field allowed; None if unreadable."""
+    """The `count` values of the Zip64 field, the only extra field allowed; None if malformed."""
     broken = partial(report.broken, entry=name)
     try:
         fields = list(records.unpack_extra(record.extra))
@@ -270,7 +270,7 @@ def _zip64_values(
 
 
 def hexadecimal(identifiers: list[int]) -> str:
-    """The ids of extra fields, for a message."""
+    """Formats the ids of extra fields for a message."""
     texts = [f"{identifier:#06x}" for identifier in identifiers[:_MAX_SHOWN_FIELDS]]
     return "[" + ", ".join(texts + ["..."] * (len(identifiers) > _MAX_SHOWN_FIELDS)) + "]"
 

@@ -1,6 +1,6 @@
-"""For speed only: the records of a usual directory, read together with numpy.
+"""For speed only: reads the records of a usual directory together, with numpy.
 
-The result is that of `directory.read_one_by_one`, or None, which means: ask that function.
+Returns what `directory.read_one_by_one` would return, or None: then call that function.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_PIECE_SIZE: Final = 1 << 16  # bytes searched together
-ROWS: Final = 1 << 12  # records checked together: their columns stay in a core's cache
-# A directory record (4.3.12), with the external attributes split into halves of MS-DOS and Unix.
+_PIECE_SIZE: Final = 1 << 16  # bytes searched at a time
+ROWS: Final = 1 << 12  # records checked at a time; their columns fit a core's cache
+# A directory record (4.3.12); its external attributes are split into the MS-DOS and the Unix half.
 _PACKED: Final = np.dtype(
     [
         ("signature", "S4"),
@@ -41,16 +41,16 @@ _PACKED: Final = np.dtype(
         ("header_offset", "<u4"),
     ]
 )
-# The Zip64 field of a record whose header offset alone does not fit 32 bits (4.5.3).
+# The Zip64 field of a record in which only the header offset exceeds 32 bits (4.5.3).
 _PACKED_ZIP64: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("header_offset", "<i8")])
 
 
 def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
-    """Reads a directory of ASCII names and entries below 4 GiB that breaks no rule.
+    """Reads a directory that breaks no rule and has ASCII names and entries below 4 GiB.
 
     Args:
         data: The bytes of the directory.
-        bounds: Its position.
+        bounds: Position of the directory.
 
     Returns:
         The directory; None if it may break a rule or has other names or entries.
@@ -88,7 +88,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
 
 
 class _SoundRecords(NamedTuple):
-    """Columns of records that each break no rule; `names` has one name per line."""
+    """Columns of valid records; `names` has one name per line."""
 
     names: bytes
     header_offset: NDArray[np.int64]
@@ -141,7 +141,7 @@ def _sound_records(
 
 
 def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Offsets of all signatures of directory records, also of any inside a name."""
+    """Offsets of all signatures of directory records, including any inside names."""
     first, *others = DirectoryRecord.SIGNATURE
     searched = raw[: 1 - DirectoryRecord.SIZE]
     parts = []
@@ -154,10 +154,10 @@ def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Copies one item from each offset; for one that exceeds the end, the last item of `raw`."""
+    """Copies the item at each offset; near the end of `raw`, the last whole item."""
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)
-    # Overlapping windows, of which numpy copies whole items.
+    # Overlapping windows: numpy then copies whole items.
     windows: NDArray[Any] = np.ndarray(
         raw.size - dtype.itemsize + 1, f"V{dtype.itemsize}", raw, strides=1
     )

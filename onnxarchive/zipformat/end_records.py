@@ -9,9 +9,9 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.records import DirectoryRecord, EndRecord, Zip64EndRecord, Zip64Locator
 
 MAX_NAME_SIZE = 1024  # bytes
-# A record with the longest name and a Zip64 field of three values, without comment.
+# Size of a directory record with the longest name, three Zip64 values and no comment.
 MAX_RECORD_SIZE = DirectoryRecord.SIZE + MAX_NAME_SIZE + len(records.pack_zip64_extra(0, 0, 0))
-LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 locator to the end
+LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 locator to file end
 TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE  # last bytes of a file, read by `locate`
 
 
@@ -22,7 +22,7 @@ class Bounds:
     Attributes:
         offset: Its offset in the file, in bytes.
         size: Its size in bytes.
-        count: The number of its records.
+        count: Number of directory records.
     """
 
     offset: int

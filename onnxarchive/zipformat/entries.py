@@ -1,4 +1,4 @@
-"""Entries of a directory in columns, and its packed records; an item is made on access."""
+"""Entries of a directory as columns, and its records as bytes; each item is made on access."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 VERSIONS_NEEDED = (records.VERSION_STORED, records.VERSION_FOLDER, records.VERSION_ZIP64)
-# Size of a local header with neither name, padding nor Zip64 field, in bytes.
+# Size of a local header without name, padding and Zip64 field, in bytes.
 LEAST_HEADER_SIZE: Final = LocalHeader.SIZE + records.ALIGNMENT_EXTRA_SIZE
 
 
@@ -99,7 +99,7 @@ class Records(Sequence[DirectoryRecord]):
         if isinstance(index, slice):
             return Records(self._data, self._offsets[index])
         record = DirectoryRecord.unpack(self._data, self._offsets[index])
-        assert record is not None  # it was found by one of the two readers
+        assert record is not None  # both readers found a record there
         return record
 
     def __eq__(self, other: object) -> bool:
@@ -114,9 +114,9 @@ class Records(Sequence[DirectoryRecord]):
         return self._data[self._offsets[0] : self._offsets[-1] + self[-1].packed_size]
 
     def pack_common(self, start: int, stop: int) -> list[bytes]:
-        """The bytes that each record shares with its local header, as a copy.
+        """Copies the bytes that each record shares with its local header.
 
-        They are the fields from version needed to size of the name (4.3.7, 4.3.12).
+        These are the fields from "version needed" to "file name length" (4.3.7, 4.3.12).
         """
         data = self._data
         return [data[offset + 6 : offset + 30] for offset in self._offsets[start:stop]]
@@ -127,11 +127,11 @@ class Directory:
     """The content of the central directory.
 
     Attributes:
-        entries: The entries in directory order. Names may be duplicates.
+        entries: The entries in directory order. Names may repeat.
         records: The directory record of each entry.
-        names: The name of every record, also of one without an entry; None if not UTF-8.
+        names: Names of all records, including those without an entry; None for a name not in UTF-8.
         sizes: Size of every record's data in bytes; None if unknown.
-        is_whole: True if count and size of the records are those in the end records.
+        is_whole: True if number and size of the records match the end records.
     """
 
     entries: Entries

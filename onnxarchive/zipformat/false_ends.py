@@ -1,8 +1,8 @@
-"""Finds false end records: other bytes near the end of a file that a zip reader believes.
+"""Finds false end records: bytes near the end of a file that some zip readers take for end records.
 
-Some readers search the last bytes of a file for end records, instead of computing where they are:
-zlib's minizip believes a Zip64 locator anywhere in the last 64 KiB, libzip weighs several end
-records, and adm-zip takes a header offset for a signature. An archive holds nothing of the kind.
+Some readers search the last bytes of a file for end records, instead of computing the offsets:
+zlib's minizip accepts a Zip64 locator anywhere in the last 64 KiB, libzip selects among several end
+records, and adm-zip may take a header offset for a signature. An archive holds no such bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.end_records import TAIL_SIZE
 from onnxarchive.zipformat.records import EndRecord, Zip64EndRecord, Zip64Locator
 
-# The last bytes of a file that are searched: the longest comment and all end records.
+# Number of last bytes of a file to search: the longest comment and all end records.
 SEARCHED_SIZE = records.UINT16_MAX + TAIL_SIZE
 
 _KINDS = {
@@ -27,7 +27,7 @@ _KINDS = {
 _RECORD = re.compile(
     rb"PK(?:"
     rb"\x05\x06\0{4}(?P<count>..)(?P=count).{10}"  # both disks 0, both counts equal (4.3.16)
-    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15), or a record next
+    rb"|\x06\x07(?:\0{4}.{8}\x01\0{3}|.{16}PK\x05\x06)"  # disk 0 of 1 (4.3.15), or end record next
     rb"|\x06\x06\x2c\0{7}"  # a size of 44 (4.3.14)
     rb")",
     re.DOTALL,
@@ -46,12 +46,13 @@ def check(
     """Reports false end records, and offsets that hold a signature (ZIP-16).
 
     Args:
-        end: The last `SEARCHED_SIZE` bytes of the file, or all of a smaller one.
+        end: The last `SEARCHED_SIZE` bytes of the file, or all bytes of a smaller file.
         file_size: Size of the file in bytes.
         directory_offset: Offset of the directory in bytes.
-        directory_end: Offset of its end in bytes; only the true end records follow.
-        names: Names of the entries in `end`, and possibly of earlier ones.
-        header_offsets: Offsets of their local headers in bytes.
+        directory_end: Offset of the end of the directory in bytes; only the true end records
+            follow.
+        names: Names of the entries in `end`, possibly with earlier ones.
+        header_offsets: Offset of the local header of each of these entries, in bytes.
         report: Takes the broken rule.
     """
     for offset, kind in _find(end, file_size):
@@ -77,7 +78,7 @@ def check(
 
 
 def _find(end: bytes, file_size: int) -> Iterator[tuple[int, str]]:
-    """Yields offset in the file and kind of each end record, true or false."""
+    """Yields file offset and kind of each end record, both true and false ones."""
     found = _RECORD.search(end)
     while found is not None:
         yield file_size - len(end) + found.start(), _KINDS[found.group()[:4]]

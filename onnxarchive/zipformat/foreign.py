@@ -1,9 +1,9 @@
-"""Reads the directory and the local headers of a zip by any tool.
+"""Reads the directory and the local headers of a zip written by any tool.
 
-Accepts what all readers read alike: comments, other methods, data descriptors, extra fields, any
-order, and unused bytes (which are skipped and reported). Refuses what two readers could read
-differently: each local header must match its directory record, no two entries may share a byte, and
-unused bytes may hold an entry but no second directory.
+Accepts features that all readers read alike: comments, other methods, data descriptors, extra
+fields, any order of entries, and unused bytes (skipped and reported). Refuses zips that two readers
+could read differently: each local header must match its directory record, entries must not overlap,
+and unused bytes may hold an entry but no second directory.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _SIZE_LIMIT = 1 << 63  # no file has more bytes
 _HERE = "./"  # prefix of names when tar or bsdtar packs the current folder
 _MAX_SHOWN = 512  # bytes of a name in a message
 
-# The values of a Zip64 field in order, their formats, and the number in the header that refers to
-# the field (4.5.3).
+# The values of a Zip64 field in order (4.5.3): names, formats, and the numbers in the header that
+# refer to the field.
 _ZIP64_NAMES = ("uncompressed size", "compressed size", "header offset", "disk")
 _ZIP64_FORMATS = "QQQI"
 _ZIP64_SATURATED = (*[records.SATURATED_32] * 3, records.SATURATED_16)
@@ -95,7 +95,7 @@ class ForeignZip:
 
     Attributes:
         entries: Its entries in directory order, without folders.
-        dropped: A sentence for each run of bytes that is not part of the zip.
+        dropped: A sentence for each run of unused bytes.
     """
 
     entries: tuple[ForeignEntry, ...]
@@ -103,15 +103,15 @@ class ForeignZip:
 
 
 def read_zip(view: memoryview) -> ForeignZip:
-    """Reads a zip by any tool; no data is inflated.
+    """Reads a zip written by any tool; inflates no data.
 
     Args:
         view: The bytes of the whole file.
 
     Raises:
-        ArchiveFormatError: It is no zip, or damaged, or readers could read it differently.
-        UnsupportedFeatureError: It is encrypted or split, uses an unsupported compression method,
-            or has too many entries.
+        ArchiveFormatError: The file is no zip, is damaged, or readers could read it differently.
+        UnsupportedFeatureError: The zip is encrypted or split, uses an unsupported compression
+            method, or has too many entries.
     """
     bounds = locate_foreign(view)
     listed = list(_list(view, bounds))
@@ -119,7 +119,7 @@ def read_zip(view: memoryview) -> ForeignZip:
     data_offsets: dict[int, int] = {}  # by the offset of the local header
     dropped: list[str] = []
     end = 0
-    # In the order of the file, so that no header is read twice.
+    # In file order, so that overlaps and gaps are found.
     for item in sorted(listed, key=lambda item: item.header_offset):
         if item.header_offset < end:
             raise format_error(
@@ -159,7 +159,7 @@ def read_zip(view: memoryview) -> ForeignZip:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A directory record with its values decoded, from the Zip64 field where needed."""
+    """A decoded directory record; large values come from its Zip64 field."""
 
     name: str
     record: DirectoryRecord
@@ -234,7 +234,7 @@ def _listed(record: DirectoryRecord) -> _Listed:
             f"{nbytes}",
             name,
         )
-    # Without extra fields and comment: those of all records may not fit memory.
+    # Drops extra fields and comment: those of all records may not fit memory.
     record = replace(record, extra=b"", comment=b"")
     listed = _Listed(name, record, nbytes, compressed_nbytes, header_offset)
     _check_attributes(listed)
@@ -290,7 +290,7 @@ def _require_supported(record: DirectoryRecord, name: str) -> None:
 
 
 def _check_version(version: int, method: int, name: str) -> None:
-    # 4.4.3.2: the largest version is that of LZMA, and of no other feature but encryption.
+    # 4.4.3.2: only LZMA and encryption need the largest version.
     if version > records.VERSION_LZMA or (
         version == records.VERSION_LZMA and method != records.METHOD_LZMA
     ):
@@ -305,7 +305,7 @@ def _check_attributes(listed: _Listed) -> None:
     record = listed.record
     unix_type = record.external_attributes >> records.UNIX_MODE_SHIFT & records.UNIX_TYPE_MASK
     dos_type = record.external_attributes & (records.DOS_DIRECTORY | records.DOS_VOLUME_LABEL)
-    # zip and 7z store the type of the pipe from which they read the data.
+    # zip and 7z store the type of a pipe if they read the data from one.
     expected_types = [0, records.UNIX_REGULAR, records.UNIX_FIFO]
     if listed.is_folder:
         expected_types.append(records.UNIX_DIRECTORY)
@@ -323,7 +323,7 @@ def _check_attributes(listed: _Listed) -> None:
 
 
 def _require_distinct_names(names: Iterable[str]) -> None:
-    """Refuses names that differ in ASCII case only: some file systems take them for one."""
+    """Refuses names equal up to ASCII case: some file systems treat them as one name."""
     seen: dict[bytes, str] = {}
     for name in names:
         folded = name.encode().lower()
@@ -338,10 +338,10 @@ def _require_distinct_names(names: Iterable[str]) -> None:
 def _zip64_values(
     extra: bytes, stated: Sequence[int], name: str, *, is_local: bool = False
 ) -> dict[int, int]:
-    """The values of the Zip64 field, by their index in `_ZIP64_NAMES`.
+    """The values of the Zip64 field, by index in `_ZIP64_NAMES`.
 
-    In order, the field holds the values that do not fit the header (4.5.3); in a local header, both
-    sizes or none. Some writers store more: the first one to four of all values.
+    The field holds the values that do not fit the header, in order (4.5.3); in a local header, both
+    sizes or none. Some writers always store the first one to four values.
 
     Args:
         extra: The extra fields.
@@ -424,7 +424,7 @@ def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
 
 
 def _require_equal(field: str, expected: int, found: int, item: _Listed) -> None:
-    # 4.4.4: zeros in the local header if a data descriptor follows; some writers fill them in.
+    # 4.4.4: before a data descriptor, the local header holds zeros; some writers store the values.
     if found != expected and not (item.has_descriptor and found == 0):
         raise format_error(
             f"expected {field} {expected} in its local header, as in the directory, found {found}",
@@ -433,7 +433,7 @@ def _require_equal(field: str, expected: int, found: int, item: _Listed) -> None
 
 
 def _without_stray_zeros(extra: bytes) -> bytes:
-    """Strips final zeros too few for a field, the padding of old versions of Android's zipalign."""
+    """Strips the padding of old Android zipalign versions: final zeros too short for a field."""
     position = 0
     while len(extra) - position >= records.EXTRA_HEADER_SIZE:
         size = int.from_bytes(extra[position + 2 : position + 4], "little")
@@ -466,7 +466,7 @@ def _end_of_entry(view: memoryview, item: _Listed, data_offset: int, directory_o
 
 
 def _descriptors(item: _Listed) -> Iterator[bytes]:
-    """The data descriptor in each form used by writers, signed ones first (4.3.9)."""
+    """The data descriptor in each form that writers use; forms with a signature first (4.3.9)."""
     values = (item.record.crc32, item.compressed_nbytes, item.nbytes)
     for signature in (records.DATA_DESCRIPTOR_SIGNATURE, b""):
         yield signature + _DESCRIPTOR_64.pack(*values)

@@ -1,4 +1,4 @@
-"""Locates the directory of a zip by any tool; refuses an end with more than one reading."""
+"""Locates the directory of a zip written by any tool; refuses ambiguous end records."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BEGINS_RECORD = re.compile(
 
 
 def format_error(message: str, name: str | None = None) -> ArchiveFormatError:
-    """The error for a zip without exactly one reading; `name` is that of the entry, if any."""
+    """The error for a damaged or ambiguous zip; `name` is the entry's name, if any."""
     return ArchiveFormatError(_about(message, name), entry=name)
 
 
 def unsupported(message: str, name: str | None = None) -> UnsupportedFeatureError:
-    """The error for an unsupported feature; `name` is that of the entry, if any."""
+    """The error for an unsupported feature; `name` is the entry's name, if any."""
     return UnsupportedFeatureError(_about(message, name), entry=name)
 
 
@@ -46,7 +46,8 @@ def describe_gap(view: memoryview, start: int, end: int, place: str) -> str:
     """Describes unused bytes in a sentence.
 
     Raises:
-        ArchiveFormatError: They may hold a directory, where another reader finds other entries.
+        ArchiveFormatError: The bytes may hold a directory, in which other readers find other
+            entries.
     """
     gap = view[start:end]
     found = _BEGINS_DIRECTORY.search(gap)
@@ -79,7 +80,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
     """Locates the directory of a zip.
 
     Raises:
-        ArchiveFormatError: There is none, or the end records have more than one reading.
+        ArchiveFormatError: The zip has no directory, or its end records are ambiguous.
         UnsupportedFeatureError: The zip is split into several files, or encrypted.
     """
     end_offset, end = _find_end_record(view)
@@ -89,8 +90,8 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
     if locator is not None:
         end_offset, last = _zip64_record(view, locator, locator_offset)
         _require_same_values(end, last)
-    # Python's zipfile writes no Zip64 record for a count of 65,535; the records are counted. All
-    # writers write one for such sizes and offsets.
+    # A saturated count is allowed: Python's zipfile writes 65,535 without a Zip64 record. For
+    # saturated sizes and offsets, all writers write a Zip64 record.
     elif records.SATURATED_32 in (end.directory_size, end.directory_offset):
         raise format_error(
             f"expected a Zip64 locator at offset {locator_offset}, since the end record is "
@@ -123,7 +124,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
 
 
 def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
-    """Offset and content of the end record; searches for it only if it has a comment."""
+    """Finds offset and content of the end record; searches only if the record has a comment."""
     tail_offset = max(0, len(view) - EndRecord.SIZE - records.UINT16_MAX)
     tail = bytes(view[tail_offset:])
     position = len(tail) - EndRecord.SIZE
@@ -177,7 +178,7 @@ def _zip64_record(
 
 
 def _require_same_values(end: EndRecord, record: Zip64EndRecord) -> None:
-    """Refuses a value of the end record that is neither saturated nor that of the Zip64 record."""
+    """Requires each value of the end record to be saturated or equal to the Zip64 end record's."""
     for field, saturated in (
         ("disk", records.SATURATED_16),
         ("directory_disk", records.SATURATED_16),

@@ -40,8 +40,9 @@ _INPUT_SIZE = 1 << 20  # bytes
 _RAW_DEFLATE = -15  # wbits of zlib: no header, the largest window
 
 # A deflate64 match yields up to 65,538 bytes for 18 bits: one for the length code 285, 16 for the
-# length, one for the distance code. So 256 bytes of input, 32 bits held back from before and a
-# window of 65,536 bytes yield at most 115 matches and the window: 7.3 MiB, less than `PIECE_SIZE`.
+# length, one for the distance code. So 256 bytes of input, 32 bits left over from earlier input and
+# a window of 65,536 bytes yield at most 115 matches and the window: 7.3 MiB, less than
+# `PIECE_SIZE`.
 _DEFLATE64_INPUT_SIZE = 256
 
 # 5.8.8: version of the LZMA SDK (two bytes) and size of the properties, which follow.
@@ -49,7 +50,7 @@ _LZMA_HEADER = struct.Struct("<2BH")
 _LZMA_PROPERTIES = struct.Struct("<BI")
 _LZMA_PROPERTY_LIMIT = 9 * 5 * 5  # lc, lp and pb in one byte
 _LZMA_MIN_DICTIONARY_SIZE = 1 << 12
-# Header of a .lzma file: properties and size, or this number if the data end with a marker.
+# Header of a .lzma file: properties and size; with an end marker, the size is unknown.
 _LZMA_FILE_HEADER = struct.Struct("<BIQ")
 _LZMA_UNKNOWN_SIZE = records.UINT64_MAX
 
@@ -71,7 +72,7 @@ def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
     Raises:
         ArchiveFormatError: The compressed data are damaged, or do not have `entry.nbytes` bytes.
         ChecksumError: The data have another CRC-32.
-        UnsupportedFeatureError: The method or the size of its LZMA dictionary is not supported.
+        UnsupportedFeatureError: The method or the size of the LZMA dictionary is not supported.
     """
     data = view[entry.data_offset : entry.data_offset + entry.compressed_nbytes]
     inflated = _METHODS[entry.method](data, entry)
@@ -145,9 +146,9 @@ def _bzipped(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
 
 
 def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
-    """Decodes the data as a .lzma file, which has another header before the same data.
+    """Decodes the data as a .lzma file, which holds the same data after another header.
 
-    A raw decoder does not take the size, and invents bytes after data without an end marker.
+    A raw decoder does not know the size, and invents bytes after data without an end marker.
     """
     header_size = _LZMA_HEADER.size + _LZMA_PROPERTIES.size
     if len(data) < header_size:
@@ -162,7 +163,7 @@ def _lzma(data: memoryview, entry: ForeignEntry) -> Iterator[bytes]:
             f"{_LZMA_PROPERTY_LIMIT}, found {properties_size} bytes and {packed}",
             entry.name,
         )
-    # A match reaches back to the first byte at most, so a larger dictionary is never used.
+    # A match reaches back to the first byte at most, so a dictionary need not exceed the data.
     needed_size = max(min(dictionary_size, entry.nbytes), _LZMA_MIN_DICTIONARY_SIZE)
     if needed_size > MAX_LZMA_DICTIONARY_SIZE:
         raise unsupported(

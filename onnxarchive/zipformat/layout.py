@@ -20,7 +20,7 @@ from onnxarchive.zipformat.records import (
 
 MAX_ENTRIES = 1 << 18
 MIN_ALIGNMENT = 64
-MAX_ALIGNMENT = 1 << 15  # the largest power of two whose padding an extra field holds
+MAX_ALIGNMENT = 1 << 15  # largest power of two for which all padding fits an extra field
 END_SIGNATURES = (EndRecord.SIGNATURE, Zip64EndRecord.SIGNATURE, Zip64Locator.SIGNATURE)
 
 
@@ -74,7 +74,7 @@ def needs_zip64_end(count: int, directory_size: int, directory_offset: int) -> b
 
 
 def holds_signature(offset: int) -> bool:
-    """True if the bytes of an offset hold a signature that misleads zip readers that search."""
+    """True if the packed offset contains a signature, which misleads some zip readers (ZIP-16)."""
     packed = offset.to_bytes(4 if fits_32(offset) else 8, "little")
     return any(signature in packed for signature in END_SIGNATURES)
 
@@ -114,13 +114,13 @@ class Placement:
 
     @property
     def unpadded_offset(self) -> int:
-        """Offset that the data would have without padding, in bytes."""
+        """Offset of the data if there were no padding, in bytes."""
         zip64_extra = records.pack_zip64_extra(*local_zip64_values(self.nbytes))
         header_size = LocalHeader.SIZE + len(self.name) + len(zip64_extra)
         return self.header_offset + header_size + records.ALIGNMENT_EXTRA_SIZE
 
     def _shared_fields(self) -> dict[str, Any]:
-        """The fields of both headers."""
+        """The fields that both headers share."""
         is_small = fits_32(self.nbytes) and fits_32(self.header_offset)
         return {
             "version_needed": records.VERSION_STORED if is_small else records.VERSION_ZIP64,
@@ -161,11 +161,11 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
     The alignment is doubled while the offset of the entry's end holds a signature (ZIP-16).
 
     Args:
-        name: Its name.
-        nbytes: Size of its data in bytes.
-        crc32: CRC-32 of its data.
-        header_offset: Offset of its local header in the archive, in bytes.
-        alignment: Least alignment of its data, in bytes.
+        name: Name of the entry.
+        nbytes: Size of the data in bytes.
+        crc32: CRC-32 of the data.
+        header_offset: Offset of the local header in the archive, in bytes.
+        alignment: Least alignment of the data, in bytes.
     """
     placed = Placement(name.encode(), nbytes, crc32, header_offset, alignment)
     while holds_signature(placed.end) and alignment < MAX_ALIGNMENT:
@@ -175,11 +175,11 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
 
 
 def placement(local: LocalHeader, header_offset: int) -> Placement | None:
-    """The placement of an entry, from its local header alone; None if no archive has such a header.
+    """Computes a placement from a local header; None if the header cannot be that of an archive.
 
     Args:
         local: The local header.
-        header_offset: Its offset in the file, in bytes.
+        header_offset: Offset of the local header in the file, in bytes.
     """
     try:
         *others, (identifier, content) = records.unpack_extra(local.extra)
@@ -204,7 +204,7 @@ def end_of_archive(count: int, directory_size: int, directory_offset: int) -> by
     Args:
         count: Number of entries.
         directory_size: Size of the central directory in bytes.
-        directory_offset: Its offset in the file, in bytes.
+        directory_offset: Offset of the central directory in the file, in bytes.
     """
     zip64 = b""
     if needs_zip64_end(count, directory_size, directory_offset):

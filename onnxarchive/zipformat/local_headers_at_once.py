@@ -1,7 +1,7 @@
-"""For speed only: the local headers that `layout` writes, of many entries together.
+"""For speed only: packs the expected local headers of many entries together.
 
-If a file has these bytes, `local_header.check_local_header` reports nothing about them. None, or
-other bytes in the file, means: ask that function, one entry at a time.
+If the file holds equal bytes, `local_header.check_local_header` would report nothing. Otherwise,
+and for None, call that function for each entry.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE, Directory
 from onnxarchive.zipformat.records import LocalHeader
 
-# Extra fields of a local header by padding, for the usual alignment; and their packed sizes.
+# Extra fields of a local header by size of the padding, at the usual alignment; their packed sizes.
 EXTRAS: Final = [
     records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
     for padding in range(layout.MIN_ALIGNMENT)
@@ -28,7 +28,7 @@ def pack_local_headers(directory: Directory, start: int, stop: int, alignment: i
         directory: The directory of the archive.
         start: Index of the first entry.
         stop: Index after the last entry.
-        alignment: Alignment of all their data, in bytes.
+        alignment: Alignment of all data, in bytes.
 
     Returns:
         The headers; None if one of them needs a Zip64 field or cannot have this alignment.

@@ -1,8 +1,8 @@
 """The records of a zip file, each declared once: signature, size, `unpack` and `pack`.
 
 Fields are in the order of PKWARE's APPNOTE.TXT 6.3.10, whose sections are cited. All numbers are
-little-endian. `unpack` checks length and signature only, and returns None if either is wrong; the
-values are checked by `directory` and `foreign`.
+little-endian. `unpack` checks length and signature only, and returns None if either is wrong;
+`directory` and `foreign` check the values.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Record:
 
 
 class _FixedSizeRecord(_Record):
-    """A record of numbers alone."""
+    """A record that holds only numbers."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class _FixedSizeRecord(_Record):
     def unpack(
         cls: type[_FixedRecord], buffer: bytes | memoryview, offset: int = 0
     ) -> _FixedRecord | None:
-        """The record at `offset`, or None."""
+        """The record at `offset`, or None if there is none."""
         make: Callable[..., _FixedRecord] = cls
         numbers = cls._unpack_numbers(buffer, offset)
         return None if numbers is None else make(*numbers)
@@ -145,7 +145,7 @@ class LocalHeader(_Record):
 
     @classmethod
     def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> LocalHeader | None:
-        """The record at `offset` with its name and extra fields, or None."""
+        """The record at `offset` with name and extra fields, or None if there is none."""
         numbers = cls._unpack_numbers(buffer, offset)
         if numbers is None:
             return None
@@ -193,7 +193,7 @@ class DirectoryRecord(_Record):
 
     @classmethod
     def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> DirectoryRecord | None:
-        """The record at `offset` with its name, extra fields and comment, or None."""
+        """The record at `offset` with name, extra fields and comment, or None if there is none."""
         numbers = cls._unpack_numbers(buffer, offset)
         if numbers is None:
             return None
@@ -274,7 +274,7 @@ def unpack_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
     """Yields id and data of each extra field, in order (APPNOTE 4.5.1).
 
     Raises:
-        ValueError: A field exceeds the end, or the bytes left are too few for a field.
+        ValueError: A field exceeds the end of `extra`, or stray bytes follow the last field.
     """
     offset = 0
     while offset < len(extra):
@@ -291,7 +291,7 @@ def unpack_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def pack_zip64_extra(*values: int) -> bytes:
-    """The Zip64 field with `values`; no bytes if there are none (APPNOTE 4.5.3)."""
+    """The Zip64 field with `values`; empty if there are no values (APPNOTE 4.5.3)."""
     if not values:
         return b""
     return pack_extra(ZIP64_EXTRA, struct.pack(f"<{len(values)}Q", *values))
@@ -309,7 +309,7 @@ def pack_alignment_extra(alignment: int, padding: int) -> bytes:
 
 
 def unpack_alignment(data: bytes) -> tuple[int, bytes] | None:
-    """Alignment and padding of an alignment field's data; None if it is too short."""
+    """Alignment and padding from the data of an alignment field; None if `data` is too short."""
     if len(data) < _ALIGNMENT_VALUE.size:
         return None
     return _ALIGNMENT_VALUE.unpack_from(data)[0], data[_ALIGNMENT_VALUE.size :]

@@ -12,7 +12,7 @@ from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE
 from onnxarchive.zipformat.local_headers_at_once import EXTRA_SIZES, EXTRAS
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader, pack_alignment_extra
 
-# The fields that both headers have, from version needed to size of the name (4.3.7, 4.3.12).
+# The fields that both headers share: "version needed" to "file name length" (4.3.7, 4.3.12).
 _COMMON: Final = struct.Struct("<5H3IH")
 _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
     "<H", records.MADE_BY_UNIX | records.VERSION_ZIP64
@@ -27,12 +27,12 @@ _END_SIGNATURES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PackedEntries:
-    """Successive entries.
+    """Successive entries, packed.
 
     Attributes:
         data: The bytes of their local headers, padding and data.
         directory: Their directory records.
-        header_offsets: Offset of the local header of each, in bytes.
+        header_offsets: Offset of each entry's local header, in bytes.
     """
 
     data: bytes
@@ -50,15 +50,15 @@ def pack_entries(
     """Packs successive entries.
 
     Args:
-        names: The name of each.
-        crc32s: The CRC-32 of its data.
-        contents: Its data.
+        names: Name of each entry.
+        crc32s: CRC-32 of each entry's data.
+        contents: Data of each entry.
         offset: Offset of the first local header, in bytes.
         alignment: Alignment of all data, in bytes.
 
     Returns:
-        The entries; None if one of them has a name that is not ASCII, needs a Zip64 field or
-        another alignment: add them one by one.
+        The packed entries. None if a name is not ASCII, or if an entry needs a Zip64 field or
+        another alignment: then add the entries one by one.
     """
     if not (layout.fits_32(offset) and all(map(str.isascii, names))):
         return None

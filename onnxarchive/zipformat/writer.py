@@ -48,7 +48,7 @@ class ZipWriter:
 
     Attributes:
         names: The names of the written entries, in order.
-        header_offsets: Offset of the local header of each, in bytes.
+        header_offsets: Offset of each entry's local header, in bytes.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class ZipWriter:
         self._offset = offset
         self.names: list[str] = []
         self.header_offsets = array("q")
-        self._records: list[bytes] = []  # packed, many in each
+        self._records: list[bytes] = []  # packed, many per item
         self._last_records = bytearray()
         self._end = [before]  # at least the last `SEARCHED_SIZE` bytes so far
         self._end_nbytes = len(before)
 
     def add(self, name: str, data: Buffer) -> Placement:
-        """Writes an entry from bytes in memory or mapped; they are read twice."""
+        """Writes an entry from bytes in memory or in a map; reads the bytes twice."""
         view = as_bytes(data)
         return self.add_stream(name, view.nbytes, crc32(view), pieces(view))
 
@@ -91,17 +91,16 @@ class ZipWriter:
         """Writes an entry of known size and CRC-32 from pieces of its bytes.
 
         Args:
-            name: Its name.
-            nbytes: Its size in bytes.
-            crc: Its CRC-32.
-            stream: Its bytes.
-            is_constant: True if `crc` was computed from these bytes and they cannot have changed
-                since; it is not verified then.
+            name: Name of the entry.
+            nbytes: Size of the data in bytes.
+            crc: CRC-32 of the data.
+            stream: The data in pieces.
+            is_constant: True if `crc` was computed from the same bytes and they cannot change; then
+                the CRC-32 is not verified.
 
         Raises:
             UnsupportedFeatureError: The archive has too many entries.
-            ChecksumError: The pieces do not have `nbytes` bytes in all, or have another CRC-32. The
-                file is unusable then.
+            ChecksumError: The data has another size or CRC-32. The written file is then unusable.
         """
         self._require_entries(1)
         placement = layout.place(name, nbytes, crc, self._offset, self._alignment)
@@ -130,12 +129,12 @@ class ZipWriter:
     def add_small(
         self, names: Sequence[str], crc32s: Sequence[int], contents: Sequence[bytes]
     ) -> None:
-        """Writes entries as `add_stream` does, together if they need neither Zip64 nor UTF-8.
+        """Writes small entries; together, for speed, if none needs Zip64 or a UTF-8 name.
 
         Args:
-            names: The name of each.
-            crc32s: The CRC-32 that was computed from its data.
-            contents: Its data; all of them are copied.
+            names: Name of each entry.
+            crc32s: CRC-32 of each entry's data; not verified.
+            contents: Data of each entry; copied.
 
         Raises:
             UnsupportedFeatureError: The archive has too many entries.
@@ -161,7 +160,7 @@ class ZipWriter:
         require_entries(self._kept_count + len(self.names) + more)
 
     def finish(self) -> int:
-        """Writes the directory and the end records; gives the size of the archive in bytes.
+        """Writes the directory and the end records; returns the size of the archive in bytes.
 
         Raises:
             ArchiveFormatError: Data near the end of the archive reads as an end record (ZIP-16).
