@@ -1,7 +1,7 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
 `parser` has the arguments, `frame` the exit statuses of errors, `table` and `progress` the output.
-Each other module has commands of one kind. This room may import all other rooms.
+The other modules have the commands. This room may import all other rooms.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: The arguments without the program's name; None for those of the process.
+        argv: The arguments without the program's name; None for the process's arguments.
 
     Returns:
         The exit status: 0 success; 1 a check or comparison found something; 2 wrong use, a system
         error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143 terminated.
 
     Raises:
-        BrokenPipeError: The reader of the output has closed it.
+        BrokenPipeError: The reader has closed the output.
     """
     try:
         given = sys.argv[1:] if argv is None else argv

@@ -83,7 +83,7 @@ def named_assets(given: Iterable[str]) -> dict[str, str]:
 
 
 def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
-    """Yields the asset path and the file path of each file of a path or pattern."""
+    """Yields asset path and file path of each file that a path or pattern matches."""
     folder = "" if name is None else f"{name}/"
     if glob.has_magic(path) and not os.path.lexists(path):
         fixed = path

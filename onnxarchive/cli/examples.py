@@ -1,4 +1,4 @@
-"""Examples, one for each command, at the end of its help."""
+"""An example for each command, shown at the end of the command's help."""
 
 from __future__ import annotations
 

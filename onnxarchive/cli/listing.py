@@ -83,7 +83,7 @@ def _place(entry: Entry) -> dict[str, int]:
 
 
 def _users(archive: Archive) -> dict[str, list[str]]:
-    """The ids of the models that use each key."""
+    """The ids of the models that use a key, by key."""
     users: dict[str, list[str]] = {key: [] for key in archive._keys}
     for id in archive.models:
         for key in archive._refs_of(id):
@@ -110,7 +110,7 @@ def models_command(arguments: argparse.Namespace) -> int:
 
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Describes a model, with the bytes of weights that it shares and that only it uses."""
+    """Describes a model, with the sizes of shared weights and of weights that only it uses."""
     used = [archive.entries[key] for key in archive._refs_of(id)]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)

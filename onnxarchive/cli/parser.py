@@ -315,7 +315,7 @@ def _add_replace_model(commands: Any) -> None:
         "--name",
         default="",
         metavar="ID",
-        help="replace the model with this id; an unknown id adds a model",
+        help="the id of the model to replace; an unknown id adds a model",
     )
     command.add_argument(
         "--size-threshold",
@@ -331,7 +331,7 @@ def _add_remove_model(commands: Any) -> None:
         commands,
         "remove-model",
         "editing",
-        "Remove a model from an archive that has several; weights are neither read nor moved.",
+        "Remove a model from an archive of several models; weights are neither read nor moved.",
     )
     command.add_argument("id", metavar="ID", help="the id of the model")
     _add_edit_options(command)

@@ -124,8 +124,8 @@ def convert(
 
     Sources are recognised by content, not by extension. Weights are streamed, so they are never all
     in memory. The source is not changed. Files of a zip or a directory that no tensor uses are left
-    out with a warning, except below `assets/`; `other_files` includes these files. A link is read
-    as a `.onnx` with external data; check it first with `onnxarchive.check_link`.
+    out with a warning, unless they are below `assets/` or `other_files` is True. A link is read as
+    a `.onnx` with external data; check it first with `onnxarchive.check_link`.
 
     Files are read only from the source's directory and below, even if somebody renames files there
     at the same time. Symbolic links that lead out of this directory are refused, unless
@@ -154,7 +154,7 @@ def convert(
         other_files: Whether other files of the source's zip or the model's directory, such as
             `tokenizer.json`, become assets with the same paths. Hidden files, system files such as
             `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
-            outcome lists all. The directory of a remote `.onnx` is not read; a warning says so.
+            outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
         dedupe: Whether identical initializers of a graph become one initializer.
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` of their tensors.
         follow_links: A directory; symbolic links of the source may also lead to files below it.
@@ -325,8 +325,8 @@ def export(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a tensor do not match their CRC-32.
         UnsupportedFeatureError: The model does not fit a single `.onnx`.
-        ValueError: `external_data` is not a file name, or a written file would replace the other
-            or the archive.
+        ValueError: `external_data` is not a file name, or names `destination`; or a written file
+            would replace the archive.
         OSError: A file cannot be written.
 
     Example:
@@ -449,7 +449,7 @@ def _export_external(
                 data_replacement.file.write(piece)
         with replacing(destination) as replacement:
             replacement.file.write(serialized)
-            # The data is renamed just before the model, so both are of one export almost always.
+            # The data is renamed just before the model. In between, the old model has new data.
             data_replacement.commit()
     except BaseException as error:
         data_replacement.discard(error)

@@ -63,8 +63,8 @@ class Difference:
         other: Path of the other archive.
         sections: The changes by section: `"nodes"`, `"inputs"`, `"outputs"`, `"values"`
             (`value_info`) and `"tensors"` (initializers) of the main graph; `"opsets"`,
-            `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, the other fields
-            of both. Sections of models other than the default one begin with the id:
+            `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, other fields of
+            graph and model. Sections of models other than the default one begin with the id:
             `"decoder/nodes"`. If all models were compared, `"models"` lists models that only one
             archive has, and `"assets"` lists changed assets. Additions come last. A change within a
             node, such as in a tensor of a subgraph, is a change of the node.

@@ -53,7 +53,7 @@ def open_source(
     Args:
         path: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
             file.
-        verify_checksum: Whether to compare data with the `checksum` that tensors state.
+        verify_checksum: Whether to compare data with the SHA-1 `checksum` of tensors.
         other_files: Whether to include other files of a directory or zip in the source.
         taken_from: See `open_model`.
         follow_links: See `open_model`.

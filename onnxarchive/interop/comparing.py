@@ -27,7 +27,7 @@ class OutputDifference:
         elements: Number of elements.
         greatest_absolute: Greatest absolute difference of two numbers; infinite if only one of
             them is NaN. None for strings and if nothing was compared.
-        greatest_relative: Likewise, with each difference divided by the other model's number.
+        greatest_relative: Like `greatest_absolute`, of differences divided by the other number.
         unequal: Number of elements that differ at all.
     """
 

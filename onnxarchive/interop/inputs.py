@@ -65,14 +65,14 @@ def make_inputs(
 
     Args:
         ports: Inputs of the model.
-        given: Inputs by name. Their shapes also set open dimensions of other inputs by name.
+        given: Inputs by name. Their shapes also set open dimensions of the same name.
         dims: Sizes of open dimensions, by the names in `Port.dims`.
 
     Returns:
         The inputs by name, and the default size (1) of each open dimension that was not set.
 
     Raises:
-        ValueError: A name is unknown, an input does not fit, or a random one cannot be made.
+        ValueError: A name is unknown, an input does not fit, or a random input cannot be made.
     """
     by_name = {port.name: port for port in ports}
     open_dims = {dim for port in ports for dim in port.dims if isinstance(dim, str)}

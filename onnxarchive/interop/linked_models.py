@@ -21,7 +21,7 @@ _SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
-# Whether a tensor, of this size in bytes, stays outside the model.
+# Whether a tensor of this size in bytes stays outside the model.
 StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 
 
@@ -30,13 +30,13 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
 
     True for dense initializers of the main graph and of subgraphs, unless they may give a shape
     (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are
-    outside the model only in archives made with `convert_attribute`. From external data, ONNX
-    Runtime 1.24 does not read sparse tensors, ONNX Runtime 1.24 to 1.27 does not read the value of
-    a ConstantOfShape, and onnx.load does not read sparse tensors.
+    outside the model only in archives made with `convert_attribute`. From external data, onnx.load
+    and ONNX Runtime 1.24 do not read sparse tensors, and ONNX Runtime 1.24 and 1.27 do not read the
+    value of a ConstantOfShape.
 
     Args:
         ref: A tensor that an archive stores outside its model.
-        nbytes: Its size in bytes.
+        nbytes: The tensor's size in bytes.
     """
     return ref.is_initializer and not may_give_shape(ref.tensor, nbytes)
 
@@ -54,7 +54,7 @@ def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
 
     Args:
         tensor: The tensor. Its data is not read.
-        nbytes: Its size in bytes.
+        nbytes: The tensor's size in bytes.
     """
     if nbytes >= _LARGE_VECTOR_NBYTES:
         return False
@@ -69,7 +69,7 @@ def is_unread(ref: TensorRef, nbytes: int) -> bool:
 
     Args:
         ref: A tensor that an archive stores outside its model.
-        nbytes: Its size in bytes.
+        nbytes: The tensor's size in bytes.
     """
     is_sparse = any(field.startswith("sparse_") for field, _ in ref.path)
     return not is_sparse and not may_give_shape(ref.tensor, nbytes)
@@ -95,7 +95,7 @@ def linked_model(
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
-        ArchiveFormatError: A local header does not match the directory.
+        ArchiveFormatError: A local header does not match the central directory.
         ChecksumError: The bytes of a tensor that is read do not match their CRC-32.
         UnsupportedFeatureError: The model would take 2 GiB or more.
         ValueError: The archive is closed.

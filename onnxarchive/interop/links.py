@@ -31,9 +31,9 @@ def link(
 
     Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
     A link is valid for this archive only: move both together, and write a new link after the
-    archive is replaced or edited. A link stays valid if other models are edited and its tensors do
-    not move. `check_link` compares link and archive, partly by the link's metadata
-    `onnxarchive.link`: a SHA-256 over the model's tensors, and the model's id (see `fingerprint`).
+    archive is replaced or edited. Edits of other models keep a link valid if they move none of its
+    tensors. `check_link` checks this with the link's metadata `onnxarchive.link`: a SHA-256 over
+    offsets, sizes and CRC-32s of the tensors, and the id of a model other than the default one.
 
     Small tensors, and tensors that tools do not read from external data, are in the link itself.
 
@@ -67,7 +67,7 @@ def link(
     if os.path.islink(destination):
         raise ValueError(
             f"expected a destination that is not a symbolic link, since tools look for external "
-            f"data beside the link's own path, found {os.fspath(destination)}"
+            f"data beside the symbolic link itself, found {os.fspath(destination)}"
         )
     with open(path, model=model, **access) as archive, with_path(archive.path):
         archive._fetch_entries(archive._refs)

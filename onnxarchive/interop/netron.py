@@ -49,8 +49,8 @@ TOO_LARGE: Final = 1 << 31  # bytes; Chromium passes only smaller responses to a
 class Server(http.server.ThreadingHTTPServer):
     """Serves an archive in Netron, to this machine only, until the end of a `with` block.
 
-    The page requests the bytes of a weight when a user opens the weight. Damaged weights are not
-    sent, with a warning. Weights of 2 GiB or more are not sent: browsers do not accept them.
+    The page requests the bytes of a weight when a user opens the weight. A damaged weight is not
+    sent, and a warning is raised. Browsers do not accept weights of 2 GiB or more.
 
     Args:
         path: The archive.
@@ -61,7 +61,7 @@ class Server(http.server.ThreadingHTTPServer):
         url: Address of the page, with a secret that other users and other pages do not know.
 
     Raises:
-        ArchiveError: The file is not an archive, or Netron's page has not the expected form.
+        ArchiveError: The file is not an archive, or Netron's page is of an unknown form.
         ModelNotFoundError: There is no model of this id.
         ImportError: Netron is not installed.
         ValueError: `port` is out of range.

@@ -17,7 +17,7 @@ file itself, and exchanges the file's bytes with the serializer. So
   model, args), "m.onnxa")` works. Below 1.5 GiB, `external_data=False` works, too. With
   `dynamo=False` PyTorch does not use onnx, and writes a `.onnx` under any file name.
 
-Importing `onnxarchive` imports this module. To keep this fast, functions import what they need.
+Importing `onnxarchive` imports this module. To keep that fast, functions import what they need.
 """
 
 from __future__ import annotations

@@ -58,11 +58,11 @@ def session(
     ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
     copies of many weights for speed. With `prepack=False` it makes none, so memory stays flat and
     processes share the pages; the README says when to choose this. On Windows, versions before 1.23
-    map only tensors that begin at a multiple of 64 KiB, and read the others.
+    map only tensors that begin at a multiple of 64 KiB, and read all others.
 
     The archive may be renamed or replaced while sessions run, but a later call of `set_providers`
-    needs it at its old path. Tensors that ONNX Runtime needs for shape inference, or does not read
-    from external data, are passed in the model.
+    needs the archive at its old path. Tensors that ONNX Runtime needs for shape inference, or does
+    not read from external data, are passed in the model.
 
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
@@ -71,9 +71,9 @@ def session(
             ONNX Runtime cannot copy, the model with its weights must be below 2 GiB.
         sess_options: Options for the session, which are copied if possible. ONNX Runtime cannot
             copy options that name execution providers or write files, nor options for a model that
-            may need custom operators. These are changed while the session is made: do not use them
-            for another session meanwhile. Afterwards they have an empty entry for the directory of
-            external data, which ONNX Runtime logs.
+            may need custom operators. Options that are not copied are changed while the session is
+            made: do not use them for another session meanwhile. Afterwards they have an empty entry
+            for the directory of external data, which ONNX Runtime logs.
         providers: As for `onnxruntime.InferenceSession`.
         model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model
             chosen when `path` was opened.

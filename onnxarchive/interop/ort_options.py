@@ -81,11 +81,11 @@ def _entry(options: ort.SessionOptions, key: str) -> str:
 
 
 def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
-    """Copies options for a session of a model; None if the copy might lack something.
+    """Copies options for a session of a model; None if a copy may be incomplete.
 
-    ONNX Runtime copies options only into and out of a session, here that of a model without nodes.
-    The copy lacks custom operator libraries and execution providers. Options that make a session
-    write files are not copied, either.
+    The copy is taken from a session of a model without nodes, since only sessions copy options. It
+    lacks custom operator libraries and execution providers. Options that make a session write files
+    are not copied, either.
     """
     if (
         options.enable_profiling

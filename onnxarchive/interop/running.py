@@ -100,7 +100,7 @@ class Outcome:
         providers: Execution providers of the session, in order of preference.
         feed: The inputs by name.
         random: Names of the inputs that were not given.
-        assumed: Sizes of open dimensions that nothing set, by name.
+        assumed: Sizes of open dimensions that were not given, by name.
         inputs: Arrays of the inputs.
         outputs: Arrays of the outputs.
         session_seconds: Time to make the session.
@@ -136,7 +136,7 @@ def run(
     """Runs a model with ONNX Runtime and measures time and memory.
 
     Args:
-        path: An archive or its URL, for a session as of `onnxarchive.session`; or a `.onnx`.
+        path: An archive or its URL, opened with `onnxarchive.session`; or a `.onnx`.
         inputs: Arrays by input name; a list of arrays for a sequence. Other inputs are random
             (`onnxarchive.interop.inputs.random_input`).
         model: Id of the model in an archive, such as `"decoder"`; `""` for the default one.

@@ -40,8 +40,8 @@ def infer_shapes(
         The model with the inferred shapes; large tensors are external, as in `Archive.model`.
 
     Raises:
-        onnx.shape_inference.InferenceError: Shapes conflict, with `strict_mode`; or types
-            conflict, with `check_type`.
+        onnx.shape_inference.InferenceError: Shapes conflict (with `strict_mode`), or types
+            conflict (with `check_type`).
         ArchiveFormatError: The file is not an archive, or breaks a rule.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.

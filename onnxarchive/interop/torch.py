@@ -13,7 +13,7 @@ PyTorch lacks some types of ONNX. Their tensors are converted:
 | INT4, INT2 | `int8`, an unpacked copy |
 | UINT4, UINT2 | `uint8`, an unpacked copy |
 | FLOAT4E2M1 | `float4_e2m1fn_x2`, two numbers in an element: the last dimension is halved |
-| FLOAT6E2M3, FLOAT6E3M2, STRING | an error with an alternative |
+| FLOAT6E2M3, FLOAT6E3M2, STRING | an error that names an alternative |
 
 The last dimension of a FLOAT4E2M1 tensor must be even.
 
@@ -67,7 +67,7 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
     Raises:
         TensorNotFoundError: No initializer has this name, or several have it.
         UnsupportedFeatureError: PyTorch has no type for the tensor.
-        ArchiveFormatError: The entry's local header does not match the directory.
+        ArchiveFormatError: The entry's local header does not match the central directory.
         ImportError: PyTorch is not installed.
 
     Example:
@@ -183,7 +183,7 @@ def _pack_float4(array: NDArray[Any], subject: str) -> NDArray[np.uint8]:
 
 
 def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
-    """The shape with two numbers in an element. ONNX and PyTorch pack the first in the low bits.
+    """The shape with two numbers in an element, the first in the low bits (ONNX and PyTorch).
 
     Raises:
         UnsupportedFeatureError: The last dimension is odd, or there is none.

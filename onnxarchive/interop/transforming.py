@@ -36,7 +36,7 @@ from onnxarchive.zipformat import layout
 
 __all__ = ["Function", "Weights", "transform"]
 
-# Changes the model and returns it, or returns another. onnxsim returns the model and its validity.
+# Returns the changed model or a new model. onnxsim also returns whether the model is valid.
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
@@ -73,15 +73,15 @@ def transform(
       onnxoptimizer merges all large tensors of the same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
-    Not hidden are tensors that shape inference needs, tensors other than initializers, and
+    Never hidden are: tensors that shape inference needs, tensors other than initializers, and
     initializers of subgraphs without a unique name. Hidden initializers of subgraphs become
     initializers of the main graph.
 
     Args:
         path: The archive.
         destination: The archive to write; it may be `path`.
-        function: Takes a ModelProto and returns one, or a tuple of a ModelProto and a boolean,
-            False if the model is invalid. Bind options with `functools.partial`.
+        function: Takes a ModelProto, and returns a ModelProto or a tuple of a ModelProto and a
+            boolean, False if the model is invalid. Bind options with `functools.partial`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         weights: How the function sees large tensors.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
@@ -179,8 +179,8 @@ def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
     """True if a function changed nothing, or seems to be a quantizer and made no weight.
 
     A quantizer that sees no weights still sets itself as producer or imports its operators. It may
-    also sort nodes, add shapes and metadata, and replace Gemm by MatMul. Other functions change the
-    computation, or neither the producer nor the domains.
+    also sort nodes, add shapes and metadata, and replace Gemm by MatMul. Other functions either
+    change the computation or leave producer and domains unchanged.
     """
     if before == after:
         return True
@@ -336,7 +336,7 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
 def _initializers(
     model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
 ) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """Makes initializers of a model's inputs, except of weights that are no longer used."""
+    """Makes initializers of the inputs that replace weights, except of weights no longer used."""
     used = _used_names(model)
     taken = set(_initializer_names(model.graph))
     found = []
