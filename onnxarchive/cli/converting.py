@@ -176,8 +176,8 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
 def _executor(jobs: int) -> Iterator[Executor]:
     """Starts worker processes; interrupted workers remove their temporary files and end."""
     context = multiprocessing.get_context("spawn")
-    # Child processes inherit ignored interrupts: multiprocessing's resource tracker here, the
-    # workers below. Each task below starts a worker, since none is idle yet.
+    # Child processes inherit ignored interrupts. The resource tracker of multiprocessing starts
+    # here, and the workers below: one for each task, since none is idle yet.
     with _interrupts_ignored():
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:

@@ -93,7 +93,7 @@ def check_link(
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of a link's archive; None unless the link names exactly one, beside it or below.
+    """The path of a link's archive; None unless the link names one file, beside it or below.
 
     Raises:
         ArchiveFormatError: The link is not a model or is too large for one.

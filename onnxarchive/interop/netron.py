@@ -106,7 +106,7 @@ class Server(http.server.ThreadingHTTPServer):
         super(http.server.HTTPServer, self).server_bind()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores errors, such as connections that a browser closed."""
+        """Ignores errors such as connections closed by the browser."""
 
     def find(self, path: str) -> tuple[str, int, Iterable[bytes | memoryview]] | None:
         """Media type, size and data of a response, or None; ArchiveError for a damaged entry."""

@@ -69,7 +69,7 @@ def session(
             file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
             newer use them in place; older versions copy them. Before 1.24, and with options that
             ONNX Runtime cannot copy, the model with its weights must be below 2 GiB.
-        sess_options: Options for the session, which are copied if possible. ONNX Runtime cannot
+        sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot
             copy options that name execution providers or write files, nor options for a model that
             may need custom operators. Options that are not copied are changed while the session is
             made: do not use them for another session meanwhile. Afterwards they have an empty entry
@@ -92,8 +92,8 @@ def session(
         ModelNotFoundError: There is no model of this id.
         ChecksumError: The bytes of a small tensor do not match their CRC-32.
         ArchiveError: Another file has replaced the archive's file.
-        UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model takes 2 GiB or more
-            with the tensors that are passed in it.
+        UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model and the tensors in it
+            take 2 GiB or more.
         ValueError: The archive is closed, was opened with another model, or has a path that is not
             UTF-8.
         ImportError: ONNX Runtime is not installed.
