@@ -1,7 +1,7 @@
-"""Differences between two messages of models; elements of lists are matched by name.
+"""Compares two messages of models; matches elements of lists by name.
 
-Tensors with a location are compared by data type, shape and location, not by bytes: different bytes
-must have different locations.
+External tensors are compared by data type, shape and location, not by bytes. So callers give
+different bytes different locations.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from onnxarchive.model.copying import serialize_unknown
 from onnxarchive.model.tensors import text
 from onnxarchive.model.wording import describe, describe_values
 
-_MAX_LISTED: Final = 16  # values of a list that are described
+_MAX_LISTED: Final = 16  # of longer lists, only the first difference is described
 
-# Messages that `describe` describes almost completely.
+# Messages that `describe` shows almost completely.
 _DESCRIBED: Final = (
     onnx.OperatorSetIdProto,
     onnx.StringStringEntryProto,
@@ -32,7 +32,7 @@ _DESCRIBED: Final = (
     onnx.TypeProto,
     onnx.ValueInfoProto,
 )
-# Lists whose order has a meaning, unlike that of other lists with named elements.
+# Lists of named elements whose order has a meaning.
 _POSITIONAL: Final = frozenset({"graphs", "input", "output", "sparse_tensors", "tensors"})
 
 
@@ -67,10 +67,10 @@ class Change:
 
 
 def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
-    """Compares two lists of messages by name; the added ones come last.
+    """Compares two lists of messages by name; added messages come last.
 
     Args:
-        field: The field with the lists.
+        field: Name of the field that holds the lists.
         one: The message with the first list.
         other: The message with the other list.
     """
@@ -85,7 +85,7 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
 
 
 def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Change]:
-    """Compares the fields of two messages of one type, and of the messages in them.
+    """Compares the fields of two messages of the same type, and of their submessages.
 
     Args:
         one: The first message.
@@ -129,7 +129,7 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
 
 
 def _values(message: Message) -> Iterator[tuple[str, Any]]:
-    """Name and value of each field that is set and not the default; each message of a list."""
+    """Name and value of each field that is set and not the default, and of each item in lists."""
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
             yield from _by_name(field.name, value, f"{field.name} ").items()
@@ -143,7 +143,7 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, Message]:
-    """The messages of a list by name, those without a unique one by name and index."""
+    """The messages of a list by name; those without a unique name, by name and index."""
     counts: Counter[str] = Counter()
     found: dict[str, Message] = {}
     for message in messages:
@@ -151,7 +151,7 @@ def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[
         key = f"{prefix}{name}" if name else field
         if counts[name] or not name:
             key += f"[{counts[name]}]"
-        while key in found:  # the name of another message looks like this
+        while key in found:  # another message has this name
             key += "'"
         found[key] = message
         counts[name] += 1

@@ -1,4 +1,4 @@
-"""Copies of models, also without the bytes of their tensors."""
+"""Copies models, with or without the bytes of their tensors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def with_locations(
 ) -> onnx.ModelProto:
     """A copy of `model` in which the tensors at `locations` are external and hold no data.
 
-    The bytes of those tensors are not read. `model` is not changed. Unknown fields are kept.
+    The bytes of these tensors are not read. `model` is not changed. Unknown fields are kept.
 
     Args:
         model: The model.
-        locations: The location of each tensor.
-        without: Indexes of the initializers of the main graph that are left out.
+        locations: New location of each of these tensors, by path.
+        without: Indexes of initializers of the main graph to leave out.
     """
     copy = onnx.ModelProto()
     stack: list[tuple[Message, Message, _Branch]] = [(model, copy, _branches(locations, without))]
@@ -94,7 +94,7 @@ def _branches(locations: Mapping[Path, str], without: Iterable[int]) -> _Branch:
 
 
 def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) -> None:
-    """Copies every field but those left out, which are not read."""
+    """Copies all fields except `left_out`, which are not read."""
     for field, is_repeated in _copied_fields(source.DESCRIPTOR, left_out):
         is_text = field.type == field.TYPE_STRING
         if is_repeated:
@@ -119,20 +119,20 @@ def _copy_fields(source: Message, target: Message, left_out: tuple[str, ...]) ->
 
 @cache
 def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[Any, bool]]:
-    """The fields of a message's descriptor but those left out, and whether each is repeated."""
+    """The fields of a message's descriptor except `left_out`; for each, True if it is repeated."""
     return [
         (field, schema.is_repeated(field)) for field in message.fields if field.name not in left_out
     ]
 
 
 def _merge_text(target: Message, number: int, value: str | bytes) -> None:
-    """Adds a string that may not be UTF-8; protobuf can read such a string, but not set it."""
+    """Adds a string, also if not UTF-8: protobuf can parse such a string, but not set it."""
     encoded = value if isinstance(value, bytes) else value.encode()
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 
 
 def serialize_unknown(unknown: Any) -> bytes:
-    """Unknown fields (an UnknownFieldSet) in the wire format (protobuf encoding guide)."""
+    """Serializes unknown fields, an UnknownFieldSet (protobuf encoding guide)."""
     parts: list[bytes] = []
     for field in unknown:
         parts.append(varint(field.field_number << 3 | field.wire_type))

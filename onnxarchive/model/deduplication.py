@@ -1,11 +1,13 @@
 """Merges identical initializers of a graph.
 
-Of a graph's initializers with the same data type, shape and bytes, the first stays. It replaces the
-others as input of nodes, in the graph and in its subgraphs. Initializers with another use stay as
-well: inputs of the model, outputs of a graph, and names used by anything but a node's input.
+If several initializers of a graph have the same data type, shape and bytes, the first stays. It
+replaces the others as input of nodes, in the graph and in its subgraphs. Initializers with another
+use stay as well: inputs of the model, outputs of a graph, and names used elsewhere than in inputs
+of nodes.
 
-Names are resolved as ONNX scopes them (IR.md, "Names Within a Graph"): a name that a subgraph does
-not define is that of the graph around it. Functions do not see the names of the calling graph.
+Names are resolved by the scopes of ONNX (IR.md, "Names Within a Graph"): a name that a
+subgraph does not define is looked up in the graph around it. Functions do not see the names of the
+calling graph.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ _Data = TypeVar("_Data", bound=Iterable[memoryview])
 _Resolve: TypeAlias = Callable[[TensorRef], Iterable[memoryview]]
 
 _BEGINNING = 1 << 12  # bytes that are compared first
-_MAX_COMPARED = 1 << 20  # bytes at a time; numpy makes a boolean of each
-# The one operator of ONNX that names values in its attributes (ai.onnx.preview.training).
+_MAX_COMPARED = 1 << 20  # bytes compared at a time; numpy makes a boolean for each
+# The only operator of ONNX that names values in its attributes (ai.onnx.preview.training).
 _GRADIENT = "Gradient"
 
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated(Generic[_Data]):
-    """A model without duplicates of initializers.
+    """A model without duplicate initializers.
 
     Attributes:
-        model: A copy of the original without them; the original itself if it has none.
+        model: Copy of the original model without duplicates; the original itself if it has none.
         resolve: Gives the bytes of an external tensor of `model`.
-        removed: How many initializers were removed.
-        saved_nbytes: Bytes of their data.
+        removed: Number of removed initializers.
+        saved_nbytes: Size of the removed data in bytes.
     """
 
     model: onnx.ModelProto
@@ -58,35 +60,36 @@ def deduplicate(
 ) -> Deduplicated[_Data]:
     """Merges the identical initializers of each graph.
 
-    Every graph is treated by itself: the main one, its subgraphs and those in functions. The
-    graphs of training_info are left as they are. Initializers are identical if they have the same
-    data type, shape, bytes, doc_string and metadata_props; whether the bytes are external makes no
-    difference. The first one stays, or those that are outputs of a graph, whose names must stay.
+    Every graph is treated separately: the main graph, its subgraphs and the graphs in functions.
+    The graphs of training_info do not change. Initializers are identical if they have the same data
+    type, shape, bytes (external or not), doc_string and metadata_props. The first of them stays; if
+    some are outputs of a graph, these stay instead, since their names must not change.
 
     Left alone are initializers
 
-    - that are also an input of their graph, which a caller can override (up to IR version 3 all
-      initializers are);
+    - that are also an input of the graph, which a caller can override (up to IR version 3, all
+      are);
     - of strings, or with fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
     - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
-    - that a subgraph captures, if the name of the one that stays is shadowed in a subgraph.
+    - that a subgraph captures, if a subgraph shadows the name of the initializer that stays.
 
-    Initializers with equal types, shapes and first bytes are read twice: for their CRC-32, and to
-    be compared. External data is read in the pieces that `resolve` gives; of data in the model, at
-    most two tensors are copied at a time.
+    Initializers with equal types, shapes and first bytes are read twice: to compute CRC-32, and to
+    compare bytes. External data is read in the pieces from `resolve`. Data in the model is copied,
+    at most two tensors at a time.
 
     Args:
         model: The model. It is not changed.
-        resolve: Gives the bytes of an external tensor. It is called several times for one.
+        resolve: Gives the bytes of an external tensor; called several times for each tensor.
 
     Raises:
-        ArchiveFormatError: A tensor in the model does not hold the bytes that its shape needs.
+        ArchiveFormatError: The size of a tensor's data in the model does not fit the tensor's
+            shape.
     """
     scopes = _scopes_of(model)
     removed: dict[Path, int] = {}
     moved: dict[Path, Path] = {}
-    # The innermost first: a name that a subgraph no longer defines does not shadow outer ones.
+    # Innermost graphs first: a name that a subgraph no longer defines shadows no outer name.
     for scope in reversed(scopes):
         refs = _remove_identical(scope, resolve)
         removed.update(refs)
@@ -107,20 +110,19 @@ def deduplicate(
 
 
 class _Scope:
-    """A graph with the names that it defines, and their uses in it and in its subgraphs.
+    """A graph, the names that it defines ("own" names), and their uses here and in subgraphs.
 
     Attributes:
         graph: The graph.
-        path: Its path.
-        outer: The scope around it, whose names it sees; None for the main graph and for a graph
-            of a function's node.
-        defined: How often it defines each name.
-        captured: Names that it defines and that nodes of a subgraph take.
-        shadowed: Names that it defines and that a subgraph defines anew and keeps.
-        outputs: Names that it defines and that are an output of it or of a subgraph.
-        left_alone: Names that it defines and that something other than an input of a node or an
-            output of a graph uses.
-        replaced: The new name by the name of each initializer to be removed.
+        path: Path of the graph.
+        outer: The enclosing scope, whose names the graph sees; None for the main graph and for an
+            outermost graph in a function.
+        defined: Number of definitions of each own name.
+        captured: Own names that are inputs of nodes in a subgraph.
+        shadowed: Own names that a subgraph redefines and keeps.
+        outputs: Own names that are outputs of the graph or of a subgraph.
+        left_alone: Own names with another use than as input of a node or output of a graph.
+        replaced: New name by the name of each initializer to remove.
     """
 
     def __init__(self, graph: onnx.GraphProto, path: Path, outer: _Scope | None) -> None:
@@ -139,7 +141,7 @@ class _Scope:
         self.replaced: dict[str, str] = {}
 
     def follow_names(self) -> None:
-        """Notes each use of a name in this graph at the scope that defines the name."""
+        """Records each use of a name in this graph in the scope that defines the name."""
         for node in self.graph.node:
             for name in node.input:
                 scope = self._definer(name)
@@ -157,7 +159,7 @@ class _Scope:
                 self._leave_alone(parameter.value)
 
     def shadow_names(self) -> None:
-        """Notes at each outer scope which of its names this graph still defines anew."""
+        """Records in each outer scope the names that this graph shadows and keeps."""
         names = self.defined.keys() - self.replaced.keys()
         scope = self.outer
         while scope is not None:
@@ -165,7 +167,7 @@ class _Scope:
             scope = scope.outer
 
     def replacement(self, name: str) -> str | None:
-        """The new name of `name`, used in this graph; None if it stays."""
+        """The new name for `name` in this graph; None if the name stays."""
         scope = self._definer(name)
         return scope.replaced.get(name) if scope is not None else None
 
@@ -182,14 +184,14 @@ class _Scope:
 
 
 def _scopes_of(model: onnx.ModelProto) -> list[_Scope]:
-    """The scopes whose initializers may be merged, each before those in it.
+    """The scopes whose initializers may be merged, each before the scopes inside.
 
     Names that training changes or uses are left alone (onnx.proto, TrainingInfoProto): variables
     that are equal now may differ after training.
     """
     scopes: dict[Path, _Scope] = {}
     trained: dict[Path, _Scope] = {}
-    # Training graphs are run as continuations of the main graph, whose names they see.
+    # Training graphs continue the main graph and see its names.
     continued = _Scope(model.graph, MAIN_GRAPH, None) if model.training_info else None
     for ref in graphs(model):
         is_trained = ref.root == "training_info"
@@ -222,10 +224,10 @@ def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
-    """Finds the initializers of a graph to be removed, and notes their replacements.
+    """Finds the initializers of a graph to remove, and records their replacements.
 
     Returns:
-        The size of their data in bytes, by path.
+        Size of the data of each in bytes, by path.
     """
     removed: dict[Path, int] = {}
     for alike in _groups(_candidates(scope), _description):
@@ -235,8 +237,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
             unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
             for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
-                # Where a subgraph shadows a name, no subgraph is made to capture it, not even
-                # another one: onnxruntime 1.31 then gives the outer value to both.
+                # No captured name is replaced by a name that any subgraph shadows: onnxruntime 1.31
+                # then gives the outer value to both subgraphs.
                 others = unshadowed if ref.name in scope.captured else staying
                 if others and ref.name not in scope.outputs:
                     scope.replaced[ref.name] = others[0].name
@@ -251,8 +253,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
 def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[TensorRef]]:
     """Groups tensors by their bytes.
 
-    Different bytes with the same CRC-32 are rare, or made by an attacker so that each has to be
-    compared with each: then SHA-256 separates them.
+    Different bytes with the same CRC-32 are rare, or made by an attacker to cause a comparison of
+    every pair. SHA-256 separates such tensors.
     """
     for begun in _alike_at_first(alike, resolve):
         for group in _groups(begun, lambda ref: Crc32.of(_data(ref, resolve)).value):
@@ -288,7 +290,7 @@ def _groups(
 
 
 def _description(ref: TensorRef) -> object:
-    """The fields that identical tensors share, but for their elements."""
+    """The fields that identical tensors share, without their elements."""
     tensor = ref.tensor
     return (
         tensor.data_type,
@@ -309,14 +311,14 @@ def _data(ref: TensorRef, resolve: _Resolve) -> Iterable[memoryview]:
 
 
 def _alike_at_first(alike: list[TensorRef], resolve: _Resolve) -> Iterable[list[TensorRef]]:
-    """Groups large tensors by their first bytes, which differ almost always if others do."""
+    """Groups large tensors by their first bytes; different tensors almost always differ there."""
     if _nbytes(alike[0].tensor) <= _BEGINNING:
         return [alike]
     return _groups(alike, lambda ref: _beginning(_data(ref, resolve)))
 
 
 def _beginning(data: Iterable[memoryview]) -> int:
-    """The CRC-32 of the first bytes, whatever the pieces."""
+    """The CRC-32 of the first `_BEGINNING` bytes, for pieces of any size."""
     found, rest = 0, _BEGINNING
     for piece in data:
         found = crc32(piece[:rest], found)
@@ -334,7 +336,7 @@ def _sha256(data: Iterable[memoryview]) -> bytes:
 
 
 def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool:
-    """True if the bytes are the same, whatever the pieces."""
+    """True if the bytes are the same, even in different pieces."""
     end = memoryview(b"")
     pieces, others = filter(len, first), filter(len, second)
     piece, other = next(pieces, end), next(others, end)
@@ -350,14 +352,14 @@ def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool
 
 
 def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path]]:
-    """The new and the old path of each initializer of a graph that moves."""
+    """New and old path of each initializer of a graph whose index changes."""
     paths = [(*scope.path, ("initializer", index)) for index in range(len(scope.graph.initializer))]
     kept = (path for path in paths if path not in removed)
     return ((path, before) for path, before in zip(paths, kept, strict=False) if path != before)
 
 
 def _apply(scope: _Scope, removed: Container[Path], copy: onnx.ModelProto) -> None:
-    """Removes initializers of a graph from the copy, and replaces the names of those it uses."""
+    """Removes initializers of a graph from the copy, and replaces their names in node inputs."""
     graph: onnx.GraphProto = walking.at(copy, scope.path)
     tensors.remove(
         graph.initializer,

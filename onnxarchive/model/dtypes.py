@@ -1,8 +1,8 @@
-"""ONNX data types: their widths, their numpy types, and the bytes of a tensor as an array.
+"""ONNX data types: widths, numpy types, and conversion between raw data and arrays.
 
-The bytes are those of `TensorProto.raw_data` (onnx.proto): little-endian, row-major, and for types
-of less than 8 bits a stream of codes that begins at the least significant bit of the first byte.
-Every numpy type is declared little-endian, so arrays are right on hosts of either byte order.
+Raw data is that of `TensorProto.raw_data` (onnx.proto): little-endian, row-major; elements of less
+than 8 bits are packed, the first in the low bits of the first byte. Every numpy type is declared
+little-endian, so arrays are correct on hosts of either byte order.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class DataType:
 
     Attributes:
         name: Its name in `TensorProto.DataType`.
-        number: Its number there.
+        number: Its number in `TensorProto.DataType`.
         dtype: The numpy type of its arrays, little-endian.
-        typed_field: The field of TensorProto for its elements outside `raw_data`.
+        typed_field: The field of TensorProto that holds the elements if `raw_data` does not.
         bit_width: Bits of an element in `raw_data`.
-        is_viewed: True if its arrays are views of their bytes; False if an element has less than 8
-            bits or, on a big-endian host, if the type has no byte order in numpy.
+        is_viewed: True if arrays are views of the raw data; False if an element has less than 8
+            bits or, on a big-endian host, if the numpy type has no byte order.
     """
 
     name: str
@@ -72,7 +72,7 @@ class DataType:
         return max(self.bit_width // BITS_PER_BYTE, 1)
 
     def nbytes(self, dims: Sequence[int]) -> int:
-        """Size in bytes of `raw_data` of a tensor of shape `dims`."""
+        """Size of the raw data of a tensor with shape `dims`, in bytes."""
         return -(-math.prod(dims) * self.bit_width // BITS_PER_BYTE)
 
     def tail_bits(self, dims: Sequence[int]) -> int:
@@ -139,7 +139,7 @@ def of_array(array: NDArray[Any]) -> DataType:
     """The data type of a numpy array, whatever its byte order.
 
     Raises:
-        UnsupportedFeatureError: ONNX has no data type for it.
+        UnsupportedFeatureError: ONNX has no data type for the array.
     """
     dtype = array.dtype
     if not is_extension(dtype):
@@ -158,15 +158,15 @@ def as_array(
     """The bytes of a tensor as a read-only array.
 
     Args:
-        data: A read-only view of bytes, among them `data_type.nbytes(dims)` as in `raw_data`.
+        data: A read-only view that contains the tensor's raw data.
         data_type: The tensor's data type.
         dims: The tensor's shape.
-        offset: Offset of the tensor in `data`.
+        offset: Offset of the raw data in `data`, in bytes.
 
     Returns:
-        An array of shape `dims` and type `data_type.dtype`: a view of `data` which keeps it alive,
-        or for packed types a copy with one byte per element. On a big-endian host, extension types
-        of 2 bytes (bfloat16) are copies, too, since numpy cannot swap their bytes on access.
+        An array of shape `dims` and type `data_type.dtype`. It is a view that keeps `data` alive;
+        for packed types, a copy with one byte per element. On a big-endian host, extension types of
+        2 bytes (bfloat16) are copied as well, since numpy cannot swap their bytes on access.
     """
     shape = tuple(dims)
     if data_type.is_viewed:
@@ -178,7 +178,7 @@ def as_array(
         codes = _unpack(np.frombuffer(data, np.uint8), data_type.bit_width, math.prod(dims))
         array = codes.view(data_type.dtype)
     else:
-        # numpy has no byte order for an extension type, but one for integers of the same size.
+        # numpy swaps the bytes of integers, but not of extension types.
         bits = np.frombuffer(data, np.dtype(f"<u{data_type.dtype.itemsize}"))
         array = bits.astype(bits.dtype.newbyteorder("="), copy=False).view(data_type.dtype)
     array = array.reshape(shape)
@@ -187,9 +187,9 @@ def as_array(
 
 
 def as_raw_data(array: NDArray[Any]) -> memoryview:
-    """The bytes of an array as `raw_data` holds them: little-endian, row-major, packed.
+    """Converts an array to raw data: little-endian, row-major, packed.
 
-    They are a view of `array` if its memory has this layout, and else a copy.
+    The result is a view of `array` if its memory has this layout, else a copy.
 
     Raises:
         UnsupportedFeatureError: ONNX has no data type for the array.
@@ -205,11 +205,11 @@ def as_raw_data(array: NDArray[Any]) -> memoryview:
 
 
 def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
-    """The elements of a type-specific field as the bytes that `raw_data` would hold.
+    """Converts the elements of a type-specific field to raw data.
 
     Args:
         elements: The numbers in `data_type.typed_field`, of the field's own type. The low bits of
-            an `int32_data` hold one element, or as many 4- or 2-bit ones as fill a byte
+            each `int32_data` number hold one element, or one byte of 4-bit or 2-bit elements
             (onnx.proto).
         data_type: The tensor's data type.
     """
@@ -243,14 +243,14 @@ def _unpack(packed: NDArray[np.uint8], bit_width: int, count: int) -> NDArray[np
 
 
 def pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
-    """Codes of one byte each as a stream of `bit_width` bits each, the first in the lowest bits.
+    """Packs codes of one byte each into `bit_width` bits each, the first in the lowest bits.
 
     Args:
         codes: The codes, in one dimension; bits above `bit_width` are ignored.
         bit_width: 2, 4 or 6.
 
     Returns:
-        As many bytes as the codes take; the bits after the last code are zero.
+        The packed bytes; the bits after the last code are zero.
     """
     codes_in_group, bytes_in_group = _group(bit_width)
     grouped = np.zeros((-(-codes.size // codes_in_group), codes_in_group), np.uint8)

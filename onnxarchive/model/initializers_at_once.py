@@ -1,8 +1,8 @@
 """For speed only: makes many small initializers of a model in memory external.
 
 Protobuf takes microseconds for each field of each tensor. Almost all initializers have a name, a
-type, dims and `raw_data`, and nothing else; here their messages are put together from bytes. The
-others are left to `copying.with_locations`.
+type, dims and `raw_data`, and nothing else: this module assembles their messages from bytes.
+`copying.with_locations` handles the others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from onnxarchive.model.tensors import (
 )
 from onnxarchive.model.wire import LEN, VARINT_MASK, fields_in, fields_of, tag_of, varint
 
-SMALL_SIZE: Final = 1 << 16  # most bytes of a small tensor: it is copied to be looked at
+SMALL_SIZE: Final = 1 << 16  # most bytes of a small tensor; small tensors are copied
 
-_MAX_REST: Final = 1 << 24  # most bytes of a model without its initializers, which are copied
+_MAX_REST: Final = 1 << 24  # most bytes of a model without its initializers; they are copied
 _JOINED_FIELDS: Final = 1 << 10
 _GRAPH: Final = tag_of(onnx.ModelProto.DESCRIPTOR, "graph", LEN)
 _INITIALIZER: Final = tag_of(onnx.GraphProto.DESCRIPTOR, INITIALIZER, LEN)
@@ -47,10 +47,10 @@ _IS_EXTERNAL: Final = onnx.TensorProto(data_location=EXTERNAL).SerializeToString
 _LENGTHS: Final = [varint(length) for length in range(1 << 10)]
 
 
-# The fields after the name of an external tensor: location, and perhaps offset and length. Each has
-# three groups: the size of the pair of key and value, the size of the value, and the value.
+# The fields after the name of an external tensor: location, optional offset, optional length. Each
+# has three groups: size of the key-value pair, size of the value, value.
 _PAIR: Final = rb"j(.)\n%c%b\x12(.)(%b)"
-# Bytes of a pair beside its value.
+# Size of a pair without its value.
 _LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
     len(onnx.StringStringEntryProto(key=key, value="").SerializeToString())
     for key in (LOCATION, OFFSET, LENGTH)
@@ -66,7 +66,7 @@ _EXTERNAL: Final = re.compile(
 )
 
 
-# The fields before the name of a tensor, and the size of the name: shortest varints only.
+# The fields before the name of a tensor, and the size of the name. Varints must be the shortest.
 _VARINT: Final = rb"(?:[\x80-\xff]{1,9}[\x01-\x7f]|[\x00-\x7f])"
 _BEGINNING: Final = re.compile(
     rb"((?:\x08%b){0,%d}\x10%b)%b((?:[\x80-\xff][\x01-\x7f])|[\x00-\x7f])"
@@ -80,18 +80,19 @@ IN_MODEL: Final = -1
 
 
 class SmallInitializers:
-    """Small initializers of a main graph with nothing unusual: a column for each attribute.
+    """Small usual initializers of a main graph: a column for each attribute.
 
-    They have a name, a data type whose bytes are checked by no rule, dims, and their data in
-    `raw_data` or an external location.
+    Each has a name, dims, a data type without rules about its bytes, data in `raw_data` or at an
+    external location, and nothing else.
 
     Attributes:
         initializers: All initializers of the graph; None if the small ones were taken out of it.
-        indexes: The index of each small one among them, ascending.
-        sizes: Size of its data in bytes.
-        location_numbers: The number of its location in `locations`; `IN_MODEL` for `raw_data`.
-        offsets: Offset of its data in the file of its location.
-        files: The file of each location that is found; None where each tensor is looked for.
+        indexes: Index of each small usual initializer in the graph, ascending.
+        sizes: Size of each initializer's data in bytes.
+        location_numbers: Index of each initializer's location in `locations`; `IN_MODEL` for
+            `raw_data`.
+        offsets: Offset of each initializer's data in its file.
+        files: The file of each location; None if the tensors there are located one by one.
     """
 
     def __init__(self, initializers: Sequence[onnx.TensorProto] | None = ()) -> None:
@@ -102,7 +103,7 @@ class SmallInitializers:
         self.offsets = array("q")
         self.files: Sequence[Data | None] = ()
         self._numbers: dict[str, int] = {}  # of locations
-        # Serialized dims, data type and name of each, one after another.
+        # Serialized dims, data type and name of all initializers, concatenated.
         self._beginnings = bytearray()
         self._ends = array("q")
         self._name_sizes = array("i")
@@ -123,7 +124,7 @@ class SmallInitializers:
         nbytes: int,
         place: ExternalPlace | None,
     ) -> None:
-        """Adds an initializer, whose place is None if it has `raw_data`."""
+        """Adds an initializer; `place` is None for data in `raw_data`."""
         number, offset = IN_MODEL, 0
         if place is not None:
             location, offset = place
@@ -142,7 +143,7 @@ class SmallInitializers:
         return row if row < len(self) and self.indexes[row] == index else None
 
     def file(self, row: int) -> Data | None:
-        """The file of an initializer's data, if it is known."""
+        """The file of an initializer's data, or None if unknown."""
         number = self.location_numbers[row]
         return self.files[number] if 0 <= number < len(self.files) else None
 
@@ -152,7 +153,7 @@ class SmallInitializers:
         return self._beginnings[end - self._name_sizes[row] : end].decode()
 
     def ref(self, row: int) -> TensorRef:
-        """An initializer; one that was taken out of its graph has no `external_data` here."""
+        """The ref of an initializer; if it was taken out of its graph, without `external_data`."""
         index = self.indexes[row]
         if self.initializers is None:
             tensor = onnx.TensorProto.FromString(self._beginning(row))
@@ -160,7 +161,7 @@ class SmallInitializers:
         return tensors.main_initializer(self.initializers[index], index)
 
     def raw_data(self, row: int) -> bytes:
-        """The `raw_data` of an initializer, as a copy; its size is not compared."""
+        """Copies the `raw_data` of an initializer; its size is not checked."""
         assert self.initializers is not None
         return self.initializers[self.indexes[row]].raw_data
 
@@ -168,10 +169,10 @@ class SmallInitializers:
         return bytes(self._beginnings[self._ends[row - 1] if row else 0 : self._ends[row]])
 
     def external(self, keys: Iterable[tuple[int, str]]) -> Iterator[tuple[int, bytes]]:
-        """Makes initializers external: gives index and serialized field of the graph of each.
+        """Serializes initializers as external: yields the index and the graph field of each.
 
         Args:
-            keys: Rows, and the location of the data of each.
+            keys: Row and new location of each initializer.
         """
         for row, key in keys:
             encoded = key.encode()
@@ -183,11 +184,11 @@ class SmallInitializers:
 
 
 def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> SmallInitializers:
-    """Finds small initializers of the main graph with nothing unusual.
+    """Finds the small usual initializers of the main graph (see `SmallInitializers`).
 
     Args:
         model: The model.
-        but_of_nbytes: Size in bytes of `raw_data` that is unusual, too.
+        but_of_nbytes: Initializers with `raw_data` of this size in bytes are not usual.
     """
     found = SmallInitializers(model.graph.initializer)
     if len(UnknownFieldSet(model.graph)):  # they would follow the initializers
@@ -195,7 +196,7 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
     known: dict[tuple[int, ...], tuple[int, bytes, bytes] | None] = {}
     for index, tensor in enumerate(model.graph.initializer):
         dims = tensor.dims
-        # A slice takes half of the time of the elements one by one, and one element half of that.
+        # A slice takes half of the time of all items one by one, and a single item a quarter.
         described = tensor.data_type, *((dims[0],) if len(dims) == 1 else dims[:])
         if described not in known:
             known[described] = _describe(tensor)
@@ -210,7 +211,7 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
         if not serialized.startswith(beginning):
             continue
         size = len(beginning) + len(before_data) + nbytes
-        # This length leaves room for no other field.
+        # A message of this length has no other field.
         if len(serialized) == size and serialized.startswith(before_data, len(beginning)):
             if nbytes != but_of_nbytes:
                 found.add(index, beginning, len(encoded), nbytes, None)
@@ -222,15 +223,15 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
 
 
 def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitializers] | None:
-    """Takes the initializers out of the main graph, if each is small, external and nothing unusual.
+    """Takes the initializers out of the main graph, if all are small, external and usual.
 
     Args:
         model: A serialized model.
-        least_nbytes: Least size of each in bytes.
+        least_nbytes: Least size of each initializer's data in bytes.
 
     Returns:
-        The serialized model without them, and the initializers; None if one is different, or if the
-        rest is large.
+        The serialized model without initializers, and the initializers. None if an initializer is
+        different, or if the rest of the model is large.
 
     Raises:
         ArchiveFormatError: The model is malformed.
@@ -262,7 +263,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
         if place is None:
             return None
         try:
-            if "\0" in str(model[name:name_end], "utf-8"):  # perhaps a reserved location
+            if "\0" in str(model[name:name_end], "utf-8"):  # may be a reserved location
                 return None
         except UnicodeDecodeError:
             return None
@@ -278,11 +279,11 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
 
 def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
-    """Size of a tensor's data, and what precedes its name and its data; None if unusual."""
+    """Size of a tensor's data, and the bytes before its name and its data; None if unusual."""
     number, dims = tensor.data_type, tensor.dims[:]
     data_type = tensors.array_type(tensor)
     if data_type is None or data_type is dtypes.BOOL or data_type.is_packed:
-        return None  # their bytes are checked
+        return None  # there are rules about their bytes
     nbytes = data_type.nbytes(dims)
     if nbytes > SMALL_SIZE:
         return None
@@ -291,7 +292,7 @@ def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
 
 
 def _place(wire: bytes | memoryview, start: int, stop: int, nbytes: int) -> ExternalPlace | None:
-    """The place of a tensor's data, if nothing else follows its name; else None."""
+    """Location and offset of a tensor's data; None if other fields follow its name."""
     match = _EXTERNAL.fullmatch(wire, start, stop)
     if match is None:
         return None
@@ -316,7 +317,7 @@ def _place(wire: bytes | memoryview, start: int, stop: int, nbytes: int) -> Exte
 
 @cache
 def _before_key(size: int) -> bytes:
-    """What is between the name of an external tensor and the key, of this size, at its location."""
+    """The bytes between the name of an external tensor and its location, a key of `size` bytes."""
     pair_size = len(_BEFORE_LOCATION) + len(_varint(size)) + size
     return _EXTERNAL_DATA + _varint(pair_size) + _BEFORE_LOCATION + _varint(size)
 
@@ -326,7 +327,7 @@ def insert(model: bytes, added: Iterable[tuple[int, bytes]]) -> bytes:
 
     Args:
         model: The model, as protobuf serializes it; its graph has no unknown fields.
-        added: The index of each in the new graph, ascending, and its serialized field.
+        added: Index in the new graph, ascending, and serialized field of each initializer.
 
     Returns:
         The model as protobuf would serialize it with these initializers.

@@ -1,7 +1,7 @@
 """Names of entries: keys derived from tensor names, and the rules for names.
 
-A key is a C identifier, which no file system changes: an archive unzips everywhere, and the key is
-the name of the tensor's file. Names are compared under ASCII down-casing.
+A key is a C identifier, which no file system changes. So an archive unzips everywhere, and the file
+of each tensor has the key as its name. Names are compared under ASCII down-casing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxarchive.buffers.lines import Lines, text_of
 from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
-FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # of the entry of a further one; its id follows
+FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # of the entry of a further model; the model's id follows
 MAX_MODEL_ID_SIZE = 64  # bytes
 ASSET_PREFIX = "assets/"
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
@@ -30,7 +30,7 @@ MAX_ASSET_NAME_SIZE = 1024
 # The path of an asset (rule ASSET-1), for messages.
 ASSET_PATH = f"{PLAIN_PATH}, contains a colon or semicolon, or exceeds 255 bytes"
 ASSET_FORM = "Normalization Form C of Unicode"
-# What the id of a further model is (rule MODEL-4), for messages.
+# The id of a further model (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
 
 RESERVED_PREFIX = "__"  # of names that are no keys
@@ -44,7 +44,7 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII | re.IGNOR
 
 
 def fold(name: str) -> str:
-    """`name` under ASCII down-casing, as names are compared (rule NAME-2)."""
+    """`name` with ASCII letters in lower case, for comparison (rule NAME-2)."""
     return name.lower() if name.isascii() else name.translate(_DOWN_CASE)
 
 
@@ -52,7 +52,7 @@ _DOWN_CASE = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
 def is_key(name: str) -> bool:
-    """Whether an entry of a tensor may have this name (rule KEY-1)."""
+    """True if an entry of a tensor may have this name (rule KEY-1)."""
     return (
         _KEY.fullmatch(name) is not None
         and len(name) <= MAX_KEY_SIZE
@@ -62,27 +62,27 @@ def is_key(name: str) -> bool:
 
 
 def is_model_id(text: str) -> bool:
-    """Whether a further model may have this id (rule MODEL-4)."""
+    """True if a further model may have this id (rule MODEL-4)."""
     return _MODEL_ID.fullmatch(text) is not None and len(text) <= MAX_MODEL_ID_SIZE
 
 
 def model_entry(model: str) -> str:
-    """The name of the entry of a model: of the default one, whose id is `""`, or of another."""
+    """The name of a model's entry, by the model's id; the default model's id is `""`."""
     return FURTHER_MODEL_PREFIX + model if model else MODEL_PROTO
 
 
 def model_id(name: str) -> str:
-    """The id of the model that an entry of this name holds; `""` for the default one."""
+    """The id of the model in an entry of this name; `""` for the default model."""
     return name[len(FURTHER_MODEL_PREFIX) :]
 
 
 def is_model(name: str) -> bool:
-    """Whether an entry of this name holds a model, be it one without a proper id."""
+    """True if an entry of this name holds a model, even one with an invalid id."""
     return name == MODEL_PROTO or name.startswith(FURTHER_MODEL_PREFIX)
 
 
 def is_asset_name(name: str) -> bool:
-    """Whether an entry of an asset may have this name, `assets/` included (rule ASSET-1)."""
+    """True if an entry of an asset may have this name, which includes `assets/` (rule ASSET-1)."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -100,7 +100,7 @@ def is_asset_name(name: str) -> bool:
 
 
 class Keys:
-    """Gives each tensor a key of its own, similar to its name.
+    """Assigns each tensor a unique key, derived from the tensor's name.
 
     The same names in the same order get the same keys.
 
@@ -115,7 +115,7 @@ class Keys:
     def assign(self, name: str) -> str:
         """A key for the next tensor of this name: `layer.0/weight` gives `layer_0_weight`.
 
-        If that key is taken, `_2`, `_3` and so on follow it.
+        If that key is taken, `_2`, `_3` and so on is appended.
         """
         key = _derive(name)
         if fold(key) in self._taken:
@@ -124,12 +124,12 @@ class Keys:
         return key
 
     def assign_all(self, names: Callable[[], Iterator[str]]) -> list[str]:
-        """A key for each tensor, as `assign` gives them in this order.
+        """A key for each tensor; the same as from calls of `assign` in this order.
 
-        If no two names give the same key, as usual, all keys are found together, for speed.
+        If all derived keys are distinct, as usual, they are assigned together, for speed.
 
         Args:
-            names: Begins to give the names; called again if there is something unusual.
+            names: Returns an iterator over the names; called again to assign keys one by one.
         """
         assigned: list[str] = []
         folded: set[str] = set()
@@ -150,7 +150,7 @@ class Keys:
     def _numbered(self, base: str) -> str:
         """The key with the lowest free number.
 
-        Long keys share a beginning once they are cut. No number is tried twice after the same
+        Long keys are cut, and may then begin alike. No number is tried twice after the same
         beginning, so there are no more failed tries than keys.
         """
         digits = 0
@@ -188,7 +188,7 @@ def _derive(name: str) -> str:
     return key[:MAX_KEY_SIZE]
 
 
-_TOGETHER: Final = 1 << 12  # names that are matched at once, so that it takes little memory
+_TOGETHER: Final = 1 << 12  # names matched at a time, to bound memory
 _OTHER, _NEWLINE, _DIGIT, _LETTER = range(4)  # kinds of bytes in lines of names
 _KINDS: Final = np.full(1 << 8, _OTHER, np.uint8)
 for _kind, _characters in (
@@ -200,7 +200,7 @@ for _kind, _characters in (
 
 
 def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
-    """Whether all names are keys, no two the same under ASCII down-casing (KEY-1, NAME-2)."""
+    """True if all names are keys, distinct under ASCII down-casing (KEY-1, NAME-2)."""
     if not isinstance(names, Lines) and None in names:
         return False
     hashes = []
@@ -217,7 +217,7 @@ def are_keys(names: Sequence[str | None]) -> TypeGuard[Sequence[str]]:
 
 
 def _are_formed_as_keys(names: bytes, count: int) -> bool:
-    """Whether names, each followed by a newline, have the form of a key; "assets" has it, too."""
+    """True if every line has the form of a key; "assets" has this form, but is no key."""
     raw = np.frombuffer(names, np.uint8)
     kinds = _KINDS[raw]
     ends = np.flatnonzero(kinds == _NEWLINE)
@@ -226,7 +226,7 @@ def _are_formed_as_keys(names: bytes, count: int) -> bool:
     begins = np.append(0, ends[:-1] + 1)
     underscore = ord(RESERVED_PREFIX[0])
     return bool(
-        (kinds[begins] == _LETTER).all()  # so that none is empty
+        (kinds[begins] == _LETTER).all()  # so no name is empty
         and (ends - begins).max() <= MAX_KEY_SIZE
         and not ((raw[begins] == underscore) & (raw[begins + 1] == underscore)).any()
     )
@@ -240,7 +240,7 @@ def check_names(
     Args:
         names: The names, in directory order; None for one that is not UTF-8.
         report: Takes each broken rule (VERSION-1, MODEL-1, MODEL-4, NAME-2, KEY-1, ASSET-1).
-        are_all: Whether they are the names of all entries.
+        are_all: True if these are the names of all entries.
 
     Returns:
         The keys among them.
@@ -266,7 +266,7 @@ def check_names(
         folded = fold(name)
         if name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):
-                # In this order a folder is directly before everything in it.
+                # In this order, a folder is directly before its contents.
                 assets.append((folded.replace("/", "\0"), name))
         elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(
@@ -301,7 +301,7 @@ def _check_versions(names: Sequence[str | None], report: Report) -> None:
 
 
 def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool) -> None:
-    """Checks ids and places of the further models (MODEL-4)."""
+    """Checks ids and order of the further models (MODEL-4)."""
     further = [name for name in names if name is not None and name.startswith(FURTHER_MODEL_PREFIX)]
     for name in further:
         if not is_model_id(name.removeprefix(FURTHER_MODEL_PREFIX)):
@@ -322,13 +322,13 @@ def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool)
 
 
 def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
-    """Reports assets that are folders of others. A key is no folder and is in none."""
+    """Reports assets that are also folders. Keys need no check: they contain no slash."""
     folder: tuple[str, str] | None = None
     for path, name in sorted(assets):
         if folder is not None and path.startswith(folder[0] + "\0"):
             report.broken(
                 "NAME-2",
-                f"expected a folder {shown(folder[1])}, found another entry with this name",
+                f"expected {shown(folder[1])} to be a folder, found an entry with this name",
                 entry=name,
             )
         else:

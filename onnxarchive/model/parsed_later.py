@@ -1,4 +1,4 @@
-"""For speed only: a model that is parsed when it is first asked for; its bytes were checked."""
+"""For speed only: a model that is parsed on first access; its bytes were checked before."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx
 
 
 class ParsedLater:
-    """A model that may not be parsed yet. Several threads may use it.
+    """A model, parsed on first access. Several threads may use it.
 
     Args:
-        data: Its bytes, which protobuf accepts.
-        model: The model if it is parsed already.
+        data: The serialized model, which protobuf accepts.
+        model: The model, if parsed already.
     """
 
     def __init__(self, data: bytes, model: onnx.ModelProto | None = None) -> None:
@@ -24,14 +24,14 @@ class ParsedLater:
     def model(self) -> onnx.ModelProto:
         """The model, always the same object."""
         if not self._found:
-            # If several threads get here, the first sets it; only then are the bytes dropped.
+            # If several threads get here, the first sets the model; then the bytes are dropped.
             self._found.setdefault("", onnx.ModelProto.FromString(self._data))
             self._data = b""
         return self._found[""]
 
 
 class InitializersParsedLater(Sequence[onnx.TensorProto]):
-    """The initializers of the main graph of a `ParsedLater`; their number is known before."""
+    """The main graph's initializers of a `ParsedLater`; their number is known without parsing."""
 
     def __init__(self, parsed: ParsedLater, count: int) -> None:
         self._parsed = parsed

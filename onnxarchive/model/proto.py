@@ -1,4 +1,4 @@
-"""The serialized model of an archive: parsed strictly, and compared with the entries."""
+"""Serializes the models of an archive, parses them strictly, and checks them against entries."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from onnxarchive.model.parsed_later import InitializersParsedLater, ParsedLater
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
-SIZE_LIMIT = 1 << 31  # protobuf's, in bytes; a message is smaller than this
+SIZE_LIMIT = 1 << 31  # protobuf's limit in bytes; every message is smaller
 MAX_MESSAGES = 1 << 22  # of a model; some hundred bytes each once parsed
 
 LINK_FINGERPRINT: Final = "onnxarchive.link"
-"""Key of the metadata by which a link identifies its archive."""
+"""Metadata key by which a link identifies its archive."""
 
 
 def serialize(
     model: onnx.ModelProto, initializers: Iterable[tuple[int, bytes]] | None = None
 ) -> bytes:
-    """The bytes of a model; the same model gives the same bytes.
+    """Serializes a model; the same model gives the same bytes.
 
     Args:
         model: The model.
         initializers: Further initializers of the main graph: index and serialized field of each.
 
     Raises:
-        ArchiveFormatError: It would not be read back: no ir_version or graph, or too large or too
-            deep for protobuf.
+        ArchiveFormatError: The model could not be read back: it has no ir_version or graph, or is
+            too large or too deep for protobuf.
     """
     data = encode(model)
-    # protobuf writes messages nested more than 100 deep, and refuses to read them.
+    # protobuf writes messages nested more than 100 deep, but refuses to parse them.
     parse(data, Report())
     if initializers is not None:
         from onnxarchive.model import initializers_at_once  # not needed to open an archive
@@ -66,12 +66,12 @@ def serialize(
 
 
 def encode(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model as by `serialize`, but without a check of its depth and messages.
+    """Serializes a model without checking its depth and its number of messages.
 
-    It is for models that are nested no deeper than one that was parsed.
+    This is for models that are nested no deeper than a parsed model.
 
     Raises:
-        ArchiveFormatError: It has no ir_version or graph, or is too large for protobuf.
+        ArchiveFormatError: The model has no ir_version or graph, or is too large for protobuf.
     """
     _check_required(model, Report())
     try:
@@ -101,14 +101,14 @@ def require_size(nbytes: int) -> None:
 
 
 def filled(data: Buffer, held: Mapping[str, memoryview]) -> tuple[memoryview, ...]:
-    """The bytes of a serialized model in pieces, with the given data of external tensors.
+    """Puts data of external tensors into a serialized model; returns the bytes in pieces.
 
     Args:
         data: The serialized model.
-        held: The bytes of some external tensors by their location. They are not copied.
+        held: Data of external tensors, by location. Data of 4 KiB or more is not copied.
 
     Raises:
-        ArchiveFormatError: It is too large.
+        ArchiveFormatError: The result is too large for protobuf.
     """
     if not held:
         return (memoryview(data),)
@@ -125,7 +125,7 @@ def filled(data: Buffer, held: Mapping[str, memoryview]) -> tuple[memoryview, ..
 
 
 def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelProto | None:
-    """Parses the bytes of a model (rule MODEL-3); None if they are not one.
+    """Parses a serialized model (rule MODEL-3); None if the bytes are not a valid model.
 
     Args:
         data: The bytes.
@@ -189,7 +189,7 @@ def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_P
 
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
-    """Removes the metadata by which a link identifies its archive; returns its value, or None."""
+    """Removes the fingerprint of a link from the metadata; returns its value, or None."""
     are_found = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
     if True not in are_found:
         return None
@@ -199,7 +199,7 @@ def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
-    """The metadata (`metadata_props`) by key; the last of pairs with the same key."""
+    """The metadata (`metadata_props`) by key; for a repeated key, the last value."""
     return {tensors.text(pair.key): tensors.text(pair.value) for pair in model.metadata_props}
 
 
@@ -227,10 +227,10 @@ class CheckedModel:
 
     Attributes:
         parsed: The model.
-        refs: The tensor of each key that it names.
-        names: The names of the main graph's initializers; None if they were not read at once.
-        has_others: False if subgraphs have no initializers.
-        shapes: Data type and shape of the tensor of each key; None if not read at once.
+        refs: The external tensor of each key.
+        names: Names of the main graph's initializers; None if not read by `check_at_once`.
+        has_others: False if no subgraph has initializers; else True, also if unknown.
+        shapes: Data type and shape of the tensor of each key; None if not read by `check_at_once`.
     """
 
     parsed: ParsedLater
@@ -241,23 +241,24 @@ class CheckedModel:
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model; it is parsed when it is first asked for."""
+        """The model, parsed on first access."""
         return self.parsed.model
 
 
 def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> CheckedModel | None:
     """For speed only: checks a model and its external tensors, if only initializers are external.
 
-    It makes the checks of `parse` and `check_references` on all initializers together. The model is
-    parsed later if its external initializers are most of it.
+    It makes the checks of `parse` and `check_references` on all initializers together. If most of
+    the model is external initializers, it is parsed later.
 
     Args:
         data: The bytes of the only model of an archive.
-        keys: The keys of the archive; no two of `Lines` are the same.
-        sizes: The size in bytes of the entry of each of them.
+        keys: The keys of the archive; distinct if they are `Lines`.
+        sizes: Size of the entry of each key in bytes.
 
     Returns:
-        The model; None if it breaks a rule or has more to check: then call those functions.
+        The model; None if it may break a rule or needs other checks: then call `parse` and
+        `check_references`.
     """
     try:
         if wire.have_more_messages([data], MAX_MESSAGES):
@@ -279,7 +280,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
         named = [number_of.pop(key, None) for key in located]
         if number_of or None in named:
             return None
-        numbers = np.array(named, np.int64)  # of the key of each tensor
+        numbers = np.array(named, np.int64)  # index of each tensor's key
         expected = expected[numbers]
         shapes = shapes.reordered(np.argsort(numbers))
     if (found.nbytes != expected).any():
@@ -324,7 +325,7 @@ def check_all_references(
         are_all_models: True if the archive has no other models.
 
     Returns:
-        For each model the tensor of each key that it names.
+        For each model, the tensor of each key that the model uses.
     """
     refs: dict[str, TensorRefs] = {}
     named: set[str] = set()

@@ -1,8 +1,9 @@
 """For speed only: reads the external initializers of a serialized model with numpy.
 
 Protobuf takes microseconds for each field of each tensor. Here numpy reads one field of thousands
-of tensors at a time. Almost all models have a form that it can read; for others `read_references`
-returns None: ask `proto.check_references`, which reads the tensors one by one.
+of tensors at a time. Almost all models have a form that this module can read. For others
+`read_references` returns None: then call `proto.check_references`, which reads the tensors one by
+one.
 """
 
 from __future__ import annotations
@@ -39,21 +40,23 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = NDArray[np.int64]
 
-ROWS: Final = 1 << 12  # tensors read together: their columns stay in a core's cache
+ROWS: Final = 1 << 12  # tensors read at a time; their columns fit a core's cache
 MAX_NAMES_SIZE: Final = 1 << 26  # bytes of all names; making lines takes ten times as much memory
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The external initializers of a model's main graph, none of which breaks a rule by itself.
+    """The external initializers of a model's main graph; each is valid by itself.
 
     Attributes:
         names: The names of all initializers, external or not.
-        indexes: The index of each external one among the initializers.
-        locations: The location of each, one per line, decoded as Latin-1: right if it is ASCII.
-        nbytes: The size in bytes that shape and data type of each need.
-        shapes: The data type and shape of each.
-        rest: The model without them, serialized; the whole model if they are not most of it.
+        indexes: Index of each external initializer among all initializers.
+        locations: Location of each external initializer, one per line, decoded as Latin-1: correct
+            for ASCII only.
+        nbytes: Size of each external initializer in bytes, from shape and data type.
+        shapes: Data type and shape of each external initializer.
+        rest: The serialized model without external initializers; the whole model if they are at
+            most half of it.
     """
 
     names: Lines
@@ -67,14 +70,14 @@ class References:
 def read_references(model: bytes) -> References | None:
     """Reads the external initializers of a model's main graph.
 
-    protobuf accepts the initializers that are read here: if it parses `rest`, it parses `model`.
+    protobuf accepts every initializer that is read here. So if it parses `rest`, it parses `model`.
 
     Args:
         model: Bytes that may be a serialized ModelProto.
 
     Returns:
-        The initializers; None if one of them breaks a rule or has something unusual: many fields,
-        a field twice, a very long name, other pairs than the location in `external_data`.
+        The initializers; None if one breaks a rule or is unusual: has many fields, a field twice, a
+        very long name, or a pair other than the location in `external_data`.
     """
     raw = np.frombuffer(model, np.uint8)
     try:
@@ -92,13 +95,13 @@ def read_references(model: bytes) -> References | None:
     joined = b"".join([part.names + b"\n" for part in parts]) if len(fields) else b""
     names = Lines(joined.decode(errors="replace"))
     del joined
-    if len(names) != len(fields):  # one contains a newline
+    if len(names) != len(fields):  # a name contains a newline
         return None
     indexes, nbytes, data_types, ranks, dims, begins, ends = (
         np.concatenate(column) for column in zip(*(part[2:] for part in parts), strict=True)
     )
     rest, left_out = model, int((ends - begins).sum())
-    if 2 * left_out > len(model):  # else it would be another copy of a model that may be large
+    if 2 * left_out > len(model):  # else `rest` would copy most of a large model
         starts, stops = np.append(start, ends), np.append(begins, stop)
         between = np.flatnonzero(starts < stops).tolist()
         pieces = [model[starts[piece] : stops[piece]] for piece in between]
@@ -115,15 +118,16 @@ def read_references(model: bytes) -> References | None:
 
 
 def _initializers(model: bytes, start: int, stop: int) -> array[int]:
-    """The offset of the field of each initializer in a graph; its tag has one byte.
+    """The offset of each initializer's field in a graph; the tag has one byte.
 
     Raises:
         ArchiveFormatError: The graph is malformed.
-        _UnusualError: An initializer's tag has more bytes, or a field goes beyond the graph.
+        _UnusualError: An initializer's tag has more bytes, or a field exceeds the graph.
     """
     found = array("q")
     while start < stop:
-        while start < stop - 1 and model[start] == _INITIALIZER:  # for speed: mostly the next field
+        # For speed: most fields are initializers.
+        while start < stop - 1 and model[start] == _INITIALIZER:
             size = model[start + 1]
             if size >= VARINT_CONTINUES:
                 break
@@ -149,19 +153,19 @@ class _UnusualError(Exception):
 
 # Fields of many messages (encoding guide, "Message Structure")
 
-_MAX_WIDTH: Final = 8  # bytes of a varint, whose number then has 56 bits
+_MAX_WIDTH: Final = 8  # bytes of a varint, which hold 56 bits
 _MAX_FIELDS: Final = 32  # of a tensor
 _MAX_TAG: Final = 1 << 10
 
 
 class _Fields(NamedTuple):
-    """A field of some messages.
+    """One field of some messages.
 
     Attributes:
-        tag: Its tag.
-        rows: The messages.
-        numbers: The number after the tag in each: the value, or its size in bytes.
-        ends: Offset of the end of that number.
+        tag: Tag of the field.
+        rows: Indexes of the messages.
+        numbers: Number after the tag in each message: the value, or the value's size in bytes.
+        ends: Offset of the end of each number.
     """
 
     tag: int
@@ -171,12 +175,12 @@ class _Fields(NamedTuple):
 
 
 def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[_Fields]:
-    """Yields the first field of all messages, then the second of all, and so on, grouped by tag.
+    """Yields the first fields of all messages, then the second fields, and so on, grouped by tag.
 
     Args:
         raw: Bytes that hold the messages.
-        begins: Offset of each message in them.
-        ends: Offset of its end.
+        begins: Offset of each message in `raw`.
+        ends: Offset of the end of each message in `raw`.
 
     Raises:
         _UnusualError: A message is malformed, or has many fields.
@@ -200,7 +204,7 @@ def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[
         if (positions > stops).any():
             raise _UnusualError
         if len(present) == 1:
-            # A slice is several times faster than its indices.
+            # A slice is several times faster than an array of indexes.
             is_whole = len(rows) == len(begins)
             every = slice(len(begins)) if is_whole else rows
             yield _Fields(present[0], every, numbers, ends)
@@ -218,7 +222,7 @@ def _fields(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Iterator[
 def _varints(
     raw: NDArray[np.uint8], positions: Numbers, max_width: int = _MAX_WIDTH
 ) -> tuple[Numbers, Numbers]:
-    """The varints at many positions, and the offset of the end of each, which may exceed `raw`."""
+    """The varints at many positions, and the offset of the end of each (which may exceed `raw`)."""
     byte = raw.take(positions, mode="clip")
     ends = positions + 1
     if byte.max(initial=0) < VARINT_CONTINUES:  # as almost always
@@ -253,7 +257,7 @@ _METADATA: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "metadata_props", LEN)
 _PAIR: Final = frozenset(
     tag_of(onnx.StringStringEntryProto.DESCRIPTOR, field, LEN) for field in ("key", "value")
 )
-# The bytes of a pair in `external_data` before the size of its value, if it is the location.
+# The bytes of the location's pair in `external_data`, up to the size of the value.
 _BEFORE_LOCATION: Final = np.frombuffer(
     onnx.StringStringEntryProto(key=LOCATION).SerializeToString()
     + bytes([tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)]),
@@ -267,15 +271,15 @@ _BIT_WIDTHS: Final = np.array(
     ]
 )
 _MAX_INT32: Final = (1 << 31) - 1
-_MAX_ELEMENTS: Final = 1 << 48  # of a tensor: their bits are then a number of 64 bits
+_MAX_ELEMENTS: Final = 1 << 48  # of a tensor: the number of bits then fits 64 bits
 _UNSET: Final = -1
 
 
 class _Part(NamedTuple):
-    """Some initializers: the names of all, one per line; of the external ones the other columns.
+    """Columns of some initializers: `names` of all, one per line; the others of external ones only.
 
-    `begins` and `ends` are the offsets of their fields in the model; the others are as in
-    `References` and `Shapes`.
+    `begins` and `ends` are the offsets of the initializers' fields in the model. `References` and
+    `Shapes` describe the other columns.
     """
 
     names: bytes
@@ -323,7 +327,7 @@ class _Columns:
         self.location_ends = np.full(count, _UNSET)
         self._is_held = np.zeros(count, np.bool_)
         self._is_empty = np.zeros(count, np.bool_)
-        self._elements = np.ones(count)  # product of dims but zeros; exact up to _MAX_ELEMENTS
+        self._elements = np.ones(count)  # product of nonzero dims; exact up to _MAX_ELEMENTS
         self.ranks = np.zeros(count, np.int64)
         self._dims: list[_Dims] = []
 
@@ -356,11 +360,11 @@ class _Columns:
         self._is_empty[rows] |= sizes == 0
         with np.errstate(over="ignore"):  # infinity is too large
             self._elements[rows] *= np.maximum(sizes, 1)
-        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # indexed by a slice: a view
+        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # with a slice: a view
         self.ranks[rows] += 1
 
     def external(self) -> Numbers:
-        """The rows of the external tensors; called after all fields were taken."""
+        """The rows of the external tensors; to be called after all fields were taken."""
         is_external = self._data_locations == EXTERNAL
         if (is_external != (self.location_begins != _UNSET)).any():
             raise _UnusualError
@@ -370,7 +374,7 @@ class _Columns:
 
     def nbytes(self, which: Numbers) -> Numbers:
         """The size in bytes of some of the tensors."""
-        # The last width, 0, is that of unknown types, and that of _UNSET.
+        # The last width, 0, is for unknown types and for _UNSET.
         data_types = np.minimum(self.data_types[which], len(_BIT_WIDTHS) - 1)
         bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[which]
         if (bit_widths == 0).any() or elements.max(initial=0) > _MAX_ELEMENTS:
@@ -393,7 +397,7 @@ class _Columns:
 
 
 class _Dims(NamedTuple):
-    """One dimension of some tensors: the tensors, and its axis and size in each."""
+    """One dimension of some tensors: the tensors' rows, and axis and size for each tensor."""
 
     rows: Numbers | slice
     axis: Numbers
@@ -401,7 +405,7 @@ class _Dims(NamedTuple):
 
 
 def _set(column: Numbers, rows: Numbers | slice, values: Numbers) -> None:
-    """Sets some rows of a column, none of which may be set yet."""
+    """Sets rows of a column; refuses rows that are already set."""
     if (column[rows] != _UNSET).any():
         raise _UnusualError
     column[rows] = values
@@ -414,7 +418,7 @@ def _int32(numbers: Numbers) -> Numbers:
 
 
 def _locations(raw: NDArray[np.uint8], begins: Numbers, ends: Numbers) -> Numbers:
-    """Offset of the location in each pair of external data; it ends with the pair."""
+    """Offset of the location in each pair of external data; the location ends with the pair."""
     size = len(_BEFORE_LOCATION)
     if (ends - begins <= size).any():
         raise _UnusualError

@@ -18,8 +18,8 @@ def renamed(
     """A copy of a model with new names of inputs and outputs.
 
     All uses are renamed: in nodes, subgraphs (unless they define the name themselves), training
-    graphs, value_info and annotations. The initializer of an input, its default value, is renamed
-    with it.
+    graphs, value_info and annotations. If an input has an initializer (a default value), the
+    initializer is renamed, too.
 
     Args:
         model: The model. It is not changed.
@@ -64,9 +64,9 @@ def renamed(
 def _renamings(
     model: onnx.ModelProto, names: Mapping[str, str]
 ) -> Iterator[tuple[GraphRef, Mapping[str, str]]]:
-    """The graphs that see the main graph's names, each with the new names that it sees.
+    """The graphs that see names of the main graph, each with the new names that apply in it.
 
-    A name that a graph defines itself is another value there, and stays.
+    A name that a graph redefines is another value in this graph, and stays.
     """
     names_in: dict[Path, Mapping[str, str]] = {}
     for ref in graphs(model):

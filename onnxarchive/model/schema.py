@@ -18,11 +18,11 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
         kind: The full name of that type.
 
     Returns:
-        Descriptors of fields by the full name of their message, the shortest way first.
+        Descriptors of fields by the full name of their message, those with the shortest path first.
     """
     distances = {kind: 0}
     found = messages()
-    # Bellman and Ford: as many rounds as messages are enough.
+    # Bellman-Ford: one round per message is enough.
     for _ in found:
         for name, message in found.items():
             ways = [distances[_below(field)] + 1 for field in _leading(message, distances)]
@@ -38,7 +38,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
 
 
 def is_repeated(field: Any) -> bool:
-    """Whether a field descriptor is of a repeated field, in old and new protobuf alike."""
+    """True if a field descriptor is of a repeated field, with old and new protobuf."""
     # protobuf 6 added FieldDescriptor.is_repeated and deprecated label.
     repeated = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)

@@ -1,7 +1,7 @@
-"""Data types and shapes of the tensors outside a model, in columns.
+"""Data types and shapes of external tensors, in columns.
 
-They are copied when the model is read: a view has the shape that its bytes were checked against,
-even if the protobuf objects are changed afterwards.
+The columns are copied when the model is read. So a view has the shape that was checked against its
+bytes, even if the protobuf objects change afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
-# Readers of a shape by rank; a slice of an array as a tuple takes twice as long.
+# Functions that read a shape, by rank; a tuple of an array's slice takes twice as long.
 _SHAPES: Final = {
     typecode: [Struct(f"{rank}{typecode}").unpack_from for rank in range(dtypes.MAX_RANK + 1)]
     for typecode in "Iq"
@@ -42,7 +42,7 @@ class Shapes:
         Args:
             data_types: The number of each data type.
             ranks: The rank of each tensor.
-            begins: Index of the first dim of each in `dims`.
+            begins: Index of each tensor's first dim in `dims`.
             dims: The dims of all tensors, concatenated.
         """
         self._data_types = data_types.astype(np.uint8).tobytes()
@@ -52,7 +52,7 @@ class Shapes:
         self._shapes = _SHAPES[self._dims.typecode]
 
     def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
-        """The data types and shapes at these indexes, in this order."""
+        """The data types and shapes at the indexes `numbers`, in this order."""
         dims = np.array(self._dims, np.int64)
         begins = np.array(self._begins, np.int64) // self._dims.itemsize
         return Shapes(
@@ -64,7 +64,7 @@ class Shapes:
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
-        """Data types and shapes of tensors that break no rule; None for an index without one."""
+        """Copies data types and shapes of valid tensors; None is an index without a tensor."""
         data_types: list[int] = []
         ranks: list[int] = []
         dims: list[int] = []

@@ -1,4 +1,4 @@
-"""The data of one tensor in a serialized model, decoded to raw data."""
+"""Decodes the data of one tensor in a serialized model to raw data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 18  # of a payload, decoded at a time
 
 FIXED_WIDTH_FIELDS: Final = frozenset({"raw_data", "float_data", "double_data"})
-# Bytes of raw data that a number of a typed field gives, for each data type that the field suits.
+# Bytes of raw data per number of a typed field, for each field and data type that fit together.
 ELEMENT_WIDTHS: Final[dict[tuple[str, int], int]] = {
     (data_type.typed_field, number): data_type.typed_nbytes
     for number, data_type in dtypes.BY_NUMBER.items()
@@ -54,19 +54,19 @@ class Span:
 
     @property
     def is_raw(self) -> bool:
-        """True if the payload is raw data already, and so `nbytes` the tensor's size."""
+        """True if the payload is raw data already; then `nbytes` is the tensor's size."""
         return self.field in FIXED_WIDTH_FIELDS
 
 
 def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     """Decodes the data of a tensor to raw data: little-endian, row-major, sub-byte types packed.
 
-    A number in a typed field too large for the data type is cut to its low bits, as onnx does. The
-    number of elements is not compared with the tensor's dims.
+    If a number in a typed field is too large for the data type, its low bits are used, as by onnx.
+    The number of elements is not compared with the tensor's dims.
 
     Args:
         data: The serialized model.
-        span: The data of the tensor in it.
+        span: The data of the tensor in `data`.
 
     Yields:
         Pieces of at most 2 MiB. They are views of `data` if the payload is raw data already.

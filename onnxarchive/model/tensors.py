@@ -55,7 +55,7 @@ LENGTH = "length"
 CHECKSUM = "checksum"
 _MAX_SHOWN_PAIRS = 8  # in a message
 EXTERNAL_DATA_KEYS = frozenset({LOCATION, OFFSET, LENGTH, CHECKSUM})
-# int() takes blanks, underscores and the digits of other scripts as well.
+# Stricter than int(), which accepts blanks, underscores and the digits of other scripts.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -79,15 +79,15 @@ class TensorRef(NamedTuple):
     def is_initializer(self) -> bool:
         """True for a dense initializer of the main graph or of a subgraph of its nodes.
 
-        Only these tensors are stored outside the model, but for `convert_attribute`.
+        Only these tensors are stored outside the model, unless `convert_attribute` is true.
         """
         return self.path[0][0] == "graph" and self.path[-1][0] == INITIALIZER
 
     @property
     def is_loaded_by_onnx(self) -> bool:
-        """Whether `onnx.load` reads the tensor's external data.
+        """True if `onnx.load` reads the tensor's external data.
 
-        It skips sparse tensors, training_info, default attributes of functions and
+        `onnx.load` skips sparse tensors, training_info, default attributes of functions and
         initializers in functions (onnx.external_data_helper).
         """
         fields = [field for field, _ in self.path]
@@ -113,8 +113,8 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     Attributes:
         initializers: The initializers of the main graph.
-        names: Names or keys of some of them.
-        indexes: The index of the initializer with each of these names.
+        names: Names or keys of some of these initializers.
+        indexes: Index of the initializer for each of `names`.
         others: The refs of other tensors.
     """
 
@@ -132,7 +132,7 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     @classmethod
     def of(cls, model: onnx.ModelProto, refs: Mapping[str, TensorRef]) -> TensorRefs:
-        """The given refs, which a walk through `model` found."""
+        """Makes `TensorRefs` of refs that a walk over `model` found."""
         main = {
             name: index
             for name, ((*graph, (field, index)), _) in refs.items()
@@ -148,7 +148,7 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """The index of each initializer of the main graph by its name."""
+        """The index of each of these initializers of the main graph, by name or key."""
         return dict(zip(self.names, self.indexes, strict=True))
 
     def __getitem__(self, name: str) -> TensorRef:
@@ -187,13 +187,13 @@ def text(value: str | bytes) -> str:
 
 
 def names(found: Iterable[onnx.TensorProto]) -> list[str]:
-    """The names of tensors, each as `TensorRef.name` has it."""
+    """The names of tensors, each equal to `TensorRef.name`."""
     given = [tensor.name for tensor in found]
     return given if {*map(type, given)} <= {str} else list(map(text, given))
 
 
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
-    """Every TensorProto of a model, those of a graph before those of its nodes."""
+    """Yields every TensorProto of a model; those of a graph before those of the graph's nodes."""
     for index, tensor in enumerate(model.graph.initializer):
         yield main_initializer(tensor, index)
     yield from walk_others(model)
@@ -205,7 +205,7 @@ def main_initializer(tensor: onnx.TensorProto, index: int) -> TensorRef:
 
 
 def walk_others(model: onnx.ModelProto) -> Iterator[TensorRef]:
-    """Every TensorProto of a model but the initializers of the main graph."""
+    """Yields every TensorProto of a model except the initializers of the main graph."""
     found = chain(
         below(model.graph, MAIN_GRAPH, _TENSOR, without=INITIALIZER),
         below(model, (), _TENSOR, without="graph"),
@@ -219,10 +219,11 @@ _TENSOR = onnx.TensorProto.DESCRIPTOR
 def raw_data(ref: TensorRef) -> memoryview:
     """The bytes of a tensor in the model, in the layout of `raw_data`.
 
-    They are a copy, since protobuf gives no views. Elements of type-specific fields are converted.
+    The bytes are a copy, since protobuf gives no views. Elements of type-specific fields are
+    converted.
 
     Raises:
-        ArchiveFormatError: The tensor does not hold as many bytes as its shape and type need.
+        ArchiveFormatError: The size of the tensor's data does not fit its shape and type.
     """
     tensor = ref.tensor
     data_type = dtypes.BY_NUMBER[tensor.data_type]
@@ -245,7 +246,8 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
     """The elements of a tensor of strings as an array of `str`.
 
     Raises:
-        ValueError: It has another type, its elements do not fit its shape, or one is not UTF-8.
+        ValueError: The tensor has another type, its elements do not fit its shape, or an element is
+            not UTF-8.
     """
     if tensor.data_type != STRING or any(dim < 0 for dim in tensor.dims):
         raise ValueError("not a tensor of strings")
@@ -277,7 +279,7 @@ def stored_type(tensor: onnx.TensorProto) -> DataType | None:
 
 
 def array_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor if it has a fixed width and an array can have the shape."""
+    """The data type of a tensor; None unless an array can have its type and shape."""
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         return None
@@ -288,7 +290,7 @@ def external_type(ref: TensorRef) -> DataType:
     """The data type of a tensor whose data is outside the model.
 
     Raises:
-        ArchiveFormatError: It cannot be stored there (see `stored_type`).
+        ArchiveFormatError: The tensor cannot be stored outside the model (see `stored_type`).
     """
     tensor = ref.tensor
     data_type = stored_type(tensor)
@@ -301,7 +303,7 @@ def external_type(ref: TensorRef) -> DataType:
 
 
 def are_dims(dims: Any, data_type: DataType | None) -> bool:
-    """Whether an array can have this shape and type (rule TENSOR-2).
+    """True if an array can have this shape and type (rule TENSOR-2).
 
     Without a data type, elements of one byte are assumed.
     """
@@ -318,13 +320,13 @@ def are_dims(dims: Any, data_type: DataType | None) -> bool:
 class ExternalData:
     """The `external_data` field of a tensor.
 
-    Bytes that are not UTF-8 are surrogates (PEP 383), so no other string is equal.
+    Bytes that are not UTF-8 become surrogates (PEP 383), so different bytes remain different.
 
     Attributes:
         location: Path of the file, or key of the entry.
-        offset: Offset of the tensor's bytes in it, or None.
-        length: Their number, or None.
-        checksum: SHA-1 of the file in hexadecimal digits, or None.
+        offset: Offset of the tensor's data in the file or entry, in bytes; None if not given.
+        length: Size of the tensor's data in bytes; None if not given.
+        checksum: SHA-1 of the file in hexadecimal digits; None if not given.
     """
 
     location: str
@@ -346,12 +348,12 @@ def external_data(
         ref: The tensor.
         report: Takes each broken rule (DATA-4, DATA-5).
         also_allowed: Further keys of pairs, which are ignored.
-        keys: The keys of the archive, by which a report names the entry at fault: that of the
-            location, else that of the model. None if the model is in no archive.
+        keys: The keys of the archive. If the location is a key, reports name the tensor's entry,
+            else the model's entry. None for a model outside an archive.
 
     Returns:
-        The content of the field, the first of pairs with the same key, without malformed numbers;
-        None if it has no location.
+        The values of the field; None if it has no location. If a key is repeated, the first pair
+        counts. Malformed numbers are None.
     """
     tensor = ref.tensor
     location = _value_of(tensor, LOCATION)
@@ -390,7 +392,7 @@ def external_data(
 
 
 def location(tensor: onnx.TensorProto) -> str | None:
-    """The location of an external tensor; None for other tensors, or if it has none."""
+    """The location of an external tensor; None if it is missing or the tensor is not external."""
     return _value_of(tensor, LOCATION) if tensor.data_location == EXTERNAL else None
 
 
@@ -414,7 +416,7 @@ def _decoded(value: str | bytes) -> str:
 
 
 def has_checked_elements(tensor: onnx.TensorProto) -> bool:
-    """True if there are rules about its elements (see `checked`)."""
+    """True if there are rules about the elements of a tensor (see `checked`)."""
     data_type = dtypes.BY_NUMBER[tensor.data_type]
     return data_type is dtypes.BOOL or data_type.is_packed
 
@@ -426,9 +428,10 @@ def checked(
 
     Args:
         ref: The tensor.
-        data: Its bytes in pieces. TENSOR-4 is checked only if their number fits its type and shape.
+        data: The tensor's bytes in pieces. TENSOR-4 is checked only if their number fits type and
+            shape.
         report: Takes each broken rule (TENSOR-4, TENSOR-5).
-        entry: The key of its entry.
+        entry: The key of the tensor's entry.
     """
     data_type = dtypes.BY_NUMBER[ref.tensor.data_type]
     largest = last = nbytes = 0
@@ -445,8 +448,8 @@ def checked(
     if nbytes == data_type.nbytes(ref.tensor.dims) and last >> (dtypes.BITS_PER_BYTE - tail_bits):
         report.broken(
             "TENSOR-4",
-            f"{ref}: expected zero in the {tail_bits} high bits of the last byte, which no "
-            f"element has, found {last:#04x}",
+            f"{ref}: expected zero in the {tail_bits} unused high bits of the last byte, found "
+            f"{last:#04x}",
             entry=entry,
         )
 
@@ -458,7 +461,7 @@ def set_location(
     offset: int | None = None,
     length: int | None = None,
 ) -> None:
-    """Makes a tensor external: its data fields are cleared and `external_data` is written anew."""
+    """Makes a tensor external: clears its data fields and replaces `external_data`."""
     for field in (*DATA_FIELDS, "external_data"):
         tensor.ClearField(field)
     tensor.data_location = EXTERNAL
@@ -468,7 +471,7 @@ def set_location(
 
 
 def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
-    """Makes an external tensor hold its bytes itself."""
+    """Makes an external tensor internal, with `data` as its `raw_data`."""
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
     tensor.raw_data = data
@@ -479,8 +482,8 @@ def remove(messages: Any, are_removed: Sequence[bool]) -> None:
 
     Args:
         messages: The field.
-        are_removed: Whether to remove each of its messages.
+        are_removed: For each message, True to remove it.
     """
     marks = iter(are_removed)
-    messages.sort(key=lambda message: next(marks))  # the others keep their order
+    messages.sort(key=lambda message: next(marks))  # stable: kept messages stay in order
     del messages[are_removed.count(False) :]

@@ -1,4 +1,4 @@
-"""The default size of tensors stored outside a model; it imports nothing, so all can import it."""
+"""The default size threshold of external tensors; imports nothing, so all modules can use it."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
-"""The one walk over the messages of a model, and its graphs with their paths.
+"""Walks over the messages of a model, and yields its graphs with their paths.
 
 The fields to enter come from the descriptors of ONNX's protos (`schema`), so no tensor or graph is
-missed, also not in a field that a later ONNX adds.
+missed, even in fields that later versions of ONNX add.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Path: TypeAlias = tuple[tuple[str, int | None], ...]
-"""The way from a model to a message in it: each field, with an index if it is repeated."""
+"""The fields from a model to a message in it, each with an index if the field is repeated."""
 
 MAIN_GRAPH: Final[Path] = (("graph", None),)
 
@@ -39,12 +39,12 @@ class GraphRef(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The field of the model that it is in: "graph", "functions" or "training_info"."""
+        """The field of the model with this graph: "graph", "functions" or "training_info"."""
         return self.path[0][0]
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[GraphRef]:
-    """Every graph of a model, the main one first, each before its subgraphs."""
+    """Yields every graph of a model: the main graph first, each graph before its subgraphs."""
     around = [GraphRef(MAIN_GRAPH, model.graph, None)]
     yield around[0]
     kind = onnx.GraphProto.DESCRIPTOR
@@ -60,14 +60,14 @@ def graphs(model: onnx.ModelProto) -> Iterator[GraphRef]:
 def below(
     message: Message, path: Path, kind: Any, *, without: str = ""
 ) -> Iterator[tuple[Path, Message]]:
-    """Every message of one type below another message, with its path, depth first.
+    """Yields every message of one type below `message`, with its path, depth first.
 
-    Subgraphs may be nested to any depth: there is no recursion, and memory grows with the depth.
+    Subgraphs may be nested to any depth: the walk is not recursive, and memory grows with depth.
 
     Args:
         message: The message.
-        path: Its path.
-        kind: The descriptor of the type.
+        path: Path of `message`.
+        kind: Descriptor of the type.
         without: A field of `message` that is not entered.
     """
     fields = _fields_to(kind)

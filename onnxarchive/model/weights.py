@@ -1,12 +1,11 @@
-"""The weights of a serialized ModelProto: taken out and put back without reading them.
+"""Removes the weights from a serialized ModelProto, and puts weights back, without reading them.
 
-`strip_weights` gives a ModelProto without weights, and the spans of the file where they lie;
-`fill` is the way back: it puts raw data in the place of external data.
+`strip_weights` returns a ModelProto without weights, and the spans of the weights in the file.
+`fill` is the inverse: it replaces external data by raw data.
 
-Both enter only the messages through which a TensorProto can be reached (`schema`), and step over
-everything else by its length, so no page of the weights is touched. All else is kept byte for byte
-and left to protobuf, which parses the model without weights: a malformed model is refused by one of
-the two.
+Both read only messages that can contain a TensorProto (`schema`), and skip all other fields by
+their length, so no page of the weights is read. Skipped fields are copied unchanged. Protobuf
+parses the model without weights later, so a malformed model is refused here or there.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from onnxarchive.model.wire import (
 )
 
 SPAN_LOCATION: Final = "\0onnxarchive/span/"
-"""Beginning of the location of a stripped tensor; no file path holds a NUL character."""
+"""Prefix of the location of a stripped tensor; no file path contains a NUL character."""
 
 _COALESCED_BYTES: Final = 1 << 12  # shorter pieces are joined, longer ones are views
 
@@ -64,16 +63,16 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
     """Removes the data of large tensors from a serialized model.
 
     A tensor is stripped if all its data is in one field: `raw_data`, or a packed typed field that
-    suits its `data_type`. Strings, external tensors, tensors whose data is unpacked or in several
-    fields, and tensors below a singular field that occurs twice (protobuf merges the two) stay as
-    they are.
+    suits its `data_type`. These tensors do not change: strings, external tensors, tensors with
+    unpacked data or with data in several fields, and tensors below a singular field that occurs
+    twice (protobuf merges the two).
 
     Args:
         data: A serialized ModelProto; bytes, or a map of a file. It is not kept.
-        size_threshold: Tensors whose data takes this many bytes of the model or more are stripped.
+        size_threshold: Least size of a stripped tensor's data in the model, in bytes.
 
     Returns:
-        A copy of the rest of the model, and the spans, which copy nothing.
+        The model without weights, a copy, and the spans of the weights in `data`.
 
     Raises:
         ArchiveFormatError: The model is malformed, or holds `SPAN_LOCATION` itself.
@@ -83,7 +82,7 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
         edits = _Edits(wire)
         for tensor in _tensors(wire, size_threshold):
             if tensor.depth == MAX_DEPTH:
-                continue  # no level is left for external_data
+                continue  # external_data would be nested too deep
             found = _sole_data_field(wire, tensor)
             span = _span(*found) if found else None
             if found is None or span is None or span.nbytes < size_threshold:
@@ -91,7 +90,7 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
             (_, begin, _, _, end), _ = found
             location = f"{SPAN_LOCATION}{len(spans)}"
             edits.replace(tensor, begin, end, _external_data(_LOCATION_KEY, location))
-            # Last in the tensor, where it overrules a DEFAULT that the model spells out.
+            # Last in the tensor, to override an explicit DEFAULT.
             edits.replace(tensor, tensor.stop, tensor.stop, _EXTERNAL_LOCATION)
             spans.append(span)
         stripped = b"".join(edits.pieces())
@@ -103,9 +102,9 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
 
 
 def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | memoryview]:
-    """Puts raw data in the place of external data.
+    """Replaces external data by raw data.
 
-    Tensors below a singular field that occurs twice (protobuf merges the two) stay as they are.
+    Tensors below a singular field that occurs twice (protobuf merges the two) do not change.
 
     Args:
         model: A serialized ModelProto.
@@ -139,10 +138,10 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 def external_data_encoder(location: str) -> Callable[[int, int], bytes]:
     """Makes a function that serializes the `external_data` of tensors with data in one file.
 
-    `MergeFromString` adds the result to a tensor in a third of the time of setting its strings.
+    Adding the result to a tensor by `MergeFromString` takes a third of the time of setting strings.
 
     Args:
-        location: The file as external data names it.
+        location: Location of the file.
 
     Returns:
         A function of a tensor's offset and length in bytes, which gives a serialized TensorProto
@@ -199,7 +198,7 @@ def _tensors(wire: memoryview, smallest: int) -> Iterator[_Frame]:
 
 
 def _children(wire: memoryview, frame: _Frame, smallest: int) -> list[_Frame]:
-    """The messages directly in a frame that may hold a tensor of `smallest` bytes or more."""
+    """The direct submessages of a frame that may contain a tensor of `smallest` bytes or more."""
     leading = _FIELDS_TO_TENSORS[frame.message]
     children: list[tuple[int, _Frame]] = []
     singular: set[int] = set()
@@ -249,7 +248,7 @@ _DATA_TAGS: Final = frozenset(
 
 
 def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | None:
-    """Finds the one field that holds all data of a tensor that is not external, and its type."""
+    """Finds a tensor's data type and only data field; None if external or if not one field."""
     found: Field | None = None
     data_type = 0
     for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
@@ -283,7 +282,7 @@ def _span(field: Field, data_type: int) -> Span | None:
 
 
 def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list[Field]]:
-    """Finds a tensor's external location, and the fields that raw data makes outdated."""
+    """Finds a tensor's external location, and the fields that raw data replaces."""
     location: bytes | None = None
     data_location: int = onnx.TensorProto.DEFAULT
     outdated: list[Field] = []
@@ -291,7 +290,7 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
         tag, _, _, value, end = field
         if tag == _DATA_LOCATION:
             number = read_int32(wire, value, end)
-            if number in _DATA_LOCATIONS:  # protobuf takes any other for an unknown field
+            if number in _DATA_LOCATIONS:  # protobuf takes others for unknown fields
                 data_location = number
             if number != onnx.TensorProto.EXTERNAL:
                 continue
@@ -310,7 +309,7 @@ def _external_fields(wire: memoryview, tensor: _Frame) -> tuple[str | None, list
 
 
 def _location(wire: memoryview, start: int, stop: int, depth: int) -> bytes | None:
-    """The location that a pair of external_data holds, or None."""
+    """The value of a pair of external_data if its key is `location`, else None."""
     key = value = b""
     for tag, _, _, begin, end in fields_in(wire, start, stop, depth):
         if tag == _KEY:

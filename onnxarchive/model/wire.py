@@ -1,7 +1,7 @@
-"""Fields of serialized messages: the one reading of protobuf's wire format.
+"""Reads the fields of serialized messages in protobuf's wire format.
 
 Sources: the protobuf encoding guide (https://protobuf.dev/programming-guides/encoding), and upb,
-the parser below onnx, for the limits that the guide leaves open.
+the protobuf parser that onnx uses, for limits that the guide leaves open.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Field: TypeAlias = tuple[int, int, int, int, int]
 
 
 def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> Iterator[Field]:
-    """The fields of one message, without those inside of groups.
+    """Yields the fields of one message, without fields inside groups.
 
     Args:
         wire: Bytes that hold the message.
-        start: Offset of the message in them.
-        stop: Offset of its end.
-        depth: How many messages are around it.
+        start: Offset of the message in `wire`.
+        stop: Offset of the end of the message in `wire`.
+        depth: Number of messages that enclose the message.
 
     Raises:
         ArchiveFormatError: The message is malformed.
@@ -127,7 +127,7 @@ def _read_varint(
 
 
 def read_int32(wire: memoryview, start: int, stop: int) -> int:
-    """The value of an int32 or enum; of a longer varint, its low 32 bits."""
+    """The value of an int32 or enum; of a longer varint, only the low 32 bits count."""
     value, _ = _read_varint(wire, start, stop, MAX_VARINT_WIDTH)
     return int.from_bytes((value & _INT32_MASK).to_bytes(4, "little"), "little", signed=True)
 
@@ -153,9 +153,9 @@ def tag_of(message: Any, field: str, wire_type: int) -> int:
     """The tag of a field (encoding guide, "Message Structure").
 
     Args:
-        message: The descriptor of its message.
-        field: Its name.
-        wire_type: Its wire type.
+        message: Descriptor of the message.
+        field: Name of the field.
+        wire_type: Wire type of the field.
     """
     number: int = message.fields_by_name[field].number
     return number << WIRE_TYPE_BITS | wire_type
@@ -168,7 +168,7 @@ def fields_of(data: Buffer) -> Iterator[Field]:
 
 
 def occurrences(data: Buffer, field: str) -> int:
-    """How often a field of the ModelProto itself occurs.
+    """The number of occurrences of a field in the ModelProto itself.
 
     Args:
         data: A serialized ModelProto.
@@ -182,9 +182,9 @@ def occurrences(data: Buffer, field: str) -> int:
 
 
 def is_model(data: Buffer) -> bool:
-    """Whether bytes are the fields of a ModelProto with ir_version and graph.
+    """True if bytes are the fields of a ModelProto with ir_version and graph.
 
-    Fields of the messages in it are not read.
+    Fields of submessages are not read.
     """
     model = onnx.ModelProto.DESCRIPTOR
     try:
@@ -197,12 +197,12 @@ def is_model(data: Buffer) -> bool:
 def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     """True if models together have more than `limit` messages, not counting the ModelProtos.
 
-    A message takes at least two bytes here, and a hundred or more as an object: this bounds the
-    memory of parsing, before parsing. Scanning ends as soon as the answer is certain.
+    A message takes two bytes or more when serialized, and a hundred or more when parsed. So this
+    check, made before parsing, bounds the memory. It ends as soon as the answer is certain.
 
     Args:
         models: Serialized ModelProtos.
-        limit: The number of messages.
+        limit: Largest allowed number of messages.
 
     Raises:
         ArchiveFormatError: A model is malformed.

@@ -1,4 +1,4 @@
-"""Describes parts of a model in a line: types, tensors, nodes, numbers."""
+"""Describes parts of a model in one line each: types, tensors, nodes, numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxarchive.model.tensors import text
 
 
 def describe(message: Any) -> str:
-    """A message in a line, such as `FLOAT 1x3xN` for a type and `y = Add(a, b)` for a node."""
+    """Describes a message in one line: a type as `FLOAT 1x3xN`, a node as `y = Add(a, b)`."""
     if isinstance(message, onnx.NodeProto):
         return _describe_node(message)
     if isinstance(message, onnx.TensorProto):
@@ -74,7 +74,7 @@ def _describe_dims(dims: Sequence[object]) -> str:
 
 
 def describe_values(values: Sequence[Any], index: int | None = None) -> str:
-    """Values joined by commas; with an index, their number and the value at this index."""
+    """Joins values by commas; with an index, gives their number and the value at the index."""
     if index is None:
         return ", ".join(map(_describe_value, values))
     value = f", [{index}] {_describe_value(values[index])}" if index < len(values) else ""
@@ -87,5 +87,5 @@ def _describe_value(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, float) and (short := np.float32(value)) == value:
-        return str(short)  # in the digits of a FLOAT
+        return str(short)  # with the digits of a float32
     return str(value)

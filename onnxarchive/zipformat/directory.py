@@ -287,8 +287,8 @@ def _require_header_space(
             "ZIP-6",
             f"expected {least} to {least + layout.MAX_ALIGNMENT - 1} "
             f"bytes of local header at offset {entry.header_offset} before {entry.nbytes} bytes "
-            f"of data, found {space}: entries overlap or leave a gap, or the directory is not "
-            f"in their order",
+            f"of data, found {space}: entries overlap or leave a gap, or the directory has "
+            f"another order",
             entry=entry.name,
         )
         return False

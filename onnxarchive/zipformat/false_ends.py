@@ -60,9 +60,8 @@ def check(
             owner = bisect.bisect_right(header_offsets, offset) - 1
             report.broken(
                 "ZIP-16",
-                f"expected nothing in the last {SEARCHED_SIZE} bytes of the file that reads as a "
-                f"record of its end, found {kind} at offset {offset}, which zip readers that "
-                "search would believe",
+                f"expected no false end record in the last {SEARCHED_SIZE} bytes of the file, "
+                f"found {kind} at offset {offset}, which some zip readers would accept",
                 entry=names[owner] if owner >= 0 else None,
             )
     for called, offset in (
@@ -72,8 +71,8 @@ def check(
         if layout.holds_signature(offset):
             report.broken(
                 "ZIP-16",
-                f"expected no signature of an end record in the {called}, which zip readers that "
-                f"search would believe, found {offset:#010x}",
+                f"expected no signature of an end record in the {called}, where some zip readers "
+                f"would accept it, found {offset:#010x}",
             )
 
 

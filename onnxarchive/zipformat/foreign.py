@@ -329,7 +329,7 @@ def _require_distinct_names(names: Iterable[str]) -> None:
         folded = name.encode().lower()
         if folded in seen:
             raise format_error(
-                f"expected every name once, ignoring case, found it after {seen[folded]!r}",
+                f"expected every name once, ignoring case, found {seen[folded]!r} before it",
                 name,
             )
         seen[folded] = name

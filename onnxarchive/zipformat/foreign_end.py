@@ -57,7 +57,7 @@ def describe_gap(view: memoryview, start: int, end: int, place: str) -> str:
             f"record at offset {start + found.start()}, in unused bytes {place}"
         )
     is_entry = gap[: len(LocalHeader.SIGNATURE)] == LocalHeader.SIGNATURE
-    content = "an entry that the directory does not list" if is_entry else "they belong to nothing"
+    content = "an entry that the directory does not list" if is_entry else "they are unused"
     return f"{end - start} bytes at offset {start} {place} are left out: {content}"
 
 

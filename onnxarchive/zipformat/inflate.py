@@ -112,7 +112,7 @@ def _require_whole(entry: ForeignEntry, is_at_end: bool, unused: int) -> None:
     if not is_at_end:
         raise format_error(f"{expected}, found no end of the data there", entry.name)
     if unused:
-        raise format_error(f"{expected}, found their end before", entry.name)
+        raise format_error(f"{expected}, found an earlier end", entry.name)
 
 
 def _slices(data: memoryview, size: int) -> Iterator[memoryview]:

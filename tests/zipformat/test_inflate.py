@@ -190,7 +190,7 @@ def test_compressed_data_that_end_early_are_an_error(method: int, size: int) -> 
 @pytest.mark.parametrize("data", [b"", b"1", TEXT])
 @pytest.mark.parametrize("size", [1, 30, 1000, 3 << 20])
 def test_bytes_behind_compressed_data_are_an_error(method: int, data: bytes, size: int) -> None:
-    with pytest.raises(ArchiveFormatError, match=r"found their end before|Corrupt"):
+    with pytest.raises(ArchiveFormatError, match=r"found an earlier end|Corrupt"):
         inflated(method, ENCODERS[method](data) + b"x" * size, data)
 
 
@@ -244,7 +244,7 @@ def test_lzma_data_of_nothing_may_have_no_end_marker() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 30, 1000, 3 << 20])
 def test_bytes_behind_lzma_without_end_marker_are_an_error(size: int) -> None:
-    with pytest.raises(ArchiveFormatError, match="found their end before"):
+    with pytest.raises(ArchiveFormatError, match="found an earlier end"):
         inflated(LZMA, PACKED_SENTENCE + bytes(size), SENTENCE, has_end_marker=False)
 
 
