@@ -11,7 +11,7 @@ from onnxarchive.storage.random_access import RandomAccessFile
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.local_header import check_local_header
-from onnxarchive.zipformat.local_headers_at_once import pack_local_headers
+from onnxarchive.zipformat.local_headers_at_once import pack_local_header, pack_local_headers
 
 _MAX_AHEAD = 256  # headers
 _WINDOW_SIZE = 1 << 17  # bytes that are read at once if several headers are in them
@@ -79,7 +79,7 @@ class LocalHeaders:
 
     def compare_given(self, number: int, header: bytes, report: Report) -> None:
         """As `compare`, of a local header that the caller has read."""
-        if header != pack_local_headers(self._listed, number, number + 1, self.alignment):
+        if header != pack_local_header(self._listed, number, self.alignment):
             entry, record = self._listed.entries[number], self._listed.records[number]
             alignment = check_local_header(header, entry, record, report)
             self.alignment = alignment or self.alignment

@@ -228,8 +228,16 @@ class Snapshot:
 
     def array(self, number: int) -> NDArray[Any]:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
+        data_type, shape = self._shapes[number]
+        if data_type.is_viewed and self.headers.verified[number] and self.file.is_mapped:
+            # As below, in two thirds of the time.
+            listed = self.directory.entries
+            offset = listed.data_offsets[number]
+            view = self.file.reaching(offset + listed.sizes[number])
+            array: NDArray[Any] = np.ndarray(shape, data_type.dtype, view, offset)
+            return array
         view, offset, _ = self.locate(number)
-        return dtypes.as_array(view, *self._shapes[number], offset)
+        return dtypes.as_array(view, data_type, shape, offset)
 
     def arrays(self, numbers: Sequence[int]) -> Iterator[NDArray[Any]]:
         """The tensors of several entries, which are fetched together."""

@@ -28,7 +28,7 @@ def integers(column: NDArray[Any]) -> array[int]:
 
 
 def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:
-    """Copies spans of `data`, joined by newlines.
+    """Copies spans of `data`, with a newline after each.
 
     Args:
         data: The bytes.
@@ -36,7 +36,7 @@ def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> by
         ends: Offset of the end of each span: at least its begin, at most the size of `data`.
     """
     parts = range(0, len(begins), _ROWS)
-    return b"\n".join([_lines(data, begins[i : i + _ROWS], ends[i : i + _ROWS]) for i in parts])
+    return b"".join([_lines(data, begins[i : i + _ROWS], ends[i : i + _ROWS]) for i in parts])
 
 
 def _lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:
@@ -44,9 +44,40 @@ def _lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> b
     stops = np.cumsum(sizes)
     if not data or stops[-1] > _MAX_SIZE:
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
-        return b"\n".join([data[begin:end] for begin, end in spans])
-    places: NDArray[Any] = np.repeat(begins - (stops - sizes), sizes)
-    places += np.arange(places.size)
-    gathered = np.frombuffer(data, np.uint8).take(places, mode="clip")  # a span may end with `data`
+        return b"".join([data[begin:end] + b"\n" for begin, end in spans])
+    # A span may end with `data`.
+    gathered = np.frombuffer(data, np.uint8).take(indexes(begins, sizes), mode="clip")
     gathered[stops - 1] = _NEWLINE
-    return gathered[:-1].tobytes()
+    return gathered.tobytes()
+
+
+def indexes(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The indexes of all bytes of spans, concatenated.
+
+    Args:
+        begins: Offset of each span.
+        sizes: Size of each in bytes.
+    """
+    places: NDArray[np.int64] = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
+    places += np.arange(places.size)
+    return places
+
+
+def items(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Copies the item at each offset; near the end of `raw`, the last whole item."""
+    if not begins.size or raw.size < dtype.itemsize:
+        return np.empty(0, dtype)
+    windows = _windows(raw, dtype.itemsize)
+    found: NDArray[Any] = windows[np.minimum(begins, windows.size - 1)].view(dtype)
+    return found
+
+
+def set_items(raw: NDArray[np.uint8], begins: NDArray[Any], items: NDArray[Any]) -> None:
+    """Copies each item to an offset in `raw`."""
+    _windows(raw, items.itemsize)[begins] = items.view(f"V{items.itemsize}")
+
+
+def _windows(raw: NDArray[np.uint8], size: int) -> NDArray[Any]:
+    """Views of `size` successive bytes at every offset: numpy copies each as a whole."""
+    windows: NDArray[Any] = np.ndarray(raw.size - size + 1, f"V{size}", raw, strides=1)
+    return windows

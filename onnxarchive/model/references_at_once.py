@@ -92,13 +92,14 @@ def read_references(model: bytes) -> References | None:
         return None
     if sum(len(part.names) for part in parts) > MAX_NAMES_SIZE:
         return None
-    joined = b"".join([part.names + b"\n" for part in parts]) if len(fields) else b""
-    names = Lines(joined.decode(errors="replace"))
-    del joined
+    by_column = [list(column) for column in zip(*parts, strict=True)]
+    parts.clear()  # the parts of a column are freed after they are joined
+    names = Lines(b"".join(by_column.pop(0)).decode(errors="replace"))
     if len(names) != len(fields):  # a name contains a newline
         return None
+    locations = b"".join(by_column.pop(0)).decode("latin-1")
     indexes, nbytes, data_types, ranks, dims, begins, ends = (
-        np.concatenate(column) for column in zip(*(part[2:] for part in parts), strict=True)
+        np.concatenate(by_column.pop(0)) for _ in range(len(by_column))
     )
     rest, left_out = model, int((ends - begins).sum())
     if 2 * left_out > len(model):  # else `rest` would copy most of a large model
@@ -110,7 +111,7 @@ def read_references(model: bytes) -> References | None:
     return References(
         names,
         indexes,
-        b"".join([part.locations + b"\n" for part in parts if part.indexes.size]).decode("latin-1"),
+        locations,
         nbytes,
         Shapes(data_types, ranks, np.cumsum(ranks) - ranks, dims),
         rest,

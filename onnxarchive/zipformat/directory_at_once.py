@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -66,9 +66,11 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         if part is None:
             return None
         parts.append(part)
-    names = b"".join([part.names + b"\n" for part in parts])
+    by_column = [list(column) for column in zip(*parts, strict=True)]
+    parts.clear()  # the parts of a column are freed after they are joined
+    names = b"".join(by_column.pop(0))
     header_offset, size, name_size, crc32 = (
-        np.concatenate(column) for column in zip(*(part[1:] for part in parts), strict=True)
+        np.concatenate(by_column.pop(0)) for _ in range(len(by_column))
     )
     data_offset = np.append(header_offset[1:], bounds.offset) - size
     padding = data_offset - header_offset - name_size - LEAST_HEADER_SIZE
@@ -102,13 +104,13 @@ def _sound_records(
 ) -> _SoundRecords | None:
     """Decodes the records from `begins` to `ends`; None if one of them may break a rule."""
     raw = np.frombuffer(data, np.uint8)
-    packed = _gathered(raw, begins, _PACKED)
+    packed = columns.items(raw, begins, _PACKED)
     size, name_size, crc32 = (packed[field].copy() for field in ("size", "name_size", "crc32"))
     header_offset = packed["header_offset"].astype(np.int64)
     has_zip64 = header_offset == records.SATURATED_32
     name_begins = begins + DirectoryRecord.SIZE
     name_ends = name_begins + name_size
-    zip64 = _gathered(raw, name_ends[has_zip64], _PACKED_ZIP64)
+    zip64 = columns.items(raw, name_ends[has_zip64], _PACKED_ZIP64)
     header_offset[has_zip64] = zip64["header_offset"]
     # The file type, and the bits that must be 0.
     unix_type = packed["unix_attributes"] & (records.UNIX_TYPE_MASK | records.UNIX_SPECIAL_BITS)
@@ -151,15 +153,3 @@ def _record_offsets(raw: NDArray[np.uint8]) -> NDArray[np.int64]:
             found = found[raw[found + distance] == byte]
         parts.append(found.astype(np.int64, copy=False))
     return np.concatenate(parts)
-
-
-def _gathered(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Copies the item at each offset; near the end of `raw`, the last whole item."""
-    if not begins.size or raw.size < dtype.itemsize:
-        return np.empty(0, dtype)
-    # Overlapping windows: numpy then copies whole items.
-    windows: NDArray[Any] = np.ndarray(
-        raw.size - dtype.itemsize + 1, f"V{dtype.itemsize}", raw, strides=1
-    )
-    found: NDArray[Any] = windows[np.minimum(begins, windows.size - 1)].view(dtype)
-    return found

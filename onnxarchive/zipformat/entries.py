@@ -77,17 +77,17 @@ class Entries(Sequence[Entry]):
 class Records(Sequence[DirectoryRecord]):
     """Packed directory records, each unpacked on access.
 
-    Args:
+    Attributes:
         data: The bytes of the directory.
         offsets: Offset of each record in `data`.
     """
 
     def __init__(self, data: bytes, offsets: Sequence[int]) -> None:
-        self._data = data
-        self._offsets = offsets
+        self.data = data
+        self.offsets = offsets
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self.offsets)
 
     @overload
     def __getitem__(self, index: int) -> DirectoryRecord: ...
@@ -97,8 +97,8 @@ class Records(Sequence[DirectoryRecord]):
 
     def __getitem__(self, index: int | slice) -> DirectoryRecord | Records:
         if isinstance(index, slice):
-            return Records(self._data, self._offsets[index])
-        record = DirectoryRecord.unpack(self._data, self._offsets[index])
+            return Records(self.data, self.offsets[index])
+        record = DirectoryRecord.unpack(self.data, self.offsets[index])
         assert record is not None  # both readers found a record there
         return record
 
@@ -109,17 +109,9 @@ class Records(Sequence[DirectoryRecord]):
 
     def pack(self) -> bytes:
         """The bytes of all records, which are contiguous."""
-        if not self._offsets:
+        if not self.offsets:
             return b""
-        return self._data[self._offsets[0] : self._offsets[-1] + self[-1].packed_size]
-
-    def pack_common(self, start: int, stop: int) -> list[bytes]:
-        """Copies the bytes that each record shares with its local header.
-
-        These are the fields from "version needed" to "file name length" (4.3.7, 4.3.12).
-        """
-        data = self._data
-        return [data[offset + 6 : offset + 30] for offset in self._offsets[start:stop]]
+        return self.data[self.offsets[0] : self.offsets[-1] + self[-1].packed_size]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""For speed only: packs the expected local headers of many entries together.
+"""For speed only: packs the expected local headers of entries, one or many together.
 
 If the file holds equal bytes, `local_header.check_local_header` would report nothing. Otherwise,
 and for None, call that function for each entry.
@@ -6,19 +6,45 @@ and for None, call that function for each entry.
 
 from __future__ import annotations
 
-from itertools import chain, repeat
 from typing import Final
 
+import numpy as np
+
+from onnxarchive.buffers import columns
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE, Directory
-from onnxarchive.zipformat.records import LocalHeader
+from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
-# Extra fields of a local header by size of the padding, at the usual alignment; their packed sizes.
-EXTRAS: Final = [
-    records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
-    for padding in range(layout.MIN_ALIGNMENT)
-]
-EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in EXTRAS]
+# Fields that a local header shares with its directory record, from version needed to size of the
+# name (4.3.7, 4.3.12); a local header before its name; its extra field before the padding.
+_COMMON: Final = np.dtype([("first", "V22"), ("name_size", "<u2")])
+_BEFORE_NAME: Final = np.dtype([("signature", "S4"), ("common", _COMMON), ("extra_size", "<u2")])
+_EXTRA: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("alignment", "<u2")])
+_COMMON_OFFSET: Final = 6  # in a directory record
+
+
+def pack_local_header(directory: Directory, number: int, alignment: int) -> bytes | None:
+    """The local header of an entry.
+
+    Args:
+        directory: The directory of the archive.
+        number: Index of the entry.
+        alignment: Alignment of its data, in bytes.
+
+    Returns:
+        The header; None if it needs a Zip64 field or cannot have this alignment.
+    """
+    entries, listed = directory.entries, directory.records
+    begin = listed.offsets[number] + _COMMON_OFFSET
+    common = listed.data[begin : begin + _COMMON.itemsize]
+    begin = listed.offsets[number] + DirectoryRecord.SIZE
+    name = listed.data[begin : begin + int.from_bytes(common[-2:], "little")]
+    end = entries.data_offsets[number]
+    padding = end - entries.header_offsets[number] - LEAST_HEADER_SIZE - len(name)
+    if not 0 <= padding < alignment or end % alignment or not layout.fits_32(entries.sizes[number]):
+        return None
+    extra = records.pack_alignment_extra(alignment, padding)
+    return b"".join((LocalHeader.SIGNATURE, common, len(extra).to_bytes(2, "little"), name, extra))
 
 
 def pack_local_headers(directory: Directory, start: int, stop: int, alignment: int) -> bytes | None:
@@ -33,24 +59,36 @@ def pack_local_headers(directory: Directory, start: int, stop: int, alignment: i
     Returns:
         The headers; None if one of them needs a Zip64 field or cannot have this alignment.
     """
-    entries = directory.entries
-    names = [name.encode() for name in entries.names[start:stop]]
-    ends = entries.data_offsets[start:stop]
-    spans = zip(names, entries.header_offsets[start:stop], ends, strict=True)
-    paddings = [end - begin - len(name) - LEAST_HEADER_SIZE for name, begin, end in spans]
+    entries, listed = directory.entries, directory.records
+    header_begins, header_ends, data_sizes, record_begins = (
+        np.array(column[start:stop], np.int64)
+        for column in (entries.header_offsets, entries.data_offsets, entries.sizes, listed.offsets)
+    )
+    sizes = header_ends - header_begins
+    raw = np.frombuffer(listed.data, np.uint8)
+    common = columns.items(raw, record_begins + _COMMON_OFFSET, _COMMON)
+    name_sizes = common["name_size"].astype(np.int64)
+    paddings = sizes - name_sizes - LEAST_HEADER_SIZE
     if (
-        not 0 <= min(paddings) <= max(paddings) < alignment
-        or not layout.fits_32(max(entries.sizes[start:stop]))
-        or any(end % alignment for end in ends)
+        paddings.min() < 0
+        or paddings.max() >= alignment
+        or (header_ends % alignment).any()
+        or not layout.fits_32(int(data_sizes.max()))
     ):
         return None
-    if alignment == layout.MIN_ALIGNMENT:
-        extras = [EXTRAS[padding] for padding in paddings]
-        extra_sizes = [EXTRA_SIZES[padding] for padding in paddings]
-    else:
-        extras = [records.pack_alignment_extra(alignment, padding) for padding in paddings]
-        extra_sizes = [len(extra).to_bytes(2, "little") for extra in extras]
-    signatures = repeat(LocalHeader.SIGNATURE, stop - start)
-    common = directory.records.pack_common(start, stop)
-    parts = zip(signatures, common, extra_sizes, names, extras, strict=True)
-    return b"".join(chain.from_iterable(parts))
+    before_names = np.empty(len(sizes), _BEFORE_NAME)
+    before_names["signature"] = LocalHeader.SIGNATURE
+    before_names["common"] = common
+    before_names["extra_size"] = paddings + records.ALIGNMENT_EXTRA_SIZE
+    extras = np.empty(len(sizes), _EXTRA)
+    extras["identifier"] = records.ALIGNMENT_EXTRA
+    extras["size"] = paddings + records.ALIGNMENT_EXTRA_SIZE - records.EXTRA_HEADER_SIZE
+    extras["alignment"] = alignment
+    packed = np.zeros(sizes.sum(), np.uint8)
+    begins = np.cumsum(sizes) - sizes
+    columns.set_items(packed, begins, before_names)
+    names = columns.indexes(record_begins + DirectoryRecord.SIZE, name_sizes)
+    begins += LocalHeader.SIZE
+    packed[columns.indexes(begins, name_sizes)] = raw[names]
+    columns.set_items(packed, begins + name_sizes, extras)
+    return packed.tobytes()

@@ -9,7 +9,6 @@ from typing import Final
 
 from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE
-from onnxarchive.zipformat.local_headers_at_once import EXTRA_SIZES, EXTRAS
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader, pack_alignment_extra
 
 # The fields that both headers share: "version needed" to "file name length" (4.3.7, 4.3.12).
@@ -20,6 +19,12 @@ _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
 # Size of extra fields, size of comment, disk, and both kinds of attributes.
 _AFTER_COMMON: Final = struct.pack("<4HI", 0, 0, 0, 0, records.REGULAR_FILE_ATTRIBUTES)
 _OFFSET: Final = struct.Struct("<I")
+# Extra fields of a local header by padding, for the usual alignment; and their packed sizes.
+_EXTRAS: Final = [
+    records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
+    for padding in range(layout.MIN_ALIGNMENT)
+]
+_EXTRA_SIZES: Final = [len(extra).to_bytes(2, "little") for extra in _EXTRAS]
 _END_SIGNATURES: Final = frozenset(
     int.from_bytes(signature, "little") for signature in layout.END_SIGNATURES
 )
@@ -84,8 +89,8 @@ def pack_entries(
         directory += (_BEFORE_COMMON, common, _AFTER_COMMON, _OFFSET.pack(offset), encoded)
         unpadded_offset = offset + LEAST_HEADER_SIZE + len(encoded)
         padding = -unpadded_offset % alignment
-        extra = EXTRAS[padding] if is_usual else pack_alignment_extra(alignment, padding)
-        size = EXTRA_SIZES[padding] if is_usual else len(extra).to_bytes(2, "little")
+        extra = _EXTRAS[padding] if is_usual else pack_alignment_extra(alignment, padding)
+        size = _EXTRA_SIZES[padding] if is_usual else len(extra).to_bytes(2, "little")
         data += (LocalHeader.SIGNATURE, common, size, encoded, extra, content)
         offset = unpadded_offset + padding + nbytes
         if not layout.fits_32(offset):

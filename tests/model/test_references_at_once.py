@@ -163,7 +163,7 @@ def test_a_model_that_holds_most_of_its_bytes_itself_is_not_copied(
 
 def test_many_bytes_of_names_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data = model_of(tensor_of("w" * 100), raw_tensor("v" * 100)).SerializeToString()
-    for limit, is_read in ((201, True), (200, False)):
+    for limit, is_read in ((202, True), (201, False)):
         monkeypatch.setattr(references_at_once, "MAX_NAMES_SIZE", limit)
         assert (references_at_once.read_references(data) is not None) == is_read
 

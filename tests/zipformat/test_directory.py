@@ -137,9 +137,6 @@ def test_entries_of_any_size_and_offset_are_found(sizes: list[int], alignment: i
         assert entry.crc32 == CRC32
     assert list(found.records) == image.records
     assert list(found.records[1:]) == image.records[1:]
-    assert found.records.pack_common(0, len(named)) == [
-        record.pack()[6:30] for record in image.records
-    ]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])

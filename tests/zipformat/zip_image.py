@@ -16,7 +16,7 @@ from onnxarchive.zipformat.end_records import TAIL_SIZE, Bounds, locate
 from onnxarchive.zipformat.entries import Directory
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.local_header import check_local_header
-from onnxarchive.zipformat.local_headers_at_once import pack_local_headers
+from onnxarchive.zipformat.local_headers_at_once import pack_local_header
 from onnxarchive.zipformat.records import (
     DirectoryRecord,
     EndRecord,
@@ -69,7 +69,7 @@ def inspect(file: Sparse, report: Report) -> Directory | None:
     _require_same(read_at_once(data, bounds), data, bounds)
     for index, (entry, record) in enumerate(zip(found.entries, found.records, strict=True)):
         header = file.read(entry.header_offset, entry.data_offset - entry.header_offset)
-        if header in [pack_local_headers(found, index, index + 1, it) for it in (64, 128, 4096)]:
+        if header in [pack_local_header(found, index, it) for it in (64, 128, 4096)]:
             check_local_header(header, entry, record, _Contradiction())
         check_local_header(header, entry, record, report)
     return found
