@@ -126,7 +126,7 @@ def _copied_fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[Any, b
 
 
 def _merge_text(target: Message, number: int, value: str | bytes) -> None:
-    """Adds a string, also if not UTF-8: protobuf can parse such a string, but not set it."""
+    """Adds a string by parsing it: protobuf cannot set a string that is not UTF-8."""
     encoded = value if isinstance(value, bytes) else value.encode()
     target.MergeFromString(varint(number << 3 | 2) + varint(len(encoded)) + encoded)
 

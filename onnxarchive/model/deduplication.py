@@ -67,8 +67,7 @@ def deduplicate(
 
     Left alone are initializers
 
-    - that are also an input of the graph, which a caller can override (up to IR version 3, all
-      are);
+    - that are also an input of the graph, which callers can override (up to IR version 3: all);
     - of strings, or with fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
     - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
@@ -83,8 +82,7 @@ def deduplicate(
         resolve: Gives the bytes of an external tensor; called several times for each tensor.
 
     Raises:
-        ArchiveFormatError: The size of a tensor's data in the model does not fit the tensor's
-            shape.
+        ArchiveFormatError: A tensor's data in the model has another size than its shape.
     """
     scopes = _scopes_of(model)
     removed: dict[Path, int] = {}
@@ -121,7 +119,7 @@ class _Scope:
         captured: Own names that are inputs of nodes in a subgraph.
         shadowed: Own names that a subgraph redefines and keeps.
         outputs: Own names that are outputs of the graph or of a subgraph.
-        left_alone: Own names with another use than as input of a node or output of a graph.
+        left_alone: Own names that are used elsewhere than in node inputs and graph outputs.
         replaced: New name by the name of each initializer to remove.
     """
 

@@ -248,8 +248,8 @@ class CheckedModel:
 def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> CheckedModel | None:
     """For speed only: checks a model and its external tensors, if only initializers are external.
 
-    It makes the checks of `parse` and `check_references` on all initializers together. If most of
-    the model is external initializers, it is parsed later.
+    It makes the checks of `parse` and `check_references` on all initializers together. The model
+    is parsed on first access if most of it is external initializers.
 
     Args:
         data: The bytes of the only model of an archive.
@@ -358,7 +358,7 @@ def _check_model(
         elif tensor.external_data:
             report.broken(
                 "DATA-7",
-                f"{ref}: expected data_location EXTERNAL with external_data, found another",
+                f"{ref}: expected data_location EXTERNAL beside external_data, found another value",
                 entry=MODEL_PROTO,
             )
     named.update(refs)

@@ -98,7 +98,7 @@ def _require_free(renamings: list[tuple[GraphRef, Mapping[str, str]]]) -> None:
     for name, count in Counter(renamings[0][1].values()).items():
         if name in kept or count > 1:
             raise ValueError(
-                f"expected a new name that nothing in the model has, found {shown(name)}"
+                f"expected a new name that the model does not use, found {shown(name)}"
             )
 
 

@@ -66,7 +66,7 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
 
     Args:
         data: The serialized model.
-        span: The data of the tensor in `data`.
+        span: Position, field and data type of the tensor's data.
 
     Yields:
         Pieces of at most 2 MiB. They are views of `data` if the payload is raw data already.

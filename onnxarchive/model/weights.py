@@ -5,7 +5,7 @@
 
 Both read only messages that can contain a TensorProto (`schema`), and skip all other fields by
 their length, so no page of the weights is read. Skipped fields are copied unchanged. Protobuf
-parses the model without weights later, so a malformed model is refused here or there.
+parses the model without weights later, and refuses malformed fields that were skipped here.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ _DATA_TAGS: Final = frozenset(
 
 
 def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | None:
-    """Finds a tensor's data type and only data field; None if external or if not one field."""
+    """Finds a tensor's data type and data field; None if external or without a single field."""
     found: Field | None = None
     data_type = 0
     for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):

@@ -179,10 +179,9 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
     ):
         broken(
             "ZIP-11",
-            f"expected the attributes of a regular file (type 0x8 or 0x0 in the upper 4 bits, of "
-            f"the lower 16 bits none but {records.DOS_FILE_ATTRIBUTES:#06x}) and internal 0x0000, "
-            f"found {record.external_attributes:#010x} and internal "
-            f"{record.internal_attributes:#06x}",
+            "expected external attributes of a regular file (upper 4 bits 0x8 or 0x0, lower 16 "
+            f"bits within {records.DOS_FILE_ATTRIBUTES:#06x}) and internal attributes 0x0000, "
+            f"found {record.external_attributes:#010x} and {record.internal_attributes:#06x}",
         )
     if mode & records.UNIX_SPECIAL_BITS:
         broken(

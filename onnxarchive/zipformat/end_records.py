@@ -116,9 +116,9 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     if not layout.needs_zip64_end(record.count, record.directory_size, record.directory_offset):
         report.broken(
             "ZIP64-1",
-            f"expected no Zip64 end record, since the end record can state {record.count} "
-            f"entries in {record.directory_size} bytes at offset "
-            f"{record.directory_offset}, found one",
+            f"expected no Zip64 end record for values that fit the end record ({record.count} "
+            f"entries, {record.directory_size} bytes at offset {record.directory_offset}), "
+            "found one",
         )
     return Bounds(record.directory_offset, record.directory_size, record.count)
 

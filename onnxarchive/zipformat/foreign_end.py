@@ -100,7 +100,7 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
     bounds = ForeignBounds(last.directory_offset, last.directory_size, last.count, end_offset)
     if last.disk or last.directory_disk:
         raise unsupported(
-            f"expected a zip in one file, found one of several: disk {last.disk}, with the "
+            f"expected a zip in one file, found one of several files: disk {last.disk}, with the "
             f"directory on disk {last.directory_disk}"
         )
     if last.disk_count != bounds.count:
@@ -153,8 +153,8 @@ def _zip64_record(
 ) -> tuple[int, Zip64EndRecord]:
     if (locator.record_disk, locator.disks) != (0, 1):
         raise unsupported(
-            f"expected a zip in one file, found one of several: disk {locator.record_disk} of "
-            f"{locator.disks} in the Zip64 locator"
+            "expected a zip in one file, found one of several files: disk "
+            f"{locator.record_disk} of {locator.disks} in the Zip64 locator"
         )
     offset = locator_offset - Zip64EndRecord.SIZE
     record = Zip64EndRecord.unpack(view, offset)

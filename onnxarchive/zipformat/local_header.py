@@ -91,8 +91,8 @@ def _check_alignment(
     if not layout.is_alignment(alignment) or entry.data_offset % alignment:
         broken(
             "ALIGN-2",
-            f"expected an alignment from {layout.MIN_ALIGNMENT} to {layout.MAX_ALIGNMENT} that "
-            f"divides offset {entry.data_offset}, found {alignment}",
+            f"expected an alignment (a power of two from {layout.MIN_ALIGNMENT} to "
+            f"{layout.MAX_ALIGNMENT}) that divides offset {entry.data_offset}, found {alignment}",
         )
         return None
     expected = Placement(

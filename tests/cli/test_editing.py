@@ -248,7 +248,7 @@ def test_set_metadata_says_what_is_wrong_and_changes_nothing(
         ),
         (
             ["--input", "x=product"],
-            "expected a new name that nothing in the model has, found 'product'",
+            "expected a new name that the model does not use, found 'product'",
         ),
         (["--input", "x="], "expected a new name for the input 'x', found none"),
         (["--input", "x"], "expected --input OLD=NEW, each name once, found 'x'"),

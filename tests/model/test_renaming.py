@@ -346,7 +346,7 @@ def test_a_name_that_something_has_is_refused(taken: str) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
     model.graph.sparse_initializer.add().values.name = "s"
     model.graph.value_info.append(value("seen"))
-    message = f"^expected a new name that nothing in the model has, found '{taken}'$"
+    message = f"^expected a new name that the model does not use, found '{taken}'$"
     with pytest.raises(ValueError, match=message):
         renamed(model, {"x": taken}, {})
 
