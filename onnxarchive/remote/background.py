@@ -1,4 +1,4 @@
-"""Runs requests in a thread of their own, so that Ctrl-C and `close` end them at once."""
+"""Runs requests in a background thread, so that Ctrl-C and `close` end them at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(request: Request[_Made]) -> _Made:
     """Runs one request and returns its result. Ctrl-C cancels it.
 
     Raises:
-        OSError: This process is a fork of one that made requests.
+        OSError: This process is a fork of a process that made requests.
     """
     future = _start(request)
     try:
@@ -42,8 +42,7 @@ def run(request: Request[_Made]) -> _Made:
 def in_order(requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
     """Runs requests, up to `IN_FLIGHT` at once, and yields their results in order.
 
-    Closing the iterator cancels those that run. There are never more than `IN_FLIGHT` results that
-    the caller has not taken.
+    Closing the iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
     """
     requests = iter(requests)
     begun: deque[Future[_Made]] = deque()
@@ -97,8 +96,8 @@ def _start(request: Request[_Made]) -> Future[_Made]:
 def _stop(loop: AbstractEventLoop) -> None:
     """Cancels the running requests before Python ends.
 
-    A thread of obstore that wants to enter Python while it ends would abort the process (up to
-    Python 3.13). The pause lets those that have just handed over a result leave.
+    Up to Python 3.13, a thread of obstore that calls Python while Python ends aborts the process.
+    The pause lets threads finish that have just delivered a result.
     """
     import asyncio
 

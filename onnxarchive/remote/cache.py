@@ -1,4 +1,4 @@
-"""The block cache: the parts of remote archives that were fetched, in files of this machine.
+"""Block cache: keeps fetched blocks of remote archives in files of this machine.
 
 A cache is a directory that only its user can enter, with one file for each version of an object:
 
@@ -7,11 +7,11 @@ A cache is a directory that only its user can enter, with one file for each vers
 - a byte for each block, set once the block is on the disk,
 - a byte for each entry, set once its CRC-32 was compared.
 
-The last three are its state. They are at the end, so a truncated file has lost them. Blocks are
-written and synced before their bytes are set, so after a crash some are fetched again at worst.
-Processes and threads share a file without locks: if two lack the same block, both may write it,
-with the same bytes, until its byte is set. A file with a wrong state is removed, never truncated:
-others may have it mapped.
+The header and the two byte arrays are the file's state. The state is at the end, so a truncated
+file has none. A block is written and synced before its byte is set, so after a crash some blocks
+are fetched again at worst. Processes and threads share a file without locks: if two lack the same
+block, both may write the same bytes, until the block's byte is set. A file with a wrong state is
+removed, never truncated: other processes may have mapped the file.
 
 Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
 Machines must not share a cache: a map of a file in a network may show old bytes.
@@ -44,14 +44,13 @@ if TYPE_CHECKING:
 
     from onnxarchive.remote.objects import RemoteFile
 
-# The directory of a cache; True for the user's own.
+# The directory of a cache; True for the user's cache directory.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
-# Blocks are counted from the end, so that opening reads one whole block. To transfer it takes about
-# a millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
+# Blocks are counted from the end, so that opening reads one whole block. The transfer takes about a
+# millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
-# Only a hostile server states a larger size, which ext4 could not hold either; the state takes
-# memory.
+# Only a hostile server states a larger size, also too large for ext4. The state takes memory.
 MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
 _SET: Final = 1  # of a block's byte, or an entry's
@@ -66,23 +65,23 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
 
     Args:
         file: The remote file.
-        cache: The directory, of mode 0700; it is created. True for the user's own.
+        cache: The directory, created with mode 0700 if missing. True for the user's cache.
 
     Returns:
-        A `CachedFile`; `file` itself if it has no validator, such as a strong ETag, because its
-        next version would have the same name.
+        A `CachedFile`; `file` itself if it has no validator, such as a strong ETag, since two
+        versions could then not be distinguished.
 
     Raises:
         PermissionError: The directory belongs to another user, or others may enter it.
-        OSError: It cannot be written; or it is on a disk that cannot hold a file of the size of
-            the archive; or that size is over 16 TiB.
+        OSError: The directory cannot be written, the file system allows no file of the archive's
+            size, or that size is over 16 TiB.
     """
     key = file.cache_key()
     return file if key is None else CachedFile(file, key, directory_of_cache(cache))
 
 
 def directory_of_cache(cache: Cache = True) -> str:
-    """The directory of a cache; for True, `onnxarchive` in XDG_CACHE_HOME or ~/.cache."""
+    """The directory of a cache; True gives `onnxarchive` in XDG_CACHE_HOME or ~/.cache."""
     if cache is not True:
         return os.path.abspath(os.fsdecode(cache))
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -137,7 +136,7 @@ class CachedFile(RandomAccessFile):
             os.utime(self.local.path)  # the time of the last use
 
     def _open(self, path: str) -> MappedFile:
-        """Opens the file in the cache; it is created if it is missing or damaged."""
+        """Opens the file in the cache; creates a missing file and replaces a damaged one."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         while True:
             file = MappedFile(path, descriptor=os.open(path, flags, self._file_mode))
@@ -159,7 +158,7 @@ class CachedFile(RandomAccessFile):
                     os.unlink(path)
 
     def _is_valid(self, file: MappedFile) -> bool:
-        """Whether a file in the cache has the state of this remote file."""
+        """True if the header and block states of a file in the cache fit this remote file."""
         header = _read_header(file, self.size)
         if {**header, "url": None} != {**self._header, "url": None}:  # one version may have several
             return False
@@ -172,7 +171,7 @@ class CachedFile(RandomAccessFile):
         After an error, the blocks that arrived whole are kept.
 
         Args:
-            ranges: Offset and size of each.
+            ranges: Offset and size of each range.
 
         Raises:
             OSError: A request failed, or the cache's file cannot be written: the disk is full, for
@@ -199,7 +198,7 @@ class CachedFile(RandomAccessFile):
             )
 
     def _missing(self, ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-        """The numbers of the missing blocks of ranges, ascending."""
+        """The numbers of missing blocks in ranges, ascending."""
         spans = [(it, min(it + size, self.size)) for it, size in ranges if size > 0]
         spans = [it for it in spans if it[0] < it[1]]
         if not spans:
@@ -217,7 +216,7 @@ class CachedFile(RandomAccessFile):
         return first + np.flatnonzero((changes.cumsum()[:-1] > 0) & is_missing)
 
     def _marks(self, first: int, count: int) -> bytes:
-        """The state of successive blocks, a byte for each, read anew."""
+        """The present state of successive blocks, a byte for each."""
         marks = self.local.read(self._marks_offset + first, count)
         if len(marks) < count:
             error = ArchiveFormatError(
@@ -262,7 +261,7 @@ class CachedFile(RandomAccessFile):
         yield from super().pieces(offset, size)
 
     def reaching(self, end: int) -> memoryview:
-        """A read-only view of the whole file; only ranges that were fetched have their bytes.
+        """A read-only view of the whole file; only fetched ranges have valid bytes.
 
         Raises:
             ArchiveFormatError: Another process has truncated the cache's file.
@@ -286,16 +285,16 @@ class CachedFile(RandomAccessFile):
     def set_verified(self, number: int) -> None:
         """Notes for all processes that the CRC-32 of an entry is correct.
 
-        If the disk is full, nothing is noted, and the next reader compares it again.
+        If the disk is full, nothing is noted, and the next reader compares the CRC-32 again.
         """
         with contextlib.suppress(OSError):
             self.local.write(self._verified_offset + number, bytes([_SET]))
 
     def discard(self) -> None:
-        """Removes the cache's file, whose bytes failed a check; the next open fetches them anew.
+        """Removes the cache's file after its bytes failed a check; the next open fetches anew.
 
-        Objects that have it open keep it. Windows cannot remove an open file: there its header is
-        damaged, so that the next open removes it.
+        Objects that have opened the file keep it. On Windows, an open file cannot be removed: its
+        header is overwritten, and the next open removes the file.
         """
         if self.local.is_at(self.local.absolute_path):
             try:
@@ -306,7 +305,7 @@ class CachedFile(RandomAccessFile):
                 self.local.write(self.size, b"\0")
 
     def close(self) -> None:
-        """Closes the remote file and the cache's; views remain valid."""
+        """Closes the remote file and the cache's file; views remain valid."""
         self._remote.close()
         self.local.close()
 
@@ -315,10 +314,10 @@ _Offsets = TypeVar("_Offsets", int, "NDArray[np.int64]")
 
 
 class PartialFile(CachedFile):
-    """A remote file that is fetched once, in order, into a file, which is then moved to its target.
+    """A remote file, fetched once, in order, into a partial file that is then moved to its target.
 
-    Nothing is synced before the end: after a power failure, bytes that had arrived may be damaged,
-    which verification finds.
+    Nothing is synced before the end. After a power failure, fetched bytes may be damaged;
+    verification finds the damage.
     """
 
     is_mapped = False
@@ -326,15 +325,15 @@ class PartialFile(CachedFile):
     _file_mode = 0o666
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Yields `size` bytes from `offset`; a thread writes those that were missing."""
-        # Importing it takes long, and fails while Python exits; a conversion does not need it.
+        """Yields `size` bytes from `offset`; a thread writes fetched bytes to the file."""
+        # This import is slow, fails while Python exits, and is not needed by a conversion.
         from concurrent.futures import ThreadPoolExecutor
 
         end = min(offset + size, self.size)
         missing = self._missing([(offset, size)])
         arriving = _Arriving(self._blocks, missing, self._marks)
         unmarked = 0
-        # Each piece is written while the caller has it.
+        # Each piece is written while the caller uses it.
         with contextlib.ExitStack() as cleanup, ThreadPoolExecutor(1) as writer:
             cleanup.callback(lambda: self._set(arriving.take()))  # once all is written
             for begin, nbytes in self._blocks.ranges(missing) if missing.size else ():
@@ -358,10 +357,10 @@ class PartialFile(CachedFile):
         """Does nothing."""
 
     def move(self, target: str) -> None:
-        """Fetches what is missing, cuts off the state, syncs the file and moves it to `target`.
+        """Fetches missing blocks, cuts off the state, syncs the file and moves it to `target`.
 
         Raises:
-            OSError: It cannot be moved.
+            OSError: A request failed, or the file cannot be moved.
         """
         self.fetch([(0, self.size)])
         with _naming(self.local.path):
@@ -385,7 +384,7 @@ class _Blocks:
         self._lead = self.count * BLOCK_SIZE - size  # bytes that the first block lacks
 
     def holding(self, offset: _Offsets) -> _Offsets:
-        """The number of the block with a byte; or those of several."""
+        """The number of the block with the byte at `offset`; an array for several offsets."""
         return (offset + self._lead) // BLOCK_SIZE
 
     def begins(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -403,7 +402,7 @@ class _Arriving:
     """Blocks whose bytes arrive in any order.
 
     Attributes:
-        nbytes: How many bytes are still missing.
+        nbytes: Number of missing bytes.
     """
 
     def __init__(
@@ -414,7 +413,8 @@ class _Arriving:
         Args:
             layout: All blocks of the file.
             blocks: The numbers of the blocks that will arrive, ascending.
-            read_marks: Reads the bytes of successive blocks: of the first, and how many.
+            read_marks: Returns the states of successive blocks; takes the first number and the
+                count.
         """
         self._layout = layout
         self._read_marks = read_marks
@@ -425,10 +425,10 @@ class _Arriving:
         self.nbytes = int(self._missing.sum())
 
     def write(self, file: MappedFile, offset: int, part: memoryview) -> int:
-        """Writes and counts those bytes of a part that belong to these blocks.
+        """Writes and counts the bytes of a part that belong to these blocks.
 
-        Blocks that others have completed meanwhile are counted, but not written: readers may have
-        verified them.
+        Blocks completed meanwhile by others are counted, but not written: readers may have verified
+        them.
 
         Args:
             file: The file in the cache.
@@ -436,7 +436,7 @@ class _Arriving:
             part: Its bytes; some may belong to other blocks.
 
         Returns:
-            How many were counted.
+            Number of counted bytes.
         """
         end = offset + part.nbytes
         first = np.searchsorted(self._ends, offset, "right")
@@ -457,14 +457,14 @@ class _Arriving:
         return counted
 
     def take(self) -> NDArray[np.int64]:
-        """The blocks that have become whole since the last call."""
+        """The numbers of blocks completed since the last call."""
         whole = np.flatnonzero(self._missing == 0)
         self._missing[whole] = -1
         return self._blocks[whole]
 
 
 def _runs(blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The first of each run of successive numbers, and the number after its last."""
+    """Begin and end of each run of successive numbers; the end is excluded."""
     gaps = np.flatnonzero(np.diff(blocks) > 1)
     begins = np.concatenate([blocks[:1], blocks[gaps + 1]])
     ends = np.concatenate([blocks[gaps], blocks[-1:]]) + 1
@@ -486,12 +486,12 @@ def _read_header(file: MappedFile, size: int) -> dict[str, Any]:
 
 
 def _cut(url: str) -> str:
-    """The beginning of a URL, which fits in a header."""
+    """A URL cut to fit into a header."""
     return url[: _HEADER_SIZE // 16]  # a character takes up to 12 bytes
 
 
 def _require_private(directory: str) -> None:
-    """Refuses a directory of another user, or one that others may enter."""
+    """Refuses a directory that belongs to another user or grants others any permission."""
     status = os.stat(directory)
     mode = stat.S_IMODE(status.st_mode)
     if os.name == "posix" and (status.st_uid != os.geteuid() or mode & ~_OWN_MODE & 0o777):
@@ -523,7 +523,7 @@ class CachedArchive:
         path: Its path.
         url: The URL of the archive, without credentials; None if the file is damaged.
         nbytes: The size of the archive in bytes.
-        present: Number of its bytes that were fetched.
+        present: Number of fetched bytes.
         used: The time of the last use, in seconds since the epoch.
     """
 
@@ -535,10 +535,10 @@ class CachedArchive:
 
 
 def cached_archives(directory: str) -> list[CachedArchive]:
-    """Lists the files of a cache, those used last first.
+    """Lists the files of a cache, ordered from the latest use to the earliest.
 
     Args:
-        directory: The directory of the cache; a missing one has no files.
+        directory: The directory of the cache; if it is missing, the list is empty.
 
     Raises:
         OSError: As for `open_cached`.
@@ -569,17 +569,17 @@ def _cached_archive(path: str, size: int) -> CachedArchive:
 
 
 def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
-    """Removes files of a cache; those who have them open keep them.
+    """Removes files of a cache; processes that have opened a file keep it.
 
     Args:
         directory: The directory of the cache.
-        urls: The archives to remove, all their versions; without any, all archives.
+        urls: URLs of the archives to remove, with all versions; if empty, all archives are removed.
 
     Returns:
         The files that were removed.
 
     Raises:
-        ValueError: The cache has no archive of a URL.
+        ValueError: A URL has no archive in the cache.
         OSError: As for `open_cached`; or a file cannot be removed, as on Windows while it is open.
     """
     found = cached_archives(directory)

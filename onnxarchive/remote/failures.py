@@ -1,6 +1,6 @@
 """Turns errors of obstore and fsspec into this package's.
 
-The libraries' own texts contain secrets and are never shown.
+The libraries' own texts may contain secrets and are never shown.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from onnxarchive.errors import ObjectChangedError, shown
 _Made = TypeVar("_Made")
 _INVALID_PATH = re.compile(r'Path "(.*)"(?:: Encountered| contained)', re.DOTALL)
 _STATUS = re.compile(r"status code: (\d{3})")
-# The address that machines in a cloud ask for credentials, if there are no others.
+# The address from which machines in a cloud request credentials if none are configured.
 _CREDENTIAL_SERVER = "//169.254.169.254/"
-# Reasons by a pattern of the error's text, in the order in which they are tried.
+# Reasons by a pattern of the error's text; the first match is used.
 _REASONS = {
     r"^NotSupportedError": "the server does not answer requests for ranges of bytes; download the "
     "file and open the copy",
@@ -30,7 +30,7 @@ _REASONS = {
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of obstore names, if any."""
+    """The HTTP status of a library's error; None if it has none."""
     status = getattr(error, "status", None)  # as aiohttp's errors have it
     if isinstance(status, int):
         return status
@@ -39,19 +39,19 @@ def status_of(error: BaseException) -> int | None:
 
 
 def changed(name: str) -> ObjectChangedError:
-    """The error for an object that another one has replaced."""
+    """The error for an object that has changed since it was opened."""
     error = ObjectChangedError("the object has changed since it was opened; open it again")
     error.path = name
     return error
 
 
 def failure(error: BaseException, name: str) -> Exception:
-    """The error to raise in place of one of obstore, of fsspec or of a library below them.
+    """The error to raise instead of an error of obstore, fsspec or their dependencies.
 
-    It is raised after the block that catches, so that it has neither cause nor context.
+    Raise it after the `except` block, so that it has neither cause nor context.
 
     Args:
-        error: What the library raised.
+        error: The error raised by the library.
         name: The object's name for messages.
     """
     kind, status = type(error).__name__, status_of(error)
@@ -82,7 +82,7 @@ def failure(error: BaseException, name: str) -> Exception:
             " it has control characters, or a component that is empty, '.' or '..'; rename it",
             name,
         )
-    # No TimeoutError: asyncio would make another one of it, without the name.
+    # No TimeoutError: asyncio would replace it by a TimeoutError without the name.
     text = f"{kind}: {error}"
     for pattern, reason in _REASONS.items():
         if re.search(pattern, text):
@@ -95,7 +95,7 @@ def failure(error: BaseException, name: str) -> Exception:
 
 
 def attempt(name: str, call: Callable[[], _Made]) -> _Made:
-    """Calls a library; its errors become those of `failure`."""
+    """Calls a library; raises its errors as converted by `failure`."""
     try:
         return call()
     except Exception as error:
@@ -104,7 +104,7 @@ def attempt(name: str, call: Callable[[], _Made]) -> _Made:
 
 
 async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
-    """Awaits a call of a library; its errors become those of `failure`."""
+    """Awaits a call of a library; raises its errors as converted by `failure`."""
     try:
         return await call()
     except Exception as error:

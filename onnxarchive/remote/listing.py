@@ -15,8 +15,8 @@ class ListedObject(NamedTuple):
     """An object below a URL.
 
     Attributes:
-        path: Its path relative to the URL; names are the store's and are not checked.
-        url: Its own URL, or its key in the store that was given.
+        path: Its path relative to the URL, as given by the store and unchecked.
+        url: The object's URL, or its key if a store was given.
         size: Its size in bytes.
     """
 

@@ -16,7 +16,7 @@ from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # bytes of the end that opening reads
 PART_SIZE = 8 << 20  # bytes of one request at most
-# Bytes between two ranges that cost less than a request of their own.
+# Largest gap between ranges, in bytes, that is read along with them to save a request.
 GAP_SIZE = 256 << 10
 
 Range = tuple[int, int]
@@ -27,22 +27,22 @@ def open_object(
 ) -> RemoteFile:
     """Opens an object and reads its last 128 KiB, in one request.
 
-    Servers that do not give the last bytes of an object, such as Azure's, are first asked for its
-    size; an object in a file system of fsspec takes a third request, which looks for changes.
+    Some servers, such as Azure's, do not give the last bytes of an object; another request then
+    asks for the size first. A file system of fsspec needs a third request, to detect changes.
 
-    Redirects are followed by the library, also to other hosts and to this machine. Other hosts get
-    no `Authorization` and no cookies, but all other headers. A web address with a secret in its
-    query, such as a signature, is not redirected, which takes one more request to find out.
+    The library follows redirects, also to other hosts and to this machine. Other hosts get all
+    headers except `Authorization` and cookies. If the query of a web address may have a secret,
+    such as a signature, redirects are refused; one more request detects them.
 
-    The memory that reading takes is bounded, with one exception: obstore reads the text of an
-    answer with an error status whole, so that a hostile server can exhaust the memory.
+    Reading takes bounded memory, with one exception: obstore reads the complete text of an answer
+    with an error status, so a hostile server can exhaust the memory.
 
     Args:
         url_or_path: A URL, or the object's key in `store`. obstore reads `https`, `http`, `s3`,
             `gs` and `az`, fsspec all other schemes.
         store: A store of obstore.
-        storage_options: Options of obstore or fsspec, among them credentials. Those of obstore's
-            stores, HTTP client and retries are by their keys, such as `timeout`.
+        storage_options: Options of obstore or fsspec, among them credentials. obstore's options for
+            stores, HTTP client and retries have obstore's keys, such as `timeout`.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -59,7 +59,7 @@ def open_object(
 def has_object(
     url_or_path: str, *, store: Store | None = None, storage_options: Options | None = None
 ) -> bool:
-    """Whether there is an object; asks for its attributes only. See `open_object`."""
+    """True if the object exists; requests only its attributes. See `open_object`."""
     origin = _origin(url_or_path, store, storage_options)
     try:
         run(origin.version)
@@ -87,7 +87,7 @@ async def _open(origin: Origin) -> tuple[Version, bytes]:
 
 
 async def _read(origin: Origin, version: Version, offset: int, size: int) -> bytes:
-    """Bytes of the object, if it still has this version."""
+    """Reads bytes of the object; refuses another version."""
     found, body = await origin.get(offset, size, version)
     if found != version:
         raise changed(origin.name)
@@ -124,7 +124,7 @@ class RemoteFile(RandomAccessFile):
         self._is_closed = True
 
     def cache_key(self) -> str | None:
-        """A name of this version in hexadecimal digits, without secrets; None if it has none."""
+        """A hexadecimal hash of place, version and size; None without a validator or in memory."""
         if self.validator is None or self._origin.is_in_memory:
             return None
         text = "\n".join((self._origin.place, self.validator, str(self.size)))
@@ -173,8 +173,8 @@ class RemoteFile(RandomAccessFile):
         """Reads ranges in parts of at most 8 MiB, 12 at once.
 
         Yields:
-            The offset and the bytes of each part, as soon as it is complete, in any order. Bytes
-            between close ranges come along, and no byte comes twice.
+            The offset and the bytes of each part, as soon as it is complete, in any order. Small
+            gaps between ranges are included; no byte is yielded twice.
         """
         spans = _merged((offset, self._within(offset, size)) for offset, size in ranges)
         parts = chain.from_iterable(starmap(_parts, spans))
@@ -204,7 +204,7 @@ class RemoteFile(RandomAccessFile):
         return self._end[start : start + size]
 
     def _within(self, offset: int, size: int) -> int:
-        """How many of `size` bytes from `offset` the object has; refuses a closed object."""
+        """`size`, limited to the bytes after `offset` in the object; refuses a closed object."""
         if self._is_closed:
             raise ValueError(f"{self.path}: the file is closed")
         return max(0, min(size, self.size - offset))

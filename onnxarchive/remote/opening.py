@@ -33,7 +33,7 @@ def open_remote(
 def open_beside(url: str, location: str, **access: Any) -> RandomAccessFile:
     """Opens another remote file by its location, a plain path relative to the folder of `url`.
 
-    Thousands may be open at a time, so the end of a large one is not kept in memory.
+    Thousands of files may be open at a time, so the end of a large file is not kept in memory.
     """
     file = open_remote(beside(url, location), **access)
     if file.size > END_SIZE:

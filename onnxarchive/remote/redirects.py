@@ -1,7 +1,7 @@
 """Keeps a secret in a URL's query from other servers.
 
-The HTTP client of obstore follows redirects and sends the address that it comes from, with its
-query, in the header `Referer`. This cannot be switched off.
+The HTTP client of obstore follows redirects and sends the previous URL, with its query, in the
+header `Referer`. No option prevents this.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TIMEOUT = 5  # seconds
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """Refuses: the redirect becomes an `HTTPError`."""
+        """Returns None: urllib then raises `HTTPError` for the redirect."""
 
 
 def require_no_redirect(store: Any, name: str) -> None:
-    """Asks for one byte, if the query of a web address may have a secret.
+    """Refuses a redirecting server if the query of a web address may have a secret.
 
     Args:
         store: The store of obstore for the address.

@@ -1,4 +1,4 @@
-"""Finds the library for a URL, obstore or fsspec, and makes its requests for bytes of an object."""
+"""Selects the library for a URL, obstore or fsspec, and requests bytes of an object from it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Tells the successive contents of an object apart.
+    """Distinguishes successive contents of an object.
 
     Attributes:
         size: The size in bytes.
         etag: The ETag as the server sends it, or None.
-        version: The version in a store that keeps several, or None.
+        version: The version id in a store with versions, or None.
         last_modified: The time of the last change, or None.
     """
 
@@ -63,7 +63,7 @@ class Version:
 
 
 class Origin(Protocol):
-    """Where an object is.
+    """Address of an object, with the requests for its bytes.
 
     Attributes:
         name: Its name for messages.
@@ -73,24 +73,24 @@ class Origin(Protocol):
 
     @property
     def is_in_memory(self) -> bool:
-        """True if only this process can read it; other objects may then have the same ETag."""
+        """True if only this process can read the object; its ETag may then be ambiguous."""
 
     @property
     def place(self) -> str:
-        """Its place, without secrets; the same in every process, unless it is in memory."""
+        """The object's place, without secrets; equal in all processes unless `is_in_memory`."""
 
     async def version(self) -> Version:
-        """Asks for the version that the object has now."""
+        """Requests the present version of the object."""
 
     async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
         """Reads `size` bytes from `offset` of an object of the expected version.
 
         Returns:
-            The version that the object has, and its bytes.
+            The present version of the object, and the bytes.
         """
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """The last `size` bytes, by one request; None if there is no such request."""
+        """The last `size` bytes, by one request; None if this request is unsupported."""
 
 
 @dataclass(repr=False)
@@ -104,7 +104,7 @@ class StoreOrigin:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it is in a `MemoryStore`: objects of two of those may have the same ETag."""
+        """True for a `MemoryStore`: objects in two of these stores may have the same ETag."""
         return type(self.store).__name__ == "MemoryStore"
 
     @property
@@ -115,7 +115,7 @@ class StoreOrigin:
         return "\n".join((store, self.endpoint, self.key))
 
     async def version(self) -> Version:
-        """Asks for the version, by `HEAD`."""
+        """Requests the version, by `HEAD`."""
         import obstore
 
         return _version(await asked(self.name, lambda: obstore.head_async(self.store, self.key)))
@@ -157,7 +157,7 @@ class StoreOrigin:
                 self.name,
             )
         version = _version(result.meta)
-        # At most one chunk beyond `size` is read.
+        # Reading stops at most one chunk beyond `size`.
         chunks = aiter(result.stream(min_chunk_size=max(size, 1)))
         body = await asked(self.name, lambda: anext(chunks, b""))
         rest = await asked(self.name, lambda: anext(chunks, b"")) if body else b""
@@ -173,10 +173,10 @@ class StoreOrigin:
 
 def _version(meta: Any) -> Version:
     modified = meta["last_modified"]
-    # obstore's value for none is the start of 1970.
+    # Without a time, obstore gives the start of 1970.
     time = modified.isoformat() if modified.timestamp() else None
     found = Version(meta["size"], meta["e_tag"], meta["version"], time)
-    # Several servers of one store may agree only in the ETag.
+    # The servers of one store may agree only in the ETag.
     return found if found.strong_etag is None else replace(found, last_modified=None)
 
 
@@ -193,7 +193,7 @@ class FileSystemOrigin:
 
     @property
     def is_in_memory(self) -> bool:
-        """Never: the files that fsspec has in memory have no ETag."""
+        """False, also for fsspec's files in memory: these have no ETag."""
         return False
 
     @property
@@ -206,11 +206,11 @@ class FileSystemOrigin:
         return await asked(self.name, lambda: _in_thread(self._version))
 
     async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads a range, then asks for the file's attributes."""
+        """Reads a range, then the file's attributes."""
         return await asked(self.name, lambda: _in_thread(self._read, offset, size))
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """None: file systems have no such request."""
+        """Returns None: file systems have no such request."""
         return None
 
     def _read(self, offset: int, size: int) -> tuple[Version, bytes]:
@@ -239,7 +239,7 @@ async def _in_thread(function: Callable[..., _Made], *arguments: object) -> _Mad
 
 
 def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
-    """The place of an object; no request is made.
+    """The origin of an object; no request is made.
 
     Args:
         url: The URL, or the key in `store`.
@@ -248,19 +248,19 @@ def origin_of(url: str, store: Store | None, options: Options | None) -> Origin:
 
     Raises:
         ImportError: The library for the URL is missing.
-        ValueError: There are options and a store, or an option has a wrong name or value.
+        ValueError: Both options and a store are given, or an option has a wrong name or value.
     """
     name = shown_url(url) if store is None else url
     if is_of_store(url, store):
         found, key = open_store(url, store, options)
-        # From the options: obstore may panic when it shows a store's configuration.
+        # Taken from the options: obstore may panic when it shows a store's configuration.
         endpoints = [str(it) for name, it in (options or {}).items() if "endpoint" in name.lower()]
         return StoreOrigin(found, key, name, "\n".join(endpoints))
     return FileSystemOrigin(*open_file_system(url, options), name)
 
 
 def is_of_store(url: str, store: Store | None) -> bool:
-    """Whether obstore reads and writes the object; otherwise fsspec does."""
+    """True if obstore reads and writes the object, False if fsspec does."""
     return store is not None or scheme_of(url) in (*_STORES, *WEB)
 
 
@@ -271,8 +271,8 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
         url: A URL of the web, S3, Google Cloud Storage or Azure (`az://container/key`), or the key
             in `store`.
         store: A store, or None.
-        options: The configuration of the store, and the options of its HTTP client and of its
-            retries (`timeout`, `max_retries`), all by their keys in obstore, in any case.
+        options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
+            by their keys in obstore; upper or lower case.
     """
     if store is not None:
         if options:
@@ -288,7 +288,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             bucket, _, key = url.partition("://")[2].partition("/")
             return getattr(obstore.store, _STORES[scheme])(bucket, **groups), key
         _prepare_client(urlsplit(url), groups.setdefault("client_options", {}))
-        # The whole URL is the store, since a key could not have a query.
+        # The store is the complete URL, since a key cannot have a query.
         return obstore.store.HTTPStore(without_user(url), **groups), ""
     except Exception as error:
         kind = type(error).__name__
@@ -300,7 +300,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
 
 
 def _grouped(options: Options) -> dict[str, Any]:
-    """Options as the arguments that obstore's stores take."""
+    """Groups options into the arguments of obstore's stores."""
     groups: dict[str, Any] = {}
     for key, value in options.items():
         key = key.lower()
@@ -318,7 +318,7 @@ def _grouped(options: Options) -> dict[str, Any]:
 
 
 def _prepare_client(url: Any, client: dict[str, Any]) -> None:
-    """Allows http:// if the URL has it, and sends its user and password as a header."""
+    """Allows http:// for such a URL, and sends the URL's user and password as a header."""
     client.setdefault("allow_http", url.scheme == "http")
     if url.username is not None:
         user = f"{unquote(url.username)}:{unquote(url.password or '')}"
@@ -331,7 +331,7 @@ def open_file_system(url: str, options: Options | None) -> tuple[Any, str]:
     with needing("fsspec", f"open URLs of the scheme {shown(scheme_of(url))}"):
         from fsspec.core import url_to_fs
     try:
-        # Instances that are kept would share credentials and listings.
+        # Cached instances would share credentials and listings.
         system, path = url_to_fs(url, skip_instance_cache=True, **(options or {}))
     except ImportError as error:
         problem: Exception = ImportError(str(error), name=error.name)

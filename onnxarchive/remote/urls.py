@@ -20,12 +20,12 @@ _OF_SIGNATURE = re.compile(
 
 
 def is_url(source: object) -> TypeGuard[str]:
-    """True for a string that begins with a scheme and `://`; a path of Windows does not."""
+    """True for a string that begins with a scheme and `://`; False for a Windows path."""
     return isinstance(source, str) and _SCHEME.match(source) is not None
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a URL, in small letters; empty if it has none."""
+    """The scheme of a URL, in lower case; empty if there is none."""
     match = _SCHEME.match(url)
     return "" if match is None else match[1].lower()
 
@@ -33,7 +33,7 @@ def scheme_of(url: str) -> str:
 def shown_url(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, which may be secret.
 
-    A path stays as it is.
+    A path is returned unchanged.
     """
     if "://" not in url:
         return url
@@ -48,7 +48,7 @@ def without_user(url: str) -> str:
 def unsigned_url(url: str) -> str:
     """A web address without user, fragment and the parameters of a signature.
 
-    Other parameters stay, because they may choose the object. It is a name for hashing only.
+    Other parameters are kept, because they may select the object. The result is only for hashing.
     """
     parameters = [it for it in urlsplit(url).query.split("&") if it]
     names = [it.partition("=")[0] for it in parameters]
@@ -62,9 +62,9 @@ def unsigned_url(url: str) -> str:
 
 
 def beside(url: str, location: str) -> str:
-    """The URL of another object, by its relative path in the folder of a URL or of a key.
+    """The URL of another object, by its path relative to the folder of a URL or key.
 
-    Only web addresses have escapes and a query; other URLs end with a key or a path as it is.
+    Only web addresses have escapes and a query; other URLs contain the unescaped key or path.
     """
     if scheme_of(url) not in WEB:
         return url[: url.rfind("/") + 1] + location

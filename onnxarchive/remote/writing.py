@@ -1,4 +1,4 @@
-"""Writes objects to URLs and stores. An object appears when it is complete, or not at all."""
+"""Writes objects to URLs and stores. An object appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _IN_FLIGHT_SIZE = 96 * _MIB  # bytes of parts that are sent at once
 class ObjectWriter(Closing):
     """An object that is being written. Closing it before `commit` leaves nothing.
 
-    A process that is killed may leave parts of an upload in the store, which no listing shows; a
-    rule of the bucket removes them ("abort incomplete multipart uploads").
+    A killed process may leave parts of an upload in the store. Listings do not show these parts; a
+    bucket rule removes them ("abort incomplete multipart uploads").
 
     Attributes:
         path: The object's name for messages: the URL without credentials, or the key.
@@ -38,16 +38,16 @@ class ObjectWriter(Closing):
     path: str
 
     def write(self, data: Buffer) -> int:
-        """Writes all of `data`, which may be reused at once; gives the number of bytes.
+        """Writes all of `data` and returns its size in bytes; `data` may be reused at once.
 
         Raises:
-            ArchiveError: This process is a fork of the one that began.
+            ArchiveError: This process is a fork of the process that began to write.
             OSError: A request failed; nothing will appear.
         """
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Makes the object appear. An older one is replaced.
+        """Makes the object appear; replaces an older object.
 
         Raises:
             OSError: A request failed. Nothing has changed, unless the server's answer was lost.
@@ -66,14 +66,14 @@ def create_object(
 
     Args:
         url_or_path: A URL, or the object's key in `store`.
-        size: The size in bytes, if it is known; larger objects need larger parts.
+        size: The size in bytes, or None if unknown; larger objects need larger parts.
         store: A store of obstore.
         storage_options: Options of obstore or fsspec.
 
     Raises:
         ImportError: The library for the URL is missing.
         OSError: A request failed.
-        UnsupportedFeatureError: The server or file system can't write a file in one step.
+        UnsupportedFeatureError: The server or file system cannot write a file in one step.
         ValueError: An option is wrong.
     """
     if is_of_store(url_or_path, store):
@@ -91,7 +91,7 @@ def create_object(
 
 
 class _StoreWriter(ObjectWriter):
-    """Sends parts of the same size, several at once, from a thread of its own."""
+    """Sends parts of equal size, several at once, from a background thread."""
 
     def __init__(self, store: Store, key: str, name: str, size: int | None) -> None:
         self.path = name
@@ -119,7 +119,7 @@ class _StoreWriter(ObjectWriter):
         return len(view)
 
     def commit(self) -> None:
-        """Sends the last part and waits for the store to make the object."""
+        """Sends the last part and waits until the store has created the object."""
         require_process(self._process)
         if self._part:
             self._pass_on()
@@ -129,7 +129,7 @@ class _StoreWriter(ObjectWriter):
             raise self._problem
 
     def close(self) -> None:
-        """Gives the object up, unless it is complete."""
+        """Discards the object, unless it is complete."""
         if self._thread.is_alive():
             self._parts.put(None)
             self._thread.join()
@@ -145,7 +145,7 @@ class _StoreWriter(ObjectWriter):
 
         at_once = max(2, _IN_FLIGHT_SIZE // self._part_size)
         try:
-            # An iterator that raises makes obstore abort the upload.
+            # obstore aborts the upload if the iterator raises.
             obstore.put(
                 store, key, self._taken(), chunk_size=self._part_size, max_concurrency=at_once
             )
@@ -173,7 +173,7 @@ class _AbandonedError(Exception):
 
 
 class _FileSystemWriter(ObjectWriter):
-    """Writes a file of fsspec, which appears when it is committed."""
+    """Writes a file through fsspec; the file appears when it is committed."""
 
     def __init__(self, system: Any, path: str, name: str) -> None:
         from fsspec.spec import AbstractBufferedFile
@@ -183,7 +183,7 @@ class _FileSystemWriter(ObjectWriter):
         self._file = attempt(name, lambda: system.open(path, "wb"))
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
-            # Such a file may appear when it is closed, also by the garbage collector.
+            # Such a file may appear when it is closed, even by the garbage collector.
             self._file.closed = True
             raise UnsupportedFeatureError(
                 f"{name}: expected a file system that writes files in one step, found "
@@ -197,7 +197,7 @@ class _FileSystemWriter(ObjectWriter):
         return len(as_bytes(data))
 
     def commit(self) -> None:
-        """Closes the file and moves it to its place."""
+        """Closes the file and moves it to its final path."""
         file = self._file
         attempt(self.path, file.close)
         attempt(self.path, file.commit)

@@ -28,7 +28,7 @@ _BASEPATH = frozenset({"basepath"})
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What `Finder.find` found.
+    """Result of `Finder.find`.
 
     Attributes:
         model: The model.
@@ -47,8 +47,8 @@ class Finder:
     """Finds the bytes of external tensors.
 
     Args:
-        place: Where the files are.
-        verify_checksum: Whether to compare files with the `checksum` that tensors name.
+        place: The directory or zip with the files.
+        verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         elsewhere: Returns the bytes of a tensor if its location names no file, or raises
             ArchiveFormatError.
     """
@@ -72,7 +72,7 @@ class Finder:
             serialized: The model; `find_files` has found all tensors of `serialized.small`.
 
         Raises:
-            ArchiveFormatError: They are missing, too short, or outside the place.
+            ArchiveFormatError: Bytes are missing, too short, or outside the place.
             OutsideError: A link leads out of the place; only the first one is reported.
             ChecksumError: A file does not have the stated checksum.
         """
@@ -98,12 +98,12 @@ class Finder:
         return Found(serialized.model, data, self._locations, small)
 
     def find_files(self, small: SmallInitializers) -> bool:
-        """Finds the files of small tensors; True if all tensors are inside of them."""
+        """Finds the files of small tensors; returns True if the data of all of them is found."""
         small.files = [self._file_of(location) for location in small.locations]
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
-        """For speed only: the file of some small tensors, or None for `_data` to look for them."""
+        """The file of a location, found once for its small tensors; None leaves them to `_data`."""
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):
@@ -112,7 +112,7 @@ class Finder:
         return None
 
     def _data(self, ref: TensorRef, serialized: Serialized) -> Data | None:
-        """The bytes of an external tensor; None for others."""
+        """The bytes of an external tensor; None if the model contains the tensor's data."""
         tensor = ref.tensor
         is_external = tensor.data_location == tensors.EXTERNAL
         if tensors.held_fields(tensor) if is_external else tensor.external_data:
@@ -131,7 +131,7 @@ class Finder:
         return None
 
     def _in_file(self, ref: TensorRef, reference: ExternalData, *, is_alone: bool = False) -> Data:
-        """The bytes that a reference names; `is_alone` if they must be a whole file."""
+        """The bytes of an external tensor; `is_alone` requires that they are the whole file."""
         location, offset = reference.location, reference.offset or 0
         data_type = tensors.external_type(ref)
         nbytes = data_type.nbytes(ref.tensor.dims)
@@ -172,7 +172,7 @@ class Finder:
 
 
 def _not_in_files(model: onnx.ModelProto, small: SmallInitializers) -> Iterator[TensorRef]:
-    """The tensors but small ones that hold their data, or whose file is known and long enough."""
+    """Yields all tensors except small ones whose data is found."""
     initializers = model.graph.initializer
     found = (small.indexes[row] for row in range(len(small)) if _is_found(small, row))
     next_found = next(found, None)
@@ -185,14 +185,14 @@ def _not_in_files(model: onnx.ModelProto, small: SmallInitializers) -> Iterator[
 
 
 def _is_found(small: SmallInitializers, row: int) -> bool:
-    """Whether the data of a small tensor is in the model, or inside of the file of its location."""
+    """True if the data of a small tensor is in the model or within its file."""
     file, end = small.file(row), small.offsets[row] + small.sizes[row]
     is_inside = file is not None and end <= file.nbytes
     return is_inside or small.location_numbers[row] == IN_MODEL
 
 
 class FoundData(Mapping[Path, Data]):
-    """The bytes of external tensors; those of small ones are made on access.
+    """The bytes of external tensors; a small tensor's `Data` is created on access.
 
     Args:
         small: Small initializers; some have files.
@@ -246,7 +246,7 @@ def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
     data_type = tensors.stored_type(tensor)
     if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
         return True
-    # A tensor of this size may hold these bytes by chance: then no file has its name.
+    # A tensor of this size may hold these bytes by chance; then no file has the tensor's name.
     with contextlib.suppress(ArchiveFormatError):
         return place.find(ref.name) is not None
     return False

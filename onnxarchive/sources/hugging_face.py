@@ -15,7 +15,7 @@ _REVISION_LEVELS = 2  # a revision's directory is this deep below that of its mo
 
 
 def levels_of(path: str) -> int | None:
-    """How many levels a directory of a revision is below that of its model.
+    """Counts the levels from a directory of a revision up to the directory of its model.
 
     Args:
         path: An absolute path without links.
@@ -31,5 +31,5 @@ def levels_of(path: str) -> int | None:
 
 
 def is_cached_model(path: str, folders: Iterable[str]) -> bool:
-    """Whether a directory with these folders is that of a model in a cache."""
+    """True if a directory with these folders is a model's directory in a cache."""
     return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(_PREFIX)

@@ -1,4 +1,4 @@
-"""Decides by their names which files beside a model may become assets."""
+"""Selects by name the files beside a model that may become assets."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _WEIGHTS = (
 
 
 def is_litter(name: str) -> bool:
-    """Whether a file is one that file managers and tools leave behind."""
+    """True for a file that file managers and tools create for themselves."""
     base = name[name.rfind("/") + 1 :]
     in_folder = name.startswith(_LITTER_FOLDERS)
     return in_folder or base in _LITTER or base.startswith(_APPLE_DOUBLE)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or one of its folders has a name that begins with a dot, or is litter."""
+    """True if a file or one of its folders is litter or has a name that begins with a dot."""
     return is_litter(name) or any(part.startswith(".") for part in name.split("/"))
 
 
 def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Divides files into those to take along and those to leave out.
+    """Divides files into files to include and files to leave out.
 
     Left out are hidden files, litter, other models, and files of weights.
 

@@ -1,8 +1,8 @@
 """Places of a model's data files: its directory, or a zip.
 
-A place finds a file by the location that a tensor names, refuses a location that leads out of it,
-and gives ranges of the file's bytes. Compressed files are inflated while they are read; if a tensor
-is only a part of one, it is first inflated to a temporary file.
+A place finds the file of a location, refuses a location outside the place, and gives ranges of the
+file's bytes. A compressed file is inflated while it is read. If tensors are only parts of the file,
+their bytes are first inflated to a temporary file.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _ASSETS = "assets"
 
 
 class DataFile(Protocol):
-    """A file with the bytes of tensors, or a model."""
+    """A file that contains the bytes of tensors, or a model."""
 
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """A range of its bytes, which the caller has checked."""
+        """A range of the file, already checked by the caller."""
 
     @property
     def view(self) -> memoryview:
@@ -67,10 +67,10 @@ class Place(Protocol):
 
 
 def plain(location: str) -> str:
-    """A location without its `.` components, so that each file has one.
+    """The location without `.` components, so that each file has a single location.
 
     Raises:
-        ArchiveFormatError: It is too long or no plain relative path.
+        ArchiveFormatError: The location is too long or no plain relative path.
     """
     if len(location) > MAX_PATH_SIZE:
         raise ArchiveFormatError(
@@ -107,7 +107,7 @@ class DirectoryPlace:
     def names(self) -> list[str]:
         """As `Place.names`: the files in the directory itself, and those below `assets`.
 
-        Beside `__MODEL_PROTO` also folders with reserved names, of a later version of the format.
+        With `__MODEL_PROTO`, also folders with reserved names (of a later version of the format).
         """
         found, folders, reserved = [], [], []
         for entry in self._root.scan(""):
@@ -168,7 +168,7 @@ class DirectoryPlace:
 
 
 def _leads_to(is_kind: Callable[[], bool]) -> bool:
-    """The result of a test of a directory entry; False for a broken link."""
+    """The result of `is_file` or `is_dir` of a directory entry; False if the call fails."""
     try:
         return is_kind()
     except OSError:  # of a loop of links, say; opening it reports this
@@ -186,8 +186,7 @@ class ZipPlace:
     ) -> None:
         """Looks for files among `entries` of the zip mapped as `view`.
 
-        Files that have to be inflated are written to the directory `temporary`; None for the
-        system's.
+        Temporary files are written to the directory `temporary`; None for the system's.
         """
         self._files = {entry.name: _ZippedFile(view, entry, temporary) for entry in entries}
 
@@ -220,7 +219,7 @@ class _ZippedFile:
         return self._entry.nbytes
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """As `DataFile.part`; compressed parts are inflated once the first one is read."""
+        """As `DataFile.part`; the first read of a compressed part inflates all parts together."""
         if (offset, nbytes) == (0, self.nbytes):
             return _Inflated(self._view, self._entry)
         if self._entry.method == METHOD_STORED or self._whole is not None:
@@ -232,7 +231,7 @@ class _ZippedFile:
 
     @property
     def view(self) -> memoryview:
-        """As `DataFile.view`; of a temporary file if the entry is compressed."""
+        """As `DataFile.view`; a compressed entry is inflated to a temporary file."""
         if self._whole is None:
             if self._entry.method == METHOD_STORED:
                 for _ in inflate(self._view, self._entry):
@@ -258,7 +257,7 @@ class _Kept:
 
     Attributes:
         begins: Offset of each range in the file, ascending.
-        offsets: Its offset in `view`.
+        offsets: Offset of each range in `view`, then the size of `view`.
         view: The bytes of the ranges.
     """
 
@@ -270,12 +269,12 @@ class _Kept:
     def spooled(
         cls, pieces: Iterable[memoryview], named: Iterable[tuple[int, int]], directory: str | None
     ) -> _Kept:
-        """Copies ranges of a file to a temporary file, in one pass over the whole of it.
+        """Copies ranges of a file to a temporary file, in one pass over the file.
 
         Args:
-            pieces: The file.
+            pieces: Successive pieces of the file.
             named: Begin and end of each range, in any order; they may overlap.
-            directory: As `spool` takes it.
+            directory: The directory of the temporary file; None for the system's.
         """
         ranges: list[tuple[int, int]] = []
         for begin, end in sorted(named):
@@ -289,7 +288,7 @@ class _Kept:
         return cls([begin for begin, _ in ranges], offsets, view)
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """Some bytes of the file, within one of the ranges."""
+        """`nbytes` bytes of the file from `offset`, all within one range."""
         index = bisect_right(self.begins, offset) - 1
         start = self.offsets[index] + offset - self.begins[index]
         return self.view[start : start + nbytes]
@@ -298,7 +297,7 @@ class _Kept:
 def _within(
     ranges: Iterable[tuple[int, int]], pieces: Iterable[memoryview]
 ) -> Iterator[memoryview]:
-    """Yields the bytes of ranges, which ascend and do not touch, from the pieces of a file."""
+    """Yields the bytes of ranges from the pieces of a file; ranges ascend and do not touch."""
     coming = deque(ranges)
     offset = 0
     for piece in pieces:
@@ -313,7 +312,7 @@ def _within(
 
 
 class _Part:
-    """Some bytes of a compressed entry, which is inflated when they are first read."""
+    """A range of a compressed entry, inflated when a range is first read."""
 
     def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Recognises files that are no archives by their content, for the messages of errors."""
+"""Recognises files of other kinds by content, for error messages."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _EXPORT_TORCH = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a file is.
+    """Kind of a file.
 
     Attributes:
         name: Its kind with an article, such as `"an ONNX model"`.
-        help: What to do; `""` if nothing is known to help.
-        is_source: Whether `convert` looks for a model in it.
+        help: Advice to the user; `""` if there is none.
+        is_source: True if `convert` searches files of this kind for a model.
     """
 
     name: str
@@ -47,24 +47,24 @@ class Kind:
 
 
 class OtherKindError(ArchiveFormatError):
-    """The file is of another kind than expected; the message says of which, and what to do."""
+    """The file is of an unexpected kind; the message names the kind and the remedy."""
 
     _remedy = ""
 
 
 @contextlib.contextmanager
 def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[None]:
-    """Says in an ArchiveFormatError of the block what the file is, if that is known.
+    """Adds the kind of the file, if known, to an ArchiveFormatError of the block.
 
     The file is read only after an error.
 
     Args:
-        path: The file; anything but a path is not looked at.
+        path: The file; objects other than paths are ignored.
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
-        OtherKindError: Instead of an ArchiveFormatError: the file is of another kind.
-        UnsupportedFeatureError: Instead of a FileNotFoundError: the path is a URL.
+        OtherKindError: The file is of another kind; replaces the ArchiveFormatError.
+        UnsupportedFeatureError: The path is a URL; replaces the FileNotFoundError.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
 
 
 def not_a_file(found: object) -> UnsupportedFeatureError:
-    """The error for a URL, bytes or a file object where a local file is needed."""
+    """The error for a URL, bytes or a file object if only a local file is allowed."""
     kind = "a URL" if is_url(found) else "bytes, a file object or a path in a store"
     error = UnsupportedFeatureError(
         f"expected a local file, found {kind}; 'onnxarchive download' copies a remote archive to a "
@@ -96,7 +96,7 @@ def not_a_file(found: object) -> UnsupportedFeatureError:
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
-    """Recognises a file by its content; None if it is an archive, even a faulty one, or unknown."""
+    """Recognises a file by its content; None for an archive, even a faulty one, or if unknown."""
     import shlex  # a file that is an archive needs neither
 
     from onnxarchive.zipformat import foreign
@@ -157,7 +157,7 @@ def _by_head(head: bytes, size: int) -> Kind | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether bytes are UTF-8 without control characters; the last character may be cut."""
+    """True if bytes are UTF-8 without control characters; the last character may be incomplete."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:

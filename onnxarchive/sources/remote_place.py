@@ -13,7 +13,7 @@ from onnxarchive.storage.random_access_data import RandomAccessData
 
 
 class RemotePlace:
-    """The objects beside a remote model, and below its folder; see `places.Place`.
+    """The objects in a remote model's folder and below it; see `places.Place`.
 
     Args:
         open_beside: Opens the object of a location.

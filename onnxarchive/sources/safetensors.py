@@ -1,9 +1,9 @@
-"""Tensors of a safetensors file: its header, checked strictly, and the place of their bytes.
+"""Reads the header of a safetensors file, checked strictly, and finds the bytes of its tensors.
 
 The library safetensors copies tensors into memory, and gives no bfloat16 and no float8 to numpy
-(0.8). So the header is read here. The format: 8 bytes with the size of the header, little-endian;
-the header, a JSON object with the data type, shape and place of each tensor by its name; the bytes
-of the tensors, little-endian and row-major, one after another without a gap.
+(0.8). So the header is read here. The format: 8 bytes with the header's size, little-endian; the
+header, a JSON object with data type, shape and offsets of each tensor by name; the tensors' bytes,
+little-endian and row-major, without gaps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SIZE_NBYTES: Final = 8
 _METADATA: Final = "__metadata__"
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
-# ONNX's data types by the format's. It does not say how types of 6 bits are packed; those of 4 bits
-# are written by PyTorch, which packs them as ONNX does.
+# ONNX's data types by safetensors' names. The packing of 6-bit types is unspecified. PyTorch writes
+# 4-bit types, packed like ONNX's.
 _NAMES = {
     **{
         f"{letter}{bits}": f"{name}{bits}"
@@ -53,9 +53,9 @@ class SafetensorsTensor:
 
     Attributes:
         name: Its name.
-        dtype: Its data type, as the file has it.
+        dtype: Its data type, as spelled in the file.
         dims: Its shape.
-        data: Its bytes, which are mapped when they are read.
+        data: Its bytes, mapped when they are read.
     """
 
     name: str
@@ -68,7 +68,7 @@ class SafetensorsTensor:
         """Its data type.
 
         Raises:
-            UnsupportedFeatureError: ONNX has none with the same bytes.
+            UnsupportedFeatureError: ONNX has no data type with the same bytes.
         """
         if self.dtype not in _NAMES:
             raise UnsupportedFeatureError(
@@ -85,8 +85,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
         Its tensors by name, in the order of their bytes.
 
     Raises:
-        ArchiveFormatError: It is no safetensors file, or its header does not match its size.
-        OSError: It cannot be read.
+        ArchiveFormatError: The file is no safetensors file, or its header does not match its size.
+        OSError: The file cannot be read.
     """
     with with_path(path):
         whole = FileData.of(path)
@@ -151,7 +151,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place(name: str, given: Any) -> tuple[int, int]:
-    """The offsets of a tensor's bytes, which are as many as its type and shape need."""
+    """The offsets of a tensor's bytes, checked against its type and shape."""
     if not (
         isinstance(given, dict) and given.keys() == _FIELDS and isinstance(given["dtype"], str)
     ):

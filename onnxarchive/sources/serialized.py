@@ -21,14 +21,14 @@ from onnxarchive.sources.places import DataFile
 
 @dataclass(frozen=True, slots=True)
 class Serialized:
-    """A model without its large tensors, which are spans of its file.
+    """A model without large tensors, and the spans of these tensors in the model's file.
 
     Attributes:
-        model: The model. The location of each such tensor names its span.
-        file: The file that has all of it.
-        view: That file's bytes.
-        spans: Where the tensors are in it.
-        small: The initializers of the main graph if they were taken out of the model.
+        model: The model. The location of each large tensor contains the number of its span.
+        file: The file of the complete model.
+        view: The bytes of the file.
+        spans: Offset and encoding of each large tensor in the file.
+        small: The main graph's initializers if they were taken out of the model, else None.
     """
 
     model: onnx.ModelProto
@@ -40,8 +40,8 @@ class Serialized:
     def data(self, ref: TensorRef, location: str) -> Data | None:
         """The bytes of a tensor whose location names a span.
 
-        None if type and shape do not determine their number: they are then put into the tensor,
-        which planning the archive checks.
+        None if type and shape do not determine the number of bytes. The bytes are then put into the
+        tensor, to be checked when the archive is planned.
         """
         span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
         data_type = tensors.stored_type(ref.tensor)
@@ -54,10 +54,10 @@ class Serialized:
 
 
 def require_messages(files: Iterable[DataFile]) -> None:
-    """Counts the messages of models together, before one of them is parsed (rule MODEL-3).
+    """Checks the total number of messages in models, before any is parsed (rule MODEL-3).
 
     Raises:
-        ArchiveFormatError: They have too many, or one is malformed or too large.
+        ArchiveFormatError: The models have too many messages, or a model is malformed or too large.
     """
     _require_messages([_strip(file).model for file in files])
 
@@ -85,7 +85,7 @@ def parse_file(file: DataFile) -> Serialized:
     """Parses a file as a model; its large tensors are not read.
 
     Raises:
-        ArchiveFormatError: It is no model, or too large a one.
+        ArchiveFormatError: The file is no model, or the model is too large.
     """
     stripped = _strip(file)
     view = file.view
@@ -112,14 +112,14 @@ def parse_file(file: DataFile) -> Serialized:
 
 
 def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
-    """For speed only: parses a model but for its initializers, if all are small and external.
+    """Parses a model without its initializers if all are small and external, for speed.
 
     Args:
         file: The file.
-        least_nbytes: Least size of each in bytes.
+        least_nbytes: Smallest size of an initializer in bytes.
 
     Returns:
-        The model, with `Serialized.small`; None if it has something unusual: ask `parse_file`.
+        The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.
     """
     with contextlib.suppress(ArchiveFormatError):
         is_large = file.nbytes >= proto.SIZE_LIMIT
@@ -136,7 +136,7 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
 
 
 class _Decoded:
-    """A tensor's numbers in a serialized model, decoded to its bytes while they are read."""
+    """The numbers of a tensor in a serialized model, decoded to bytes while they are read."""
 
     def __init__(self, model: memoryview, span: Span, nbytes: int) -> None:
         self._model = model

@@ -1,7 +1,7 @@
 """Opens models of other tools, recognised by content.
 
-A source is a model with external large tensors, and their bytes, which are read when they are
-written. The large tensors of a single `.onnx` are external here, too: spans of that file.
+A source is a model with external large tensors, and the tensors' bytes, read only when they are
+written. Large tensors inside a `.onnx` are external here, too: spans of that file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOT_SEARCHED = (
     "other files are not looked for beside a remote .onnx: name them as assets, or convert a copy "
     "of its directory"
 )
-# The beginning of a zip: an entry, or the end record of an empty zip.
+# First bytes of a zip: a local header, or the end of central directory of an empty zip.
 _ZIP_SIGNATURES = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 
 
@@ -57,13 +57,13 @@ class Source:
         model: The model; large tensors are external.
         data: The bytes of each external tensor.
         assets: The bytes of each asset, by path without the prefix `assets/`.
-        files: The paths of the files that it is read from.
-        others: The bytes of the other files of its directory or zip, by path, if they were asked
-            for.
-        left_out: The paths of those that are no assets: litter, other models and weights.
-        warnings: A sentence about files left out, if there are any.
+        files: The paths of the files from which the source is read.
+        others: The bytes of other files in the directory or zip, by path; empty without
+            `other_files`.
+        left_out: The paths of other files that become no assets: litter, other models and weights.
+        warnings: Sentences about files that are left out.
         further: Further models by id, without assets.
-        small: The small initializers, which may be taken out of the model; None if not looked for.
+        small: The small initializers, possibly taken out of the model; None if not searched.
     """
 
     model: onnx.ModelProto
@@ -95,21 +95,22 @@ def open_model(
     """Opens a model of another tool; its files are mapped until the block ends.
 
     Args:
-        path: A `.onnx`, whose external data is looked for in its directory and below; a directory
-            or a zip with one model and its data files.
-        verify_checksum: Whether to compare data files with the `checksum` that tensors name.
-        temporary: The directory for files that have to be inflated; None for the system's.
-        follow_links: The directory below which symbolic links may lead, too; True for that of the
-            model in a Hugging Face cache; False for none.
+        path: A `.onnx` with external data in its directory or below, or a directory or zip with one
+            model and its data files.
+        verify_checksum: True to compare data files with the `checksum` in a tensor's external data.
+        temporary: The directory for temporary files; None for the system's.
+        follow_links: Another directory into which symbolic links may lead; True for the directory
+            of the model in a Hugging Face cache; False for none.
         elsewhere: Returns the bytes of a tensor if its location names no file, or raises
             ArchiveFormatError. With it, a zip is refused.
-        other_files: Whether to give the other files of the directory or the zip, too.
-        taken_from: If a `.onnx` has only small external initializers, of this many bytes or more,
-            they may be in `Source.small` alone, for speed; None to leave them in the model.
+        other_files: True to include the other files of the directory or zip.
+        taken_from: Smallest size in bytes. If all initializers of a `.onnx` are small, external and
+            of this size or more, they may be only in `Source.small`, for speed. None leaves them in
+            the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
-            outside the model's directory. Every such tensor is named.
+            outside the model's directory. The error names every faulty tensor.
         OSError: A file cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
@@ -138,11 +139,11 @@ def open_copy(
     temporary: str | None = None,
     other_files: bool = False,
 ) -> Iterator[Source]:
-    """As `open_model`, of a `.onnx` or a zip that was copied from elsewhere.
+    """Opens a copy of a `.onnx` or zip, such as a downloaded one; see `open_model`.
 
     Args:
         copy: The bytes of the file.
-        place: Where its external data is, if it is a `.onnx`.
+        place: The files with the external data of a `.onnx`.
         verify_checksum: As for `open_model`.
         temporary: As for `open_model`.
         other_files: As for `open_model`.
@@ -153,7 +154,7 @@ def open_copy(
 
 
 def is_zip(data: bytes | memoryview) -> bool:
-    """Whether a file begins like a zip.
+    """True if a file begins like a zip.
 
     Args:
         data: The file, or its first four bytes.
@@ -214,7 +215,7 @@ class _Opening:
         )
 
     def copy(self, view: memoryview, place: Place) -> Source:
-        """A `.onnx` whose data is elsewhere, or a zip that another tool made."""
+        """A `.onnx` with data in another place, or a zip that another tool made."""
         if is_zip(view):
             return self._zip(view)
         found = self._found(Stored(view), place)
@@ -233,7 +234,7 @@ class _Opening:
         return replace(source, files=tuple(place.paths))
 
     def remedy(self) -> str:
-        """How to convert a source with links that lead out of it."""
+        """How to convert a source whose links lead out of its directory."""
         is_directory = os.path.isdir(self._path)
         directory = os.path.realpath(self._path if is_directory else os.path.dirname(self._path))
         if self._follow_links is False and hugging_face.levels_of(directory) is not None:
@@ -274,7 +275,7 @@ class _Opening:
         return replace(source, files=(self._path,), warnings=warnings, left_out=left_out)
 
     def _whole(self, place: Place, name: str, names: list[str]) -> Source:
-        """The source of the model `name` and those of the files `names` that belong to it."""
+        """The source of the model `name` with its files among `names`."""
         others = _further_models(names, name)
         if others:
             require_messages(_listed(place, model) for model in (name, *others))
@@ -309,7 +310,7 @@ class _Opening:
     def _others(
         self, place: Place, used: Collection[str], assets: Collection[str]
     ) -> tuple[dict[str, Data], tuple[str, ...]]:
-        """The other files of a place to take along by path, and the names of those to leave out.
+        """The other files to include, by path, and the names of other files to leave out.
 
         Args:
             place: The place.
@@ -350,7 +351,7 @@ class _Opening:
 
 
 def _listed(place: Place, name: str) -> DataFile:
-    """A file of `place`, which listed its name."""
+    """The file of a name listed by `place`."""
     file = place.find(name)
     if file is None:
         raise ArchiveFormatError(
@@ -360,7 +361,7 @@ def _listed(place: Place, name: str) -> DataFile:
 
 
 def is_model_file(path: str) -> bool:
-    """Whether a file's content is a model, or a zip with one; the model is not checked.
+    """True if a file's content is a model, or a zip with a model; the model is not checked.
 
     Raises:
         OSError: The file cannot be opened.
@@ -384,7 +385,7 @@ def _is_model(name: str) -> bool:
 
 
 def _only(names: list[str]) -> str:
-    """The one model, or the one in fewer folders than all others."""
+    """The only model, or the only model at the smallest folder depth."""
     depth = min((name.count("/") for name in names), default=0)
     names = [name for name in names if name.count("/") == depth]
     if not names:
@@ -407,7 +408,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _models_below(root: Root) -> list[str]:
-    """The models in the first folders of a directory, without links to folders."""
+    """The models in the first 1000 folders of a directory; links to folders are not followed."""
     models: list[str] = []
     folders = [""]
     for folder in islice(folders, _MAX_SEARCHED):  # which grow meanwhile
@@ -422,11 +423,11 @@ def _models_below(root: Root) -> list[str]:
 
 
 def _further_models(names: list[str], default: str) -> list[str]:
-    """The names of the further models of an unpacked archive; none of another source.
+    """The names of the further models of an unpacked archive; empty for other sources.
 
     Raises:
-        ArchiveFormatError: A name is one of a later version of the format, or there are further
-            models without a default one.
+        ArchiveFormatError: A name is reserved for later versions of the format, or further models
+            exist without a default model.
     """
     if default != MODEL_PROTO:
         for name in names:
