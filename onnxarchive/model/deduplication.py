@@ -70,7 +70,8 @@ def deduplicate(
     - that are also an input of the graph, which callers can override (up to IR version 3: all);
     - of strings, or with fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
-    - that quantization_annotation, a sharding_spec, training_info or an operator Gradient names;
+    - that are named by quantization_annotation, a sharding_spec, training_info or an operator
+      Gradient;
     - that a subgraph captures, if a subgraph shadows the name of the initializer that stays.
 
     Initializers with equal types, shapes and first bytes are read twice: to compute CRC-32, and to

@@ -265,6 +265,6 @@ def pack(codes: NDArray[np.uint8], bit_width: int) -> NDArray[np.uint8]:
 
 
 def _group(bit_width: int) -> tuple[int, int]:
-    """The least number of codes that fills whole bytes, and the number of those bytes."""
+    """The least number of codes that fills whole bytes, and the number of bytes."""
     bits = math.lcm(bit_width, BITS_PER_BYTE)
     return bits // bit_width, bits // BITS_PER_BYTE

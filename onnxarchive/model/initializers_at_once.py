@@ -86,7 +86,7 @@ class SmallInitializers:
     external location, and nothing else.
 
     Attributes:
-        initializers: All initializers of the graph; None if the small ones were taken out of it.
+        initializers: All initializers of the graph; None if the small initializers were taken out.
         indexes: Index of each small usual initializer in the graph, ascending.
         sizes: Size of each initializer's data in bytes.
         location_numbers: Index of each initializer's location in `locations`; `IN_MODEL` for
@@ -326,7 +326,7 @@ def insert(model: bytes, added: Iterable[tuple[int, bytes]]) -> bytes:
     """Adds initializers to the main graph of a serialized model.
 
     Args:
-        model: The model, as protobuf serializes it; its graph has no unknown fields.
+        model: A model serialized by protobuf, without unknown fields in the graph.
         added: Index in the new graph, ascending, and serialized field of each initializer.
 
     Returns:

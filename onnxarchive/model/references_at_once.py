@@ -277,7 +277,7 @@ _UNSET: Final = -1
 
 
 class _Part(NamedTuple):
-    """Columns of some initializers: `names` of all, one per line; the others of external ones only.
+    """Columns of some initializers; only `names`, one per line, also has internal initializers.
 
     `begins` and `ends` are the offsets of the initializers' fields in the model. `References` and
     `Shapes` describe the other columns.

@@ -12,7 +12,7 @@ TENSOR: Final[str] = onnx.TensorProto.DESCRIPTOR.full_name
 
 @cache
 def fields_to(kind: str) -> dict[str, list[Any]]:
-    """The fields of each message that lead to messages of one type.
+    """For each message, the fields that lead to messages of one type.
 
     Args:
         kind: The full name of that type.

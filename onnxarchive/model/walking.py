@@ -30,7 +30,7 @@ class GraphRef(NamedTuple):
     Attributes:
         path: The path.
         graph: The model's own GraphProto, not a copy.
-        outer: The graph around a subgraph; None for others.
+        outer: The graph around a subgraph; None for other graphs.
     """
 
     path: Path

@@ -68,7 +68,7 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
     twice (protobuf merges the two).
 
     Args:
-        data: A serialized ModelProto; bytes, or a map of a file. It is not kept.
+        data: A serialized ModelProto; bytes, or a map of a file. No reference is kept.
         size_threshold: Least size of a stripped tensor's data in the model, in bytes.
 
     Returns:
@@ -112,8 +112,8 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 
     Returns:
         The plain model in pieces; `len` of each is its size in bytes.
-        A piece of 4 KiB or more is a view of `model` or of a buffer that `data` gave; shorter ones
-        are copied and joined to their neighbours.
+        A piece of 4 KiB or more is a view of `model` or of a buffer from `data`; shorter pieces are
+        copied and joined.
 
     Raises:
         ArchiveFormatError: The model is malformed.

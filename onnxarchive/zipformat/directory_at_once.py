@@ -1,6 +1,6 @@
 """For speed only: reads the records of a usual directory together, with numpy.
 
-Returns what `directory.read_one_by_one` would return, or None: then call that function.
+Gives the result of `directory.read_one_by_one`, or None: then call that function.
 """
 
 from __future__ import annotations
