@@ -45,7 +45,7 @@ def _lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> b
     if not data or stops[-1] > _MAX_SIZE:
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b"".join([data[begin:end] + b"\n" for begin, end in spans])
-    # A span may end with `data`.
+    # mode="clip": no byte of `data` may follow the last span.
     gathered = np.frombuffer(data, np.uint8).take(indexes(begins, sizes), mode="clip")
     gathered[stops - 1] = _NEWLINE
     return gathered.tobytes()

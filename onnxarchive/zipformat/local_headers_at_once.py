@@ -15,8 +15,8 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE, Directory
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
-# Fields that a local header shares with its directory record, from version needed to size of the
-# name (4.3.7, 4.3.12); a local header before its name; its extra field before the padding.
+# The fields that a local header shares with its directory record ("version needed" to "file name
+# length", 4.3.7 and 4.3.12); a local header up to the name; an extra field up to the padding.
 _COMMON: Final = np.dtype([("first", "V22"), ("name_size", "<u2")])
 _BEFORE_NAME: Final = np.dtype([("signature", "S4"), ("common", _COMMON), ("extra_size", "<u2")])
 _EXTRA: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("alignment", "<u2")])
@@ -29,7 +29,7 @@ def pack_local_header(directory: Directory, number: int, alignment: int) -> byte
     Args:
         directory: The directory of the archive.
         number: Index of the entry.
-        alignment: Alignment of its data, in bytes.
+        alignment: Alignment of the entry's data, in bytes.
 
     Returns:
         The header; None if it needs a Zip64 field or cannot have this alignment.

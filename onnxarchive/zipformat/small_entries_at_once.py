@@ -19,7 +19,7 @@ _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
 # Size of extra fields, size of comment, disk, and both kinds of attributes.
 _AFTER_COMMON: Final = struct.pack("<4HI", 0, 0, 0, 0, records.REGULAR_FILE_ATTRIBUTES)
 _OFFSET: Final = struct.Struct("<I")
-# Extra fields of a local header by padding, for the usual alignment; and their packed sizes.
+# Extra fields of a local header by size of the padding, at the usual alignment; their packed sizes.
 _EXTRAS: Final = [
     records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
     for padding in range(layout.MIN_ALIGNMENT)
