@@ -85,6 +85,7 @@ class Archive(Closing):
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
+        self._tensors, self._assets = Tensors(), Assets()
         self._read(file)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -112,6 +113,7 @@ class Archive(Closing):
     def _read(self, file: RandomAccessFile) -> None:
         with with_path(self._path), discarding_faults(file):
             self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
+        self._tensors._snapshot = self._assets._snapshot = self._snapshot
 
     @property
     def _file(self) -> RandomAccessFile:
@@ -196,12 +198,12 @@ class Archive(Closing):
 
         A name that several graphs define raises an error; use `tensor_by_key` for it.
         """
-        return Tensors(self._state)
+        return self._tensors
 
     @EvaluatedProperty
     def assets(self) -> Assets:
         """The assets by path (without the prefix `assets/`), as copies that match their CRC-32."""
-        return Assets(self._state)
+        return self._assets
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.
@@ -495,9 +497,6 @@ class Archive(Closing):
 
         parts = [f"<p>{escape(repr(self))}</p>", self.tensors._repr_html_()]
         return "\n".join(parts + [self.assets._repr_html_()] * bool(self.assets))
-
-    def _state(self) -> Snapshot:
-        return self._snapshot
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:

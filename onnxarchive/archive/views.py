@@ -41,17 +41,13 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     strings in the model itself. Two subgraphs may define the same name (the branches of an If).
     Such a name is not iterated over, and its lookup raises an error that lists the keys for
     `Archive.tensor_by_key`.
-
-    Args:
-        state: Gives the current state of the archive.
     """
 
-    def __init__(self, state: Callable[[], Snapshot]) -> None:
-        self._state = state
+    _snapshot: Snapshot  # the archive replaces it after each edit
 
     @property
     def _index(self) -> Initializers:
-        return self._state().initializers
+        return self._snapshot.initializers
 
     def ref(self, name: str) -> TensorRef:
         """The tensor of an initializer and its path in the model.
@@ -59,7 +55,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        return self._state().ref(name)
+        return self._snapshot.ref(name)
 
     def key(self, name: str) -> str | None:
         """The key of an initializer; None if the model itself holds it.
@@ -67,7 +63,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         Raises:
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        snapshot = self._state()
+        snapshot = self._snapshot
         number = snapshot.number(name)
         return None if number is None else snapshot.entries.names[number]
 
@@ -82,7 +78,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             ArchiveFormatError: The model holds its data, which does not fit its type and shape.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
-        snapshot = self._state()
+        snapshot = self._snapshot
         number = snapshot.initializers.entry(name)
         if number is not None:
             return snapshot.array(number)
@@ -112,10 +108,10 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         return isinstance(name, str) and name in self._index
 
     def __repr__(self) -> str:
-        return f"<{len(self)} tensors of {self._state().file.path!r}>"
+        return f"<{len(self)} tensors of {self._snapshot.file.path!r}>"
 
     def _repr_html_(self) -> str:
-        snapshot = self._state()
+        snapshot = self._snapshot
         index = snapshot.initializers
         rows = (_row(snapshot, name) for name in chain(index.names, index.others))
         from onnxarchive.archive import html  # only notebooks need it
@@ -138,14 +134,9 @@ def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
 
 
 class Assets(Mapping[str, bytes]):
-    """The assets of an archive by path; each is read when it is looked up.
+    """The assets of an archive by path; each is read when it is looked up."""
 
-    Args:
-        state: Gives the current state of the archive.
-    """
-
-    def __init__(self, state: Callable[[], Snapshot]) -> None:
-        self._state = state
+    _snapshot: Snapshot  # the archive replaces it after each edit
 
     def __getitem__(self, path: str) -> bytes:
         """The asset with this path, as a copy; `Archive.read("assets/" + path)` gives a view.
@@ -154,19 +145,19 @@ class Assets(Mapping[str, bytes]):
             ChecksumError: Its bytes do not match their CRC-32.
             TensorNotFoundError: There is no such asset.
         """
-        snapshot = self._state()
+        snapshot = self._snapshot
         number = snapshot.entries.index_of.get(ASSET_PREFIX + path)
         if number is None:
             raise snapshot.not_found(f"expected the path of an asset, found {shown(path)}")
         return snapshot.read(number)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and ASSET_PREFIX + path in self._state().entries.index_of
+        return isinstance(path, str) and ASSET_PREFIX + path in self._snapshot.entries.index_of
 
     def __iter__(self) -> Iterator[str]:
         return (
             name.removeprefix(ASSET_PREFIX)
-            for name in self._state().entries
+            for name in self._snapshot.entries
             if name.startswith(ASSET_PREFIX)
         )
 
@@ -174,10 +165,10 @@ class Assets(Mapping[str, bytes]):
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} assets of {self._state().file.path!r}>"
+        return f"<{len(self)} assets of {self._snapshot.file.path!r}>"
 
     def _repr_html_(self) -> str:
-        entries = self._state().entries
+        entries = self._snapshot.entries
         names = [name for name in entries if name.startswith(ASSET_PREFIX)]
         rows = (([shown(name.removeprefix(ASSET_PREFIX))], entries[name].nbytes) for name in names)
         from onnxarchive.archive import html  # only notebooks need it
