@@ -631,7 +631,7 @@ def test_a_tensor_of_onnx_ir_can_be_added(tmp_path: Path, path: Path) -> None:
         (external(raw_tensor("e"), "e.bin"), "'e' .*external.*convert"),
         (TensorProto(name="n", data_type=1, dims=[3], raw_data=b"1234"), "'n' .*12 bytes.*found 4"),
         (TensorProto(name="b", data_type=9, dims=[1], raw_data=b"\2"), "0 and 1, found 2"),
-        (TensorProto(name="t", data_type=22, dims=[1], raw_data=b"\x10"), "4 high bits"),
+        (TensorProto(name="t", data_type=22, dims=[1], raw_data=b"\x10"), "4 unused high bits"),
         (TensorProto(data_type=1, dims=[-1]), "FLOAT of shape"),
     ],
     ids=["strings", "external", "short", "bool", "unused bits", "shape"],
