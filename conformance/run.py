@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a reader of ONNX archives over the conformance suite; needs nothing but Python 3.10.
+"""Runs a reader of ONNX archives over the conformance suite; needs only Python 3.10 or newer.
 
 python3 conformance/run.py --reader "CMD {archive}"
 
-README.md, beside this file, says what the reader prints.
+README.md in the same directory describes the output of a reader.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 SUITE = Path(__file__).resolve().parent
 RECIPES = SUITE.parent / "tools"
-# Beside large vectors that are complete: what they were made from.
+# A file beside complete large vectors: the digest of the recipes that made them.
 MADE_FROM = "made-from"
 ENTRY_FIELDS = ("name", "header_offset", "data_offset", "nbytes", "crc32")
 TENSOR_FIELDS = ("model", "key", "name", "data_type", "dims", "sha256")
@@ -40,12 +40,12 @@ TENSOR_FIELDS_ONCE_OPEN = TENSOR_FIELDS[:-1]  # the data is not read
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one vector.
+    """The result of one vector.
 
     Attributes:
-        vector: Its name.
+        vector: The name of the vector.
         outcome: "passed", "failed", or "passed over".
-        reason: Why it is not passed.
+        reason: Why the vector did not pass; empty if it passed.
     """
 
     vector: str
@@ -55,14 +55,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Check:
-    """How a reader is checked.
+    """The settings of a run.
 
     Attributes:
         command: The words of the command, with {archive} for the path.
-        built: Where the large vectors are.
-        timeout: The seconds that a vector may take.
-        only_open: Whether the command only opens the archive.
-        is_partial: Whether entries and tensors may be missing in what the reader prints.
+        built: The directory of the large vectors.
+        timeout: The time limit for one vector, in seconds.
+        only_open: True if the command only opens the archive.
+        is_partial: True if the output may lack `entries` and `tensors`.
     """
 
     command: Sequence[str]
@@ -73,7 +73,7 @@ class Check:
 
 
 class ReaderError(Exception):
-    """There is no such command, or it cannot be run."""
+    """The command of the reader is missing or does not start."""
 
 
 class RecipeError(Exception):
@@ -81,7 +81,7 @@ class RecipeError(Exception):
 
 
 class Processes:
-    """Runs commands, each with what it starts, and can end all that are running."""
+    """Runs commands, and ends all running commands with their child processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,11 +89,11 @@ class Processes:
         self._is_over = False
 
     def run(self, words: Sequence[str], timeout: float) -> tuple[int, bytes, bytes]:
-        """Runs one command; gives its exit status and what it printed.
+        """Runs one command; returns its exit status, standard output and standard error.
 
         Raises:
-            OSError: It does not start.
-            subprocess.TimeoutExpired: It took too long, and was ended.
+            OSError: The command does not start.
+            subprocess.TimeoutExpired: The command exceeded the time limit, and was ended.
         """
         with self._lock:
             if self._is_over:
@@ -119,7 +119,7 @@ class Processes:
                 self._running.discard(process)
 
     def end(self) -> None:
-        """Ends those that are running, and lets no other begin."""
+        """Ends all running commands, and prevents new ones."""
         with self._lock:
             self._is_over = True
             for process in self._running:
@@ -137,7 +137,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the suite and gives the exit status."""
+    """Runs the suite; returns the exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # readers print anything
@@ -152,34 +152,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_suite(argv: Sequence[str] | None) -> int:
-    """Runs the suite; gives 0 when everything passed, 1 when something failed."""
+    """Runs the suite; returns 0 if no vector failed, otherwise 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--reader", required=True, help="the command, with {archive} for the path")
     parser.add_argument(
-        "--only", default="", metavar="PART", help="vectors with this in their name"
+        "--only", default="", metavar="PART", help="only vectors with PART in their name"
     )
     parser.add_argument(
         "--rules",
         type=lambda text: set(text.split(",")),
         metavar="ID,ID",
-        help="vectors of these rules, for a reader that is not finished: entries and tensors may "
-        "be missing in what it prints",
+        help="only vectors of these rules, for an unfinished reader: its output may lack "
+        "entries and tensors",
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--no-large", action="store_true", help="none of more than 1 MiB")
-    size.add_argument("--large-only", action="store_true", help="those of more than 1 MiB")
+    size.add_argument("--no-large", action="store_true", help="no vectors of more than 1 MiB")
+    size.add_argument("--large-only", action="store_true", help="only vectors of more than 1 MiB")
     parser.add_argument(
         "--open",
         action="store_true",
-        help="the command only opens the archive: faults that later stages find are accepted",
+        help="the command only opens the archive, and accepts faults of later stages",
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="readers at once")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds a vector may take")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results down")
     parser.add_argument(
-        "--built", type=Path, metavar="DIR", help="where large vectors are kept (a temporary one)"
+        "--jobs", type=int, default=os.cpu_count() or 1, help="readers to run at once"
+    )
+    parser.add_argument("--timeout", type=float, default=120, help="time limit for one vector")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument(
+        "--built",
+        type=Path,
+        metavar="DIR",
+        help="keep large vectors in DIR (default: a temporary directory)",
     )
     arguments = parser.parse_args(argv)
     try:
@@ -187,9 +192,9 @@ def run_suite(argv: Sequence[str] | None) -> int:
     except ValueError as error:
         parser.error(f"--reader: expected words as a shell has them, found {error}")
     if not any("{archive}" in word for word in command):
-        parser.error("--reader: expected {archive} where the path goes, found none")
+        parser.error("--reader: expected {archive} in place of the path, found none")
     if arguments.json is not None and not arguments.json.parent.is_dir():
-        parser.error(f"--json: expected a file in a directory that is there, {arguments.json}")
+        parser.error(f"--json: expected a file in an existing directory, found {arguments.json}")
     vectors: list[dict[str, Any]] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
     for rule in sorted(arguments.rules or ()):
         if not any(is_of({rule}, vector) for vector in vectors):
@@ -231,13 +236,13 @@ def run_suite(argv: Sequence[str] | None) -> int:
 
 
 def is_of(rules: set[str], vector: dict[str, Any]) -> bool:
-    """Whether a vector shows what one of the rules permits, or breaks it first of all."""
+    """True if the vector shows what a rule permits, or breaks one of the rules first."""
     return not rules.isdisjoint(vector["rules"] if vector["accepted"] else vector["rules"][:1])
 
 
 @contextmanager
 def folder_of_large(kept: Path | None) -> Iterator[Path]:
-    """The folder of the large vectors: the one given, or a temporary one."""
+    """The given directory for large vectors, or a temporary directory."""
     if kept is not None:
         yield kept
         return
@@ -246,14 +251,14 @@ def folder_of_large(kept: Path | None) -> Iterator[Path]:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command as a shell of this system has them.
+    """Splits a command into words by the rules of the system's shell.
 
     Raises:
-        ValueError: A quotation does not end.
+        ValueError: A quotation mark is not closed.
     """
     if os.name != "nt":
         return shlex.split(command)
-    # There a backslash is one, and quotation marks stay where they are.
+    # On Windows a backslash is a plain character, and shlex keeps the quotation marks.
     return [
         word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'" else word
         for word in shlex.split(command, posix=False)
@@ -261,10 +266,10 @@ def words_of(command: str) -> list[str]:
 
 
 def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
-    """Makes the large vectors, unless those of the same recipes are there.
+    """Makes the large vectors, unless the same recipes have made them before.
 
     Raises:
-        RecipeError: They cannot be made.
+        RecipeError: The recipes failed, or a file could not be written.
     """
     wanted = [
         vector[field]
@@ -296,7 +301,7 @@ def make_large(vectors: list[dict[str, Any]], built: Path) -> None:
 
 
 def digest_of_recipes() -> str:
-    """The SHA-256 of the manifest and of all that vectors are made by."""
+    """The SHA-256 of the manifest and all recipes, in hexadecimal digits."""
     digest = hashlib.sha256()
     for path in (SUITE / "manifest.json", *sorted(RECIPES.glob("vector*.py"))):
         data = path.read_bytes()
@@ -306,7 +311,7 @@ def digest_of_recipes() -> str:
 
 
 def run_all(check: Check, chosen: Sequence[dict[str, Any]], jobs: int) -> list[Result]:
-    """Gives vectors to the reader, some at once, and ends what is running if it is interrupted."""
+    """Runs the reader on the vectors, `jobs` at once; ends all commands if interrupted."""
     processes = Processes()
     task = partial(run, processes, check)
     with ThreadPoolExecutor(max(1, jobs)) as executor:
@@ -319,7 +324,7 @@ def run_all(check: Check, chosen: Sequence[dict[str, Any]], jobs: int) -> list[R
 
 
 def run(processes: Processes, check: Check, vector: dict[str, Any]) -> Result:
-    """Gives one vector to the reader and compares what it prints."""
+    """Runs the reader on one vector and compares the output."""
     with at_path(vector, check.built) as path:
         if path is None:
             return Result(vector["name"], "passed over", "this system cannot make such a file")
@@ -344,7 +349,7 @@ def run(processes: Processes, check: Check, vector: dict[str, Any]) -> Result:
 
 
 def judge(check: Check, vector: dict[str, Any], output: bytes) -> tuple[str, str]:
-    """The outcome of what a reader printed, and the reason where it is not passed."""
+    """The outcome for the output of a reader, and the reason if the vector did not pass."""
     try:
         printed = json.loads(output.decode("utf-8"))
     except ValueError as error:  # no UTF-8, no JSON, or a number of too many digits
@@ -359,7 +364,7 @@ def judge(check: Check, vector: dict[str, Any], output: bytes) -> tuple[str, str
 
 @contextmanager
 def at_path(vector: dict[str, Any], built: Path) -> Iterator[Path | None]:
-    """Where a vector is while the block runs; None where it cannot be made."""
+    """The path of a vector during the block; None if this system cannot make the file."""
     if "file" in vector:
         yield (built if vector.get("large") else SUITE) / vector["file"]
         return
@@ -379,7 +384,7 @@ def at_path(vector: dict[str, Any], built: Path) -> Iterator[Path | None]:
 
 
 def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) -> str:
-    """What is wrong with what a reader printed; nothing where it is right."""
+    """The fault in the output of a reader; empty if the output is right."""
     accepted, rule = printed.get("accepted"), printed.get("rule")
     is_late = check.only_open and not vector["accepted"] and vector["stage"] != "open"
     if accepted is not (vector["accepted"] or is_late):
@@ -389,14 +394,14 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
         elif vector["accepted"]:
             wanted = "accepted"
         found = json.dumps(printed, ensure_ascii=False)[:400]
-        return f"{vector['about']} Expected to be {wanted}, found {found}"
+        return f"{vector['about']} Expected: {wanted}; found: {found}"
     if not accepted:
         if rule is None or rule in vector["rules"]:
             return ""
         message = printed.get("message")
         return f"{vector['about']} Expected {' or '.join(vector['rules'])}, found {rule}: {message}"
     if is_late:
-        return ""  # the manifest does not say what is in it
+        return ""  # the manifest does not list its entries
     expected = expectation(vector, check.built)
     if check.is_partial:
         printed = {field: expected[field] for field in ("entries", "tensors")} | printed
@@ -421,12 +426,12 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
 def by_model_and_key(
     tensors: list[dict[str, Any]], fields: Sequence[str]
 ) -> dict[tuple[str, str], list[Any]]:
-    """Tensors by what no two have in common; their fields in one order."""
+    """The fields of each tensor, in the order of `fields`, by model id and key."""
     return {(it["model"], it["key"]): ordered(it, fields) for it in tensors}
 
 
 def expectation(vector: dict[str, Any], built: Path) -> dict[str, Any]:
-    """The entries and tensors that a reader finds in a vector."""
+    """The expected `entries` and `tensors` of a vector."""
     if vector.get("kind") == "symlink":
         vectors = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
         vector = next(it for it in vectors if it["name"] == vector["target"])
@@ -437,10 +442,10 @@ def expectation(vector: dict[str, Any], built: Path) -> dict[str, Any]:
 
 
 def ordered(given: dict[str, Any], fields: Sequence[str]) -> list[Any]:
-    """The values of an entry or tensor, as they are compared.
+    """The values of an entry or tensor in the order of `fields`, with numbers as int.
 
     Raises:
-        ValueError: A number is none, or dims are no list.
+        ValueError: A value is not a number, or dims is not a list.
     """
     values = []
     for field in fields:
@@ -456,7 +461,7 @@ def ordered(given: dict[str, Any], fields: Sequence[str]) -> list[Any]:
 
 
 def number(value: Any) -> int:
-    """A number that was printed as such, or as a string of decimal digits."""
+    """Converts a JSON number or a string of decimal digits to int."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and re.fullmatch("[0-9]+", value):
@@ -465,7 +470,7 @@ def number(value: Any) -> int:
 
 
 def first_difference(expected: list[Any], found: list[Any]) -> str:
-    """The first element in which two lists differ, or their lengths."""
+    """Describes the first difference between two lists, or their lengths."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return f"expected {one} at {index}, found {other}"
