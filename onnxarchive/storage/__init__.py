@@ -4,5 +4,5 @@
 one step, `locking` separates processes, `filesystem` clones, reserves and syncs, `beneath` opens
 within a directory, `attributes` keeps owner and permissions, `file_data` and `spooling` provide the
 bytes of entries, `threads` maps functions in order, and `optional` says how to install a missing
-library. This room imports buffers and errors.
+library. This room imports only buffers and errors.
 """

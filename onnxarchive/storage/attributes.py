@@ -1,6 +1,6 @@
 """Keeps owner, permissions and extended attributes when a file or directory is replaced.
 
-At no moment does the new one grant more than the old one. Lost attributes are reported as an
+The new file or directory never grants more than the old one. Lost attributes are reported as an
 `AttributesWarning`.
 """
 
@@ -33,25 +33,25 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
-    """The permission bits of a new file or directory: only the owner's if it replaces another.
+    """First permission bits of a new file or directory; of a replacement, only the owner's bits.
 
     Args:
-        old: Status of the one that will be replaced, or None.
-        new: The bits if none is replaced.
+        old: Status of the file or directory to replace, or None.
+        new: The bits if nothing is replaced.
     """
     return new if old is None else old.st_mode & new & stat.S_IRWXU
 
 
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
-    """Copies owner, permissions and attributes of a file or directory to the one that replaces it.
+    """Copies owner, permissions and attributes of a file or directory to its replacement.
 
-    If the owner is lost, the old mode is reduced to the bits of a newly created file (umask). If
-    the group or an access control list is lost, group and others get only the permissions that all
-    of them had.
+    If the owner cannot be kept, the old mode is reduced to the bits of a newly created file
+    (umask). If the group or an access control list cannot be kept, group and others get only the
+    permissions common to all users except the owner.
 
     Args:
-        descriptor: The new file, open. So far it grants permissions to its owner only.
-        path: Its path.
+        descriptor: Descriptor of the new file, which grants permissions only to its owner so far.
+        path: Path of the new file.
         target: Path of the old file, for the warning.
         old: Status of the old file.
 
@@ -91,7 +91,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
 
 
 def keep_owner(descriptor: int, old: os.stat_result) -> bool:
-    """Copies owner and group of a file to the one that replaces it.
+    """Copies owner and group of a file to its replacement.
 
     Args:
         descriptor: The new file.
@@ -129,7 +129,7 @@ def _warn(message: str) -> None:
 
 
 def _of_all(mode: int, acl: bytes = b"") -> int:
-    """The mode with group and others reduced to the permissions common to all but the owner.
+    """The mode with group and others reduced to the permissions common to all except the owner.
 
     Args:
         mode: The mode.

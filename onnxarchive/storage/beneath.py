@@ -1,11 +1,10 @@
-"""Opens files beneath a directory only, even if names in it are changed meanwhile.
+"""Opens only files beneath a directory, even if names are changed at the same time.
 
-A checked path may lead elsewhere when it is opened: anyone with write permission can replace a name
-by a symbolic link in between. So each component is opened relative to the previous one, the first
-relative to the open directory, without following links. If there is a link, the path is resolved
-first, refused if it leads outside, and then opened in the same way. Linux does most of this in one
-call (openat2).
-Links may also lead below a second directory, if it is allowed.
+After a path was checked, and before it is opened, anyone with write permission can replace a name
+in it by a symbolic link to another place. So each component is opened relative to the previous one,
+the first relative to the open directory, without following links. A path with a link is first
+resolved, refused if it leads outside, and then opened in the same way. Linux does most of this in
+one call (openat2). Links may also lead into a second directory, if the caller allows it.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Root:
     """A directory beneath which files are opened.
 
     Windows cannot open a file relative to an open directory. There a file is opened by its path,
-    and refused if its handle lies elsewhere. Directories are listed by path, so a list may have
-    names from elsewhere, but none of these files is opened.
+    and refused if the handle's path is outside. Directories are listed by path, so a list may
+    contain names from outside, but no such file is opened.
 
     Attributes:
         path: The path of the directory at the time of opening, without symbolic links.
@@ -56,8 +55,8 @@ class Root:
 
         Args:
             path: The directory. Links in this path are followed.
-            above: An open directory and the number of levels up to `path`. The levels are followed
-                (`..`), not the names, which may have changed. None opens `path`.
+            above: An open directory and the number of levels (`..`) from there up to `path`, used
+                because names may have changed. None opens `path` by name.
 
         Raises:
             OSError: It cannot be opened.
@@ -73,14 +72,14 @@ class Root:
             self._descriptor = os.open(path, _PASSED)
 
     def allow_links_below(self, root: Root) -> None:
-        """Follows links below another directory, too; it is closed with this one."""
+        """Also follows links into the directory `root`, which is closed together with this one."""
         self._linked = root
 
     def open(self, path: str) -> int:
         """Opens a file for reading.
 
         Args:
-            path: The file: a path relative to the directory, with slashes, without `..`.
+            path: Path of the file, relative to the directory, with slashes and without `..`.
 
         Returns:
             A new descriptor.
@@ -93,10 +92,10 @@ class Root:
         return self._open(path, _FILE)
 
     def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
-        """Lists a directory; each entry is valid until the next one is taken.
+        """Lists a directory; each entry is valid until the next entry is yielded.
 
         Args:
-            path: The directory, as for `open`; `""` for this one.
+            path: Path of the directory, as for `open`; `""` for this directory.
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.
@@ -115,7 +114,7 @@ class Root:
             os.close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """True if a name in the directory leads to the file, also by links to any place.
+        """True if a name in the directory leads to the file; links to any place are followed.
 
         Args:
             name: The name.
@@ -201,7 +200,7 @@ class Root:
         return os.path.join(self.path, path)
 
     def _root_of(self, found: str, path: str) -> Root:
-        """The allowed directory that contains `found`, the file to which `path` leads."""
+        """The allowed directory that contains `found`, the resolved `path`."""
         roots = [self] if self._linked is None else [self, self._linked]
         for root in roots:
             if is_below(_unprefixed(found), _unprefixed(root.path)):
@@ -215,10 +214,10 @@ class Root:
 
 @cache
 def openat2() -> Callable[[int, str, int], int] | None:
-    """Linux's openat2, which opens a path beneath a directory and follows links inside it.
+    """Linux's openat2: opens a path beneath a directory and follows links inside the directory.
 
-    It takes a third of the time of a walk, and returns -1 if it fails, as for an absolute link or
-    in a container that forbids it.
+    The function takes a third of the time of a walk. It returns -1 on failure: for an absolute
+    link, for example, or in a container that forbids openat2.
     """
     if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
         return None

@@ -1,4 +1,4 @@
-"""A binary file object of the caller, read by position."""
+"""Reads the caller's binary file object by position."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class BinaryFile(RandomAccessFile):
         """Reads from a file object.
 
         Raises:
-            ValueError: It is not seekable, is closed, or is open for text.
-            OSError: It cannot be read.
+            ValueError: The file object is not seekable, is closed, or is open for text.
+            OSError: The file object cannot be read.
         """
         name = getattr(file, "name", None)
         self.path = name if isinstance(name, str) else f"file object {type(file).__name__}"

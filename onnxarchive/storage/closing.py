@@ -8,7 +8,7 @@ _Entered = TypeVar("_Entered", bound="Closing")
 
 
 class Closing:
-    """Base of classes with `close`, so that `with` closes them."""
+    """Base of classes with `close`; `with` closes their objects."""
 
     def close(self) -> None:
         """Closes the object."""

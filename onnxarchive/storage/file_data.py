@@ -1,4 +1,4 @@
-"""Bytes of a file as data of an entry; the file is opened and checked on access."""
+"""Bytes of a file as data of an entry; each access checks the file and opens it if needed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class FileData:
         offset: Offset of the bytes in the file.
         nbytes: Number of the bytes.
         file: The open file; None to open it on access.
-        root: The directory beneath which it is opened; None for any place.
-        crc32: None, since it is unknown.
+        root: The directory beneath which the file is opened; None for no restriction.
+        crc32: None (unknown).
     """
 
     path: str
@@ -46,7 +46,7 @@ class FileData:
 
         Args:
             path: The path of the file, relative to `root` if there is one.
-            root: The directory beneath which it must be; None for any place.
+            root: The directory that must contain the file; None for no restriction.
 
         Raises:
             ArchiveFormatError: The file is not regular, or not beneath `root`.
@@ -59,12 +59,12 @@ class FileData:
     def kept_open(
         cls, path: str, resources: contextlib.ExitStack, root: Root | None = None
     ) -> FileData:
-        """All bytes of a file, which remains open as long as `resources`; see `of`."""
+        """All bytes of a file that remains open until `resources` is closed; see `of`."""
         file = resources.enter_context(_open_file(path, root))
         return cls(path, file.identity, 0, file.size, file, root)
 
     def part(self, offset: int, nbytes: int) -> FileData:
-        """A range of these bytes; nothing is read."""
+        """A range of these bytes, not yet read."""
         return FileData(
             self.path, self.identity, self.offset + offset, nbytes, self.file, self.root
         )
@@ -74,7 +74,7 @@ class FileData:
 
     @property
     def view(self) -> memoryview:
-        """The bytes as a view of a map, which lives as long as the view.
+        """The bytes as a view of a map; the map is closed with the last view.
 
         Raises:
             ArchiveFormatError: The file was truncated, or another file has its path.
@@ -96,11 +96,11 @@ class FileData:
     def read_parts(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Ranges of the bytes as copies; see `read`.
 
-        The file is opened once, and read once if they lie close to each other.
+        The file is opened once. It is read once if the ranges are at least half of their span.
 
         Args:
             offsets: Offset of each range in these bytes.
-            sizes: Its size in bytes.
+            sizes: Size of each range in bytes.
         """
         begin, end = min(offsets), max(map(operator.add, offsets, sizes))
         ranges = zip(offsets, sizes, strict=True)
@@ -135,11 +135,11 @@ class FileData:
 def read_all(parts: Sequence[FileData]) -> list[bytes]:
     """Reads parts into copies, in order.
 
-    The file of successive parts is opened once, and read once if they are half of the bytes read.
+    Successive parts of a file are read together; see `FileData.read_parts`.
 
     Raises:
         ArchiveFormatError: A file was truncated, or another file has its path.
-        OSError: A file cannot be opened any more, or not be read.
+        OSError: A file cannot be opened or read any more.
     """
     contents: list[bytes] = []
     for _, same in itertools.groupby(

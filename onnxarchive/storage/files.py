@@ -1,4 +1,4 @@
-"""Regular files: opened, locked, read and written by position, and mapped."""
+"""Opens, locks and maps regular files, and reads and writes them by position."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _KINDS = (
 
 
 class _Descriptor:
-    """A descriptor that is closed with its last reference.
+    """A descriptor, closed with the last reference to this object.
 
-    A thread holds a reference while it reads, so the number cannot become that of another file.
+    A thread holds a reference while it reads, so the system cannot give the number to another file.
     """
 
     __slots__ = ("number",)
@@ -70,8 +70,9 @@ class MappedFile(RandomAccessFile):
 
         Args:
             path: The file.
-            rule: The rule that is broken if it is no regular file, or None.
-            is_writable: True to open it for writing too; None to do so if permitted.
+            rule: The rule for an error if the file is not regular, or None.
+            is_writable: True to open for reading and writing, False for reading, None for writing
+                if permitted.
             descriptor: A descriptor of the file, closed by this object; None opens `path`.
 
         Raises:
@@ -99,7 +100,7 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets the path, for a file that will be renamed."""
+        """Sets the path of a file to the name that it will get."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -134,7 +135,7 @@ class MappedFile(RandomAccessFile):
             yield
 
     def require_locking_process(self) -> None:
-        """Refuses a fork, which shares the lock of the process that locked the file.
+        """Refuses a fork of the process that locked the file, since both share the lock.
 
         Raises:
             ArchiveError: This process is a fork.
@@ -145,7 +146,7 @@ class MappedFile(RandomAccessFile):
         """Refuses a file without write permission.
 
         Raises:
-            OSError: It cannot be opened for writing, or is open for reading only.
+            OSError: The file cannot be opened for writing, or is open only for reading.
         """
         os.close(_open(self.absolute_path, None, is_writable=True)[0])
         if not self._is_writable:
@@ -154,9 +155,9 @@ class MappedFile(RandomAccessFile):
             )
 
     def reopened(self) -> MappedFile:
-        """A new object for the same open file, with its present size and another map.
+        """A new object for the same open file, with the file's present size and a new map.
 
-        Both share one lock.
+        Both objects share one lock.
         """
         file = MappedFile(self.path, descriptor=os.dup(self._require_open().number))
         file.absolute_path = self.absolute_path
@@ -192,7 +193,7 @@ class MappedFile(RandomAccessFile):
         )
 
     def _written_parts(self, offset: int, end: int) -> Iterator[tuple[int, int]]:
-        """Begin and end of each part that is no hole; one part if the system cannot find holes."""
+        """Yields begin and end of each part that is no hole; one part if holes cannot be found."""
         if not hasattr(os, "SEEK_DATA"):  # Windows
             yield offset, end
             return
@@ -223,7 +224,7 @@ class MappedFile(RandomAccessFile):
             del descriptor  # a kept error must not keep the file open
 
     def view(self) -> memoryview:
-        """A read-only view of the whole file through a map, which lives as long as the view.
+        """A read-only view of the whole mapped file; the map is closed with the last view.
 
         Raises:
             ArchiveFormatError: The file has been truncated since it was opened.
@@ -233,7 +234,7 @@ class MappedFile(RandomAccessFile):
     def reaching(self, end: int) -> memoryview:
         """A read-only view of the mapped file, with at least the bytes up to `end`.
 
-        It is shorter than `size` if an edit truncated the file before it was mapped.
+        The view is shorter than `size` if an edit truncated the file before it was mapped.
 
         Raises:
             ArchiveFormatError: The file has been truncated before `end` since it was opened.
@@ -284,8 +285,8 @@ class MappedFile(RandomAccessFile):
     def paths(self) -> Iterator[str]:
         """Possible paths of the file, without symbolic links.
 
-        The first is the path at the time of opening; on Linux, a second is the present one of a
-        renamed file. Either may lead to another file: compare `identity`.
+        The first path is that of the time of opening. On Linux, the second is the present path,
+        also of a renamed file. Either may lead to another file, so compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
         descriptor = self._require_open()  # referenced, so that it is of no other file
@@ -305,7 +306,7 @@ class MappedFile(RandomAccessFile):
         return self._require_open().number
 
     def close(self) -> None:
-        """Drops descriptor and map; each is closed with its last reference."""
+        """Drops descriptor and map; each is closed when nothing else refers to it."""
         self._descriptor = None
         self._view = None
 
@@ -335,8 +336,8 @@ def opened(
 ) -> Iterator[MappedFile]:
     """Opens a file and locks it during a block.
 
-    If another file takes the path while the lock is awaited, that one is opened. The file is closed
-    if the block raises, and else remains open.
+    If another file gets the path during the wait for the lock, the new file is opened. If the block
+    raises, the file is closed; otherwise it remains open.
 
     Args:
         path: The file.
@@ -346,7 +347,7 @@ def opened(
         timeout: See `MappedFile.locked`.
 
     Raises:
-        ArchiveFormatError: It is no regular file.
+        ArchiveFormatError: The file is no regular file.
         LockedError: The file remained locked.
         OSError: The file cannot be opened or locked.
     """
@@ -364,7 +365,7 @@ def opened(
 
 
 def _open(path: str, rule: str | None, is_writable: bool | None) -> tuple[int, bool]:
-    """Opens a file; returns the descriptor, and True if it is writable."""
+    """Opens a file; returns the descriptor and whether it is open for writing."""
     # Opening a pipe must not block: it is refused later. Windows would change line ends.
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if os.path.isdir(path):  # some systems open no directories
@@ -388,7 +389,7 @@ def make_file(path: str, mode: int = 0o666) -> MappedFile:
 
     Args:
         path: The file.
-        mode: Its permission bits before the umask.
+        mode: Permission bits of the file before the umask.
 
     Raises:
         FileExistsError: The path exists.
@@ -415,7 +416,7 @@ def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
 class PositionalWriter:
     """Writes successive pieces to a file from an offset, without a buffer.
 
-    A fork of the process must not write.
+    A fork of the process cannot write.
 
     Attributes:
         offset: Offset of the next piece in the file, in bytes.
@@ -449,7 +450,7 @@ class PositionalWriter:
         return nbytes
 
     def last(self, nbytes: int) -> bytes:
-        """The last `nbytes` bytes before the next piece, or all if there are fewer."""
+        """The last `nbytes` bytes that were written, or all if there are fewer."""
         nbytes = min(nbytes, self.offset)
         return self._file.read(self.offset - nbytes, nbytes)
 
@@ -458,7 +459,7 @@ def require_process(process: int) -> None:
     """Refuses a fork of the process that began the work.
 
     Args:
-        process: Id of the process that began.
+        process: Id of the process that began the work.
 
     Raises:
         ArchiveError: This process has another id.

@@ -1,4 +1,4 @@
-"""Calls that depend on the file system: shared blocks, reserved blocks, syncs."""
+"""System calls that depend on the file system: sharing blocks, reserving blocks, syncing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ except ImportError:  # Windows
 
 # Errors of a full disk.
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
-# Errors of systems that sync no directories.
+# Errors of systems that cannot sync directories.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 _CLONE = 0x40049409  # FICLONE of Linux: _IOW(0x94, 9, int)
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 
-# File systems on which writing to reserved blocks is not slower. Btrfs does not compress data in
-# them, and ZFS refuses to reserve more than fits uncompressed.
+# File systems on which reserved blocks do not slow writing down. Btrfs does not compress data in
+# reserved blocks, and ZFS refuses to reserve more than the free space without compression.
 RESERVING = ("ext4", "xfs", "tmpfs")
 
 
 def clone(source: MappedFile, target: int) -> bool:
-    """Makes a new file share all blocks of a file (reflinks), if the file system can.
+    """Clones a file into a new file that shares all blocks (reflinks), if the file system can.
 
     Args:
         source: The file.
@@ -49,7 +49,7 @@ def clone(source: MappedFile, target: int) -> bool:
 
 
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
-    """Reserves blocks for bytes that will be written, on file systems where that helps.
+    """Reserves blocks for bytes to be written, on file systems that benefit.
 
     A full disk is then found at once, and writing is faster. The size of the file does not change;
     reserved blocks beyond it are freed by the next `os.ftruncate`.
@@ -123,7 +123,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_directory(directory: str) -> None:
-    """Syncs the names in a directory, if the system can.
+    """Syncs the entries of a directory, if the system can.
 
     Raises:
         OSError: The disk failed.

@@ -10,11 +10,11 @@ _MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
 
 
 class ForwardFile(RandomAccessFile):
-    """Wraps a file for one thread that reads it in rising order.
+    """Wraps a file for one thread that reads mostly by ascending offset.
 
-    `pieces` continues one stream of the wrapped file's `pieces`, and begins another if the caller
-    goes back or leaves a large gap. Other reads, and all reads while pieces are being yielded, go
-    to the wrapped file.
+    `pieces` and `read` continue one stream of the wrapped file's `pieces`. After a step back or a
+    large gap, `pieces` begins a new stream, and `read` reads from the wrapped file. `read_ranges`,
+    and all reads while pieces are being yielded, use the wrapped file.
     """
 
     def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:
@@ -22,7 +22,7 @@ class ForwardFile(RandomAccessFile):
 
         Args:
             file: The file, closed together with this object.
-            streams: The streams of all files that are read in turn with this one.
+            streams: The streams of all files read alternately with this file.
         """
         self.path, self.size, self.identity = file.path, file.size, file.identity
         self._file = file
@@ -60,7 +60,7 @@ class ForwardFile(RandomAccessFile):
         return self._file.read_ranges(ranges)
 
     def _continued(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Yields pieces of the stream, or of a new one."""
+        """Yields pieces of the present stream or of a new stream."""
         if not 0 <= offset - self._position <= _MAX_SKIPPED:
             self.stop()
             self._streams.begin(self)
@@ -76,7 +76,7 @@ class ForwardFile(RandomAccessFile):
             yield piece
 
     def _stream_from(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Yields all bytes from `offset` on; each request is for twice as many as the last."""
+        """Yields all bytes from `offset` on; each request is twice the size of the last."""
         while offset < self.size:
             yield from self._file.pieces(offset, min(size, self.size - offset))
             offset += size
@@ -112,7 +112,7 @@ class ForwardFile(RandomAccessFile):
 
 
 class Streams:
-    """The streams of files that are read in turn: at most two, since each holds many MiB."""
+    """The streams of files that are read alternately: at most two, since each holds many MiB."""
 
     _MOST = 2
 
@@ -129,5 +129,5 @@ class Streams:
 
 
 def streamed(file: RandomAccessFile) -> RandomAccessFile:
-    """The file itself if it is mapped, else a `ForwardFile` of it."""
+    """The file itself if it is mapped, otherwise a `ForwardFile` around it."""
     return file if file.is_mapped else ForwardFile(file)

@@ -1,9 +1,9 @@
 """Advisory locks on open files, which separate editors and readers of an archive.
 
-They are `flock`, and on Windows a lock of one byte far beyond the end of the file. The system
+The locks are `flock`; on Windows, a lock of one byte far beyond the end of the file. The system
 releases them however the process ends. A lock belongs to the open file, so forks and copies of a
-descriptor share it. Processes on several machines share locks on NFS and CIFS, unless these
-are mounted with `nolock` or `nobrl`; on other file systems perhaps not.
+descriptor share it. NFS and CIFS share locks between machines unless mounted with `nolock` or
+`nobrl`; other network file systems may not.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
-    """Unlocks a file when the block ends, also by an interrupt right after it was locked."""
+    """Unlocks a file when the block ends, even by an interrupt just after locking."""
     process = os.getpid()
     try:
         yield
@@ -91,7 +91,7 @@ def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
 def keep_exclusive(descriptor: int) -> None:
     """Takes the exclusive lock until `unlock` or the end of the process; waits without limit.
 
-    On a file system without locks, it does nothing.
+    Does nothing on a file system without locks.
     """
     with contextlib.suppress(OSError):
         _lock(descriptor, is_shared=False, timeout=None)
@@ -115,7 +115,7 @@ def try_exclusive(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Releases the lock of an open file, also for forks and copies of its descriptor."""
+    """Releases the lock of an open file, also for forks and copied descriptors."""
     with contextlib.suppress(OSError):  # a closed file is unlocked
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -127,7 +127,7 @@ def require_timeout(timeout: float | None) -> None:
     """Refuses an invalid timeout.
 
     Raises:
-        ValueError: It is negative or not a number.
+        ValueError: The timeout is negative or not a number.
     """
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"expected a timeout of 0 seconds or more, found {timeout}")

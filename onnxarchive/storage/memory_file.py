@@ -14,13 +14,14 @@ class MemoryFile(RandomAccessFile):
     is_complete = True
 
     def __init__(self, data: memoryview, path: str = "archive in memory") -> None:
-        """Reads from a flat view of bytes; `path` is their name in messages."""
+        """Reads from a flat view of bytes; `path` is the name for messages."""
         self.path = path
         self.size = data.nbytes
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
-            # An array over a view keeps the view's object alive, but not its buffer, which the
-            # owner might resize or unmap. The array made here is such an object, and holds it.
+            # A NumPy array over a view keeps the view's object alive, but not the object's buffer,
+            # which the owner might resize or unmap. This array exports the buffer, so the buffer
+            # stays.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

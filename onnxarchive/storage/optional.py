@@ -1,4 +1,4 @@
-"""Optional libraries, which only some functions need."""
+"""Optional libraries, needed only by some functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Their names and the arguments for `pip install`, by module.
+# Name and argument for `pip install` of each library, by module.
 _LIBRARIES: Final = {
     "fsspec": ("fsspec", "'onnxarchive[remote]'"),
     "netron": ("Netron", "'onnxarchive[view]'"),
@@ -20,15 +20,15 @@ _LIBRARIES: Final = {
 
 @contextmanager
 def needing(library: str, purpose: str) -> Iterator[None]:
-    """Says in an ImportError of the block how to install the library.
+    """Adds the command that installs the library to an ImportError of the block.
 
     Args:
         library: The name of the library's module.
-        purpose: Completes the sentence "PyTorch is needed to": `"hold a tensor"`.
+        purpose: The end of the sentence "PyTorch is needed to", such as `"hold a tensor"`.
 
     Raises:
-        ImportError: The library cannot be imported. Its `name` is `library`, its cause the error of
-            the import.
+        ImportError: The library cannot be imported. The error's `name` is `library`; its cause is
+            the original error.
     """
     try:
         yield

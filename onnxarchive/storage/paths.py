@@ -1,4 +1,4 @@
-"""Checks of paths: containment, and outputs that would overwrite inputs."""
+"""Checks that paths are inside directories, and that outputs overwrite no inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_below(path: str, directory: str) -> bool:
 
 
 def leads_out(path: str) -> bool:
-    """Whether a path, joined to a directory, may lead out of it without a symbolic link."""
+    """True if a path, joined to a directory, may lead out of it even without a symbolic link."""
     return os.path.isabs(path) or os.pardir in path.split("/")
 
 
@@ -33,5 +33,5 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> N
 
 
 def directory_of(path: str | os.PathLike[str]) -> str:
-    """The directory of the file that a path leads to."""
+    """The directory of a path's file, after links are resolved."""
     return os.path.dirname(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""The interface by which an archive is read: from a file, from memory or from a remote object."""
+"""Interface for reading an archive: from a file, from memory or from a remote object."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class RandomAccessFile(Closing):
         path: The name for messages: a path as given, or a URL without credentials.
         size: The size in bytes.
         identity: Equal for two objects of this class only if they read the same file.
-        first_size: Least bytes that a `ForwardFile` asks for first; its caller may go elsewhere.
+        first_size: Smallest first request of a `ForwardFile`, in bytes; later requests are larger.
         is_mapped: True if `reaching` gives views; else bytes are read as copies.
-        is_complete: True if a map has all bytes; else `fetch` must bring them before they are read.
+        is_complete: True if a map has all bytes; else `fetch` must be called before bytes are read.
     """
 
     path: str
@@ -55,7 +55,7 @@ class RandomAccessFile(Closing):
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
         """Reads `size` bytes from `offset`; yields copies of a few MiB at most.
 
-        If the file is truncated meanwhile, there are fewer bytes; a map would end the process.
+        If the file is truncated meanwhile, fewer bytes are yielded; reading a map would crash.
         """
         while size > 0:
             piece = self.read(offset, min(size, READ_SIZE))
@@ -76,14 +76,14 @@ class RandomAccessFile(Closing):
     def hold(self, offset: int) -> None:
         """Keeps the bytes from `offset` to the end in memory, read by one request at most.
 
-        Files that are read without requests do nothing.
+        Does nothing for files that are read without requests.
         """
 
     def release(self) -> None:
         """Drops the bytes kept by `hold`."""
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Brings the missing bytes of ranges, if the file is mapped but not complete."""
+        """Fetches the missing bytes of ranges, if the file is mapped but not complete."""
 
     def is_verified(self, number: int) -> bool:
         """True if an earlier reader found the CRC-32 of the entry with this index correct."""

@@ -13,14 +13,14 @@ from onnxarchive.storage.spooling import spool
 
 @dataclass(frozen=True, slots=True)
 class RandomAccessData:
-    """A range of bytes of a file, read in pieces each time they are iterated over.
+    """A range of bytes of a file; each iteration reads the bytes in pieces.
 
     Attributes:
         file: The file.
         offset: Offset of the bytes in the file.
         nbytes: Number of the bytes.
-        crc32: Their CRC-32; None: unknown.
-        temporary: The directory for a copy of them; None for the system's.
+        crc32: CRC-32 of the bytes; None if unknown. temporary: The directory for a temporary copy;
+        None for the system's.
     """
 
     file: RandomAccessFile
@@ -30,7 +30,7 @@ class RandomAccessData:
     temporary: str | None = None
 
     def local(self) -> Data:
-        """The same bytes, to be read several times: a temporary copy if the file is remote."""
+        """The same bytes for repeated reading: a temporary copy if the file is remote."""
         if self.file.mapped_file is not None:
             return self
         return Stored(spool(self, self.temporary))

@@ -27,7 +27,7 @@ from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
-# Checks the locked file that will be replaced; takes None if it cannot be opened or locked.
+# Checks the locked file to be replaced; gets None if the file cannot be opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 _Made = TypeVar("_Made")
 
@@ -45,7 +45,7 @@ def remove_temporaries() -> None:
 class _Temporary(Generic[_Made]):
     """A new file or directory beside a target, removed with this object unless it is kept.
 
-    It is registered for removal before it is created, so no interrupt leaves it behind.
+    The path is registered for removal before creation, so no interrupt leaves a file there.
 
     Attributes:
         path: Its path.
@@ -97,12 +97,12 @@ def remove_abandoned(
 ) -> list[str]:
     """Removes the temporary files of processes that were killed while writing `path`.
 
-    Files in use are locked and remain; so do other kinds of files, and files in a directory that
-    cannot be listed.
+    Locked files are in use and remain, as do other kinds of files. A directory that cannot be
+    listed is skipped.
 
     Args:
-        path: The target of the processes.
-        is_leftover: Returns True if the content of a file is that of such a temporary file.
+        path: The target of the killed processes.
+        is_leftover: Returns True if the content of a file is that of a temporary file for `path`.
 
     Returns:
         The paths of the removed files.
@@ -127,7 +127,7 @@ def remove_abandoned(
 
 
 def _removes_abandoned(path: str, is_leftover: Callable[[MappedFile], bool]) -> bool:
-    """Removes a leftover unless it is locked; a process that awaits the lock finds it removed."""
+    """Removes a leftover unless it is locked; a process waiting for the lock finds it removed."""
     with MappedFile(path, is_writable=None) as file:
         is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)
         if not (is_free and is_leftover(file)):
@@ -145,13 +145,13 @@ def _remove_in_process(process: int, remove: Callable[[str], None], path: str) -
 
 
 class Replacement:
-    """A new file that replaces another one when it is complete.
+    """A new file that replaces its target when the new file is complete.
 
-    It is written beside the target under a temporary name. `commit` syncs it, renames it over the
-    target and syncs the directory: at any moment the target is the old file or the complete new
-    one. If the target is a symbolic link, the file to which it leads is replaced. Owner,
-    permissions and extended attributes are kept (see `attributes.keep`). The file is locked while
-    it is written, unlike the leftover of a killed process.
+    The new file is written beside the target under a temporary name. `commit` syncs it, renames it
+    over the target and syncs the directory: at any moment the target is the old file or the
+    complete new one. If the target is a symbolic link, the link's file is replaced. Owner,
+    permissions and extended attributes are kept (see `attributes.keep`). The new file is locked
+    while it is written, unlike the leftover of a killed process.
 
     Attributes:
         file: Writes to the new file.
@@ -224,14 +224,15 @@ class Replacement:
             locking.unlock(file.fileno())  # a fork would keep the lock
 
     def commit_open(self, require: Require | None = None) -> MappedFile:
-        """Commits, and returns the new file, which is still locked; see `commit`."""
+        """Commits, and returns the new file, still locked; see `commit`."""
         try:
             require_process(self._process)
             sync(self.fileno())
             with contextlib.ExitStack() as lock:
                 target = None
                 if not self._is_locked:
-                    # Excludes editors meanwhile; there may be no file, or no locks.
+                    # Excludes editors during the rename; the target or the file system's locks may
+                    # be missing.
                     with with_path(self._path), contextlib.suppress(OSError, ArchiveFormatError):
                         target = lock.enter_context(
                             opened(self._target, is_exclusive=True, is_writable=None)
@@ -321,10 +322,10 @@ def replacing(
 def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     """Creates a directory that is renamed to `path` when the block ends, or removed if it raises.
 
-    It may replace an empty directory, whose owner, permissions and attributes it keeps.
+    An empty directory may be replaced; its owner, permissions and attributes are kept.
 
     Raises:
-        OSError: It cannot be created, or `path` exists and is not an empty directory.
+        OSError: The directory cannot be created, or `path` exists and is not an empty directory.
     """
     target = os.path.realpath(path)
     process = os.getpid()

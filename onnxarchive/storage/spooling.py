@@ -12,14 +12,14 @@ from onnxarchive.storage.files import MappedFile, PositionalWriter
 
 
 def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
-    """Copies bytes to an unnamed file and returns a view of its map; both end with the last view.
+    """Copies bytes to an unnamed file and returns a view of its map; the last view frees both.
 
     Args:
         pieces: The bytes.
         directory: The directory of the file; None for the system's temporary directory.
 
     Raises:
-        OSError: It cannot be created, or the disk is full; the error names the directory.
+        OSError: The file cannot be created, or the disk is full; the error names the directory.
     """
     with _unnamed(directory) as file:
         try:

@@ -1,4 +1,4 @@
-"""Maps functions over items in several threads, with the result of a single thread."""
+"""Maps functions over items in several threads; results are those of a single thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 AHEAD_SIZE = 96 << 20  # limit of the bytes that `in_order` works on ahead
 
-# Smallest item that is worth a thread, in bytes: for smaller ones, most of the work is Python's.
+# Smallest item for a thread, in bytes; for smaller items, most of the work is Python's.
 _LEAST_SIZE = 1 << 17
 
 
@@ -50,7 +50,7 @@ def for_each(
 
     Args:
         items: The items.
-        sizes: Their sizes in bytes, by which they are distributed.
+        sizes: Size of each item in bytes; threads get items of about equal total size.
         work: The function, called in several threads.
         jobs: Maximum number of threads.
     """
@@ -90,9 +90,9 @@ def in_order(
 ) -> Generator[_Made, None, None]:
     """Maps a function over items in order, with bounded look-ahead in threads.
 
-    The look-ahead is at most `jobs` items and `AHEAD_SIZE` bytes. Small items, and items larger
-    than that, are mapped in the caller's thread. An error is raised in place of the item's result.
-    Closing the iterator cancels pending items and waits for those that have begun.
+    The look-ahead is at most `jobs` items and `AHEAD_SIZE` bytes. Small items, and items above
+    `AHEAD_SIZE`, are mapped in the caller's thread. An error is raised in place of the item's
+    result. Closing the iterator cancels pending items and waits for running ones.
 
     Args:
         items: The items.
@@ -101,7 +101,7 @@ def in_order(
         jobs: Maximum number of threads, including the caller's.
     """
     coming = deque(number for number, size in enumerate(sizes) if _LEAST_SIZE <= size <= AHEAD_SIZE)
-    # No idle threads: the allocator keeps memory for each.
+    # No idle threads: the allocator keeps memory for every thread.
     most = AHEAD_SIZE // min((sizes[number] for number in coming), default=AHEAD_SIZE)
     executor, _ = _executor(min(jobs - 1, len(coming), most))
     if executor is None:
@@ -131,13 +131,13 @@ def in_order(
 def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
     """An executor with up to `count` started threads, and their number.
 
-    They are fewer if the system permits no more. If it permits none, as when Python exits, the
-    executor is None.
+    The system may permit fewer threads. If it permits none, as when Python exits, the executor is
+    None.
     """
     if not count:
         return None, 0
     try:
-        # Importing it takes as long as opening an archive.
+        # This import takes the time of opening an archive.
         from concurrent.futures import ThreadPoolExecutor
     except RuntimeError:  # Python exits
         return None, 0

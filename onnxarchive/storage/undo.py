@@ -9,9 +9,9 @@ During an edit of a file of `old_size` bytes, the file consists of:
 - and the trailer of the log, in the last bytes.
 
 The log is complete and synced before the new end is written. The new end is synced before the file
-is truncated to its new size. That truncation completes the edit; before it, the log restores the
-old file. If the log is incomplete, the old file is unchanged before it. A file without a log has
-another end, so a rollback never changes it.
+is truncated to its new size. The truncation completes the edit; until then, the log restores the
+old file. Before an incomplete log, the old file is unchanged. A file that does not end with a log
+is never rolled back.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class UnfinishedEdit:
     Attributes:
         offset: Offset of the old end in the old file, in bytes.
         old_size: Size of the old file in bytes.
-        copy_offset: Offset of the inverted copy of the old end; None if the log is incomplete, so
-            that the old end is unchanged.
+        copy_offset: Offset of the inverted copy of the old end; None if the log is incomplete and
+            the old end unchanged.
     """
 
     offset: int
@@ -61,7 +61,7 @@ class UnfinishedEdit:
 
 
 class FileBefore(MappedFile):
-    """Reads the old file of an unfinished edit; the file is not changed."""
+    """Reads the file's state before an unfinished edit; the file is not changed."""
 
     def __init__(self, file: MappedFile, edit: UnfinishedEdit) -> None:
         self.path = file.path
@@ -125,7 +125,7 @@ def find_torn(file: MappedFile, offset: int, old_size: int) -> UnfinishedEdit | 
 
 
 def _log(file: MappedFile, edit: UnfinishedEdit) -> Iterator[bytes]:
-    """Yields the log of an edit before it begins, in pieces."""
+    """Yields pieces of the log of an edit; called before the old end is overwritten."""
     checksum = hashlib.sha256()
     for piece in file.pieces(edit.offset, edit.end_nbytes):
         inverted = bytes(piece).translate(_INVERTED)
@@ -142,14 +142,14 @@ def change_end(
 
     Args:
         file: The file, open for writing and locked.
-        offset: Offset of its end, in bytes.
+        offset: Offset of the end to replace, in bytes.
         new_size: The new size of the file in bytes.
         write: Writes the new end.
 
     Raises:
         ArchiveError: The edit failed, and its rollback too.
-        OSError: The file cannot be written. It is unchanged; but if only the last sync failed, it
-            has the new end, which may not survive a power failure.
+        OSError: The file cannot be written. The file is unchanged, unless only the last sync
+            failed: it then has the new end, which a power failure may undo.
     """
     edit = UnfinishedEdit(offset, file.size)
     copy_offset = max(edit.old_size, new_size)
@@ -192,7 +192,7 @@ def _roll_back_after(error: BaseException, file: MappedFile, edit: UnfinishedEdi
 
 
 def restore(file: MappedFile, edit: UnfinishedEdit) -> None:
-    """Restores the old end and size of a file; doing so twice changes nothing.
+    """Restores the old end and size of a file; an interrupted restore can be repeated.
 
     Args:
         file: The file, open for writing and locked.
