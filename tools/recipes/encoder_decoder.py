@@ -50,7 +50,7 @@ class Decoder(torch.nn.Module):  # type: ignore[misc]
 
 
 def export(path: str) -> tuple[Encoder, Decoder]:
-    """Exports both to an archive, the encoder as its default model."""
+    """Exports encoder and decoder to an archive; the encoder is the default model."""
     embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
     encoder, decoder = Encoder(embedding).eval(), Decoder(embedding).eval()
     tokens = torch.arange(10).reshape(2, 5)

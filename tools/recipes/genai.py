@@ -19,12 +19,12 @@ import onnxruntime_genai as og
 
 import onnxarchive
 
-# The directory of external data, a config entry of ONNX Runtime's session options.
+# ONNX Runtime's session option for the directory of external data.
 DATA_DIRECTORY = "session.model_external_initializers_file_folder_path"
 
 
 def open_model(path: str) -> tuple[og.Model, og.Tokenizer]:
-    """The model of an archive with `genai_config.json` among its assets, and its tokenizer."""
+    """Opens the model and the tokenizer of an archive with the asset `genai_config.json`."""
     serialized, _ = onnxarchive.session_options(path)
     with tempfile.TemporaryDirectory() as directory, onnxarchive.open(path) as archive:
         for name, data in archive.assets.items():
@@ -34,7 +34,7 @@ def open_model(path: str) -> tuple[og.Model, og.Tokenizer]:
         settings = json.loads(archive.assets["genai_config.json"])
         config = og.Config(directory)
         config.add_model_data(settings["model"]["decoder"]["filename"], serialized)
-        # Relative to the directory of the settings, since GenAI joins the two paths.
+        # GenAI joins this path to the directory of the settings.
         place = os.path.relpath(
             os.path.dirname(os.path.realpath(path)), os.path.realpath(directory)
         )

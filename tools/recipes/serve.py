@@ -27,7 +27,7 @@ TYPES: Final = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(
 
 
 def make_session() -> Any:
-    """A session with one thread, for one core per worker, and without packed copies of weights."""
+    """Starts a session with one thread (one core per worker) and without packed weights."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxarchive.session(
@@ -39,7 +39,7 @@ session = make_session()
 
 
 def run(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Runs the model on nested lists of numbers by name, and returns such lists."""
+    """Runs the model; inputs and outputs are nested lists of numbers, by name."""
     feed: dict[str, Any] = {
         it.name: np.array(inputs[it.name], TYPES[it.type])
         for it in session.get_inputs()

@@ -6,10 +6,10 @@ openssl ec -in private.pem -pubout -out public.pem
 python sign.py sign model.onnxa private.pem
 python sign.py verify model.onnxa public.pem
 
-The signature, `model.onnxa.sig`, holds the SHA-256 of the archive. Hashing the file is enough,
-since every tool reads the same content from it: `onnxarchive check` refuses files that can be read
-in two ways. If you can send a hash by a channel that the receiver trusts, you need no key: use
-`sha256sum`. (`model-signing` 1.1.1 imports pyOpenSSL without declaring it, so pip gets it above.)
+The signature, `model.onnxa.sig`, holds the SHA-256 of the archive. The hash of the file is enough:
+`onnxarchive check` refuses files that zip readers are known to read differently. If you can send a
+hash by a channel that the receiver trusts, you need no key: use `sha256sum`. (`model-signing`
+1.1.1 imports pyOpenSSL without declaring it, so pip gets it above.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def verify(archive: Path, key: Path) -> None:
     """Verifies an archive with the public key, then its format.
 
     Raises:
-        ValueError: The archive or the signature has changed, or the key does not fit.
+        ValueError: The archive or the signature has changed, or the key is wrong.
     """
     config = model_signing.verifying.Config().use_elliptic_key_verifier(public_key=key)
     config.verify(archive, signature_of(archive))
