@@ -72,7 +72,7 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
         versions could then not be distinguished.
 
     Raises:
-        PermissionError: The directory belongs to another user, or others may enter it.
+        PermissionError: The directory belongs to another user, or grants others permissions.
         OSError: The directory cannot be written, the file system allows no file of the archive's
             size, or that size is over 16 TiB.
     """
@@ -109,7 +109,7 @@ class CachedFile(RandomAccessFile):
 
         Args:
             remote: The remote file; it is closed with this object.
-            key: Its `cache_key()`.
+            key: The remote file's `cache_key()`.
             directory: The directory of the cache.
 
         Raises:
@@ -433,7 +433,7 @@ class _Arriving:
         Args:
             file: The file in the cache.
             offset: Offset of the part.
-            part: Its bytes; some may belong to other blocks.
+            part: Bytes of the part; some may belong to other blocks.
 
         Returns:
             Number of counted bytes.
@@ -520,7 +520,7 @@ class CachedArchive:
     """A file of a cache.
 
     Attributes:
-        path: Its path.
+        path: Path of the file in the cache.
         url: The URL of the archive, without credentials; None if the file is damaged.
         nbytes: The size of the archive in bytes.
         present: Number of fetched bytes.

@@ -15,9 +15,9 @@ class ListedObject(NamedTuple):
     """An object below a URL.
 
     Attributes:
-        path: Its path relative to the URL, as given by the store and unchecked.
+        path: Path relative to the URL, as given by the store and unchecked.
         url: The object's URL, or its key if a store was given.
-        size: Its size in bytes.
+        size: Size of the object in bytes.
     """
 
     path: str

@@ -95,7 +95,7 @@ async def _read(origin: Origin, version: Version, offset: int, size: int) -> byt
 
 
 class RemoteFile(RandomAccessFile):
-    """An object that is read by range. Its last bytes are held in memory.
+    """An object, read by range. The object's last bytes are kept in memory.
 
     Every answer is compared with the first one: its ETag, size, version and time of the last
     change. If the ETag is strong, requests carry it (`If-Match`). A server that sends neither an
@@ -103,7 +103,7 @@ class RemoteFile(RandomAccessFile):
     asked for size and time again after each part.
 
     Attributes:
-        validator: Its strong ETag, or its version; None if there is neither.
+        validator: The object's strong ETag, or else its version; None without both.
     """
 
     def __init__(self, origin: Origin, version: Version, end: bytes) -> None:

@@ -66,7 +66,7 @@ class Origin(Protocol):
     """Address of an object, with the requests for its bytes.
 
     Attributes:
-        name: Its name for messages.
+        name: The object's name for messages.
     """
 
     name: str
@@ -318,7 +318,7 @@ def _grouped(options: Options) -> dict[str, Any]:
 
 
 def _prepare_client(url: Any, client: dict[str, Any]) -> None:
-    """Allows http:// for such a URL, and sends the URL's user and password as a header."""
+    """Allows http:// if the URL has it, and sends the URL's user and password as a header."""
     client.setdefault("allow_http", url.scheme == "http")
     if url.username is not None:
         user = f"{unquote(url.username)}:{unquote(url.password or '')}"

@@ -22,7 +22,7 @@ from onnxarchive.storage.file_data import FileData
 # Placeholder of torch.onnx up to 1.x in raw_data; the bytes are in a file of the tensor's name
 # (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
 _TORCH_PLACEHOLDER = b"__EXTERNAL"
-# The former directory of a model, which onnx adds when it loads the model. It is ignored.
+# onnx adds the former directory of a model under this key on loading. The key is ignored.
 _BASEPATH = frozenset({"basepath"})
 
 
@@ -34,7 +34,7 @@ class Found:
         model: The model.
         data: The bytes of its external tensors.
         locations: The locations that were used.
-        small: Its small initializers.
+        small: The model's small initializers.
     """
 
     model: onnx.ModelProto
@@ -47,7 +47,7 @@ class Finder:
     """Finds the bytes of external tensors.
 
     Args:
-        place: The directory or zip with the files.
+        place: The place of the files: a directory, a zip or a remote folder.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         elsewhere: Returns the bytes of a tensor if its location names no file, or raises
             ArchiveFormatError.

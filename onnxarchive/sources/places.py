@@ -37,14 +37,14 @@ class DataFile(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size of the file in bytes."""
 
     def part(self, offset: int, nbytes: int) -> Data:
         """A range of the file, already checked by the caller."""
 
     @property
     def view(self) -> memoryview:
-        """All of its bytes."""
+        """All bytes of the file."""
 
 
 class Place(Protocol):
@@ -52,7 +52,7 @@ class Place(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """The locations of its files, in order."""
+        """The locations of all files, in order."""
 
     @property
     def all_names(self) -> list[str]:
@@ -105,7 +105,7 @@ class DirectoryPlace:
 
     @property
     def names(self) -> list[str]:
-        """As `Place.names`: the files in the directory itself, and those below `assets`.
+        """As `Place.names`: the files in the directory itself and below `assets`.
 
         With `__MODEL_PROTO`, also folders with reserved names (of a later version of the format).
         """

@@ -36,7 +36,7 @@ class Kind:
     """Kind of a file.
 
     Attributes:
-        name: Its kind with an article, such as `"an ONNX model"`.
+        name: Name of the kind with an article, such as `"an ONNX model"`.
         help: Advice to the user; `""` if there is none.
         is_source: True if `convert` searches files of this kind for a model.
     """

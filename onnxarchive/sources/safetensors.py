@@ -52,10 +52,10 @@ class SafetensorsTensor:
     """A tensor of a safetensors file.
 
     Attributes:
-        name: Its name.
-        dtype: Its data type, as spelled in the file.
-        dims: Its shape.
-        data: Its bytes, mapped when they are read.
+        name: Name of the tensor.
+        dtype: Data type, as spelled in the file.
+        dims: Shape.
+        data: Bytes of the tensor, mapped when they are read.
     """
 
     name: str
@@ -65,7 +65,7 @@ class SafetensorsTensor:
 
     @property
     def data_type(self) -> DataType:
-        """Its data type.
+        """The tensor's data type in ONNX.
 
         Raises:
             UnsupportedFeatureError: ONNX has no data type with the same bytes.
@@ -82,7 +82,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
     """Reads the header of a safetensors file.
 
     Returns:
-        Its tensors by name, in the order of their bytes.
+        The tensors by name, in the order of their bytes in the file.
 
     Raises:
         ArchiveFormatError: The file is no safetensors file, or its header does not match its size.

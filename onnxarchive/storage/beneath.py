@@ -59,7 +59,7 @@ class Root:
                 because names may have changed. None opens `path` by name.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: The directory cannot be opened.
         """
         self.path = os.path.realpath(path)
         self._descriptor = -1
@@ -86,8 +86,8 @@ class Root:
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.
-            ValueError: `path` is not such a path.
-            OSError: It cannot be opened.
+            ValueError: `path` is absolute or contains `..`.
+            OSError: The file cannot be opened.
         """
         return self._open(path, _FILE)
 
@@ -99,8 +99,8 @@ class Root:
 
         Raises:
             OutsideError: A symbolic link leads out of the directory.
-            ValueError: `path` is not such a path.
-            OSError: It cannot be opened.
+            ValueError: `path` is absolute or contains `..`.
+            OSError: The directory cannot be opened.
         """
         if not HAS_DIR_FD:
             with os.scandir(self._resolved(path)) as entries:

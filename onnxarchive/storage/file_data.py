@@ -50,7 +50,7 @@ class FileData:
 
         Raises:
             ArchiveFormatError: The file is not regular, or not beneath `root`.
-            OSError: It cannot be opened.
+            OSError: The file cannot be opened.
         """
         with _open_file(path, root) as file:
             return cls(os.fsdecode(path), file.identity, 0, file.size, root=root)
@@ -78,7 +78,7 @@ class FileData:
 
         Raises:
             ArchiveFormatError: The file was truncated, or another file has its path.
-            OSError: It cannot be opened any more.
+            OSError: The file cannot be opened any more.
         """
         with self._opened() as file:
             return self._all_of(file.view()[self.offset : self.offset + self.nbytes], file)
@@ -88,7 +88,7 @@ class FileData:
 
         Raises:
             ArchiveFormatError: The file was truncated, or another file has its path.
-            OSError: It cannot be opened or read any more.
+            OSError: The file cannot be opened or read any more.
         """
         with self._opened() as file:
             return self._all_of(file.read(self.offset, self.nbytes), file)

@@ -285,7 +285,7 @@ class MappedFile(RandomAccessFile):
     def paths(self) -> Iterator[str]:
         """Possible paths of the file, without symbolic links.
 
-        The first path is that of the time of opening. On Linux, the second is the present path,
+        The first path was given at the time of opening. On Linux, the second is the present path,
         also of a renamed file. Either may lead to another file, so compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
@@ -450,7 +450,7 @@ class PositionalWriter:
         return nbytes
 
     def last(self, nbytes: int) -> bytes:
-        """The last `nbytes` bytes that were written, or all if there are fewer."""
+        """The `nbytes` bytes of the file before the next piece, or all if there are fewer."""
         nbytes = min(nbytes, self.offset)
         return self._file.read(self.offset - nbytes, nbytes)
 

@@ -48,7 +48,7 @@ class _Temporary(Generic[_Made]):
     The path is registered for removal before creation, so no interrupt leaves a file there.
 
     Attributes:
-        path: Its path.
+        path: Path of the new file or directory.
         made: The result of `make`.
     """
 

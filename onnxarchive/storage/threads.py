@@ -1,4 +1,4 @@
-"""Maps functions over items in several threads; results are those of a single thread."""
+"""Maps functions over items in several threads; results are as from a single thread."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def in_order(
 
     Args:
         items: The items.
-        sizes: Their sizes in bytes.
+        sizes: Size of each item in bytes.
         work: The function, called in several threads.
         jobs: Maximum number of threads, including the caller's.
     """
