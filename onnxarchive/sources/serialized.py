@@ -82,7 +82,7 @@ def _strip(file: DataFile) -> weights.Stripped:
 
 
 def parse_file(file: DataFile) -> Serialized:
-    """Parses a file as a model; its large tensors are not read.
+    """Parses a file as a model; large tensors are not read.
 
     Raises:
         ArchiveFormatError: The file is no model, or the model is too large.

@@ -102,11 +102,11 @@ def open_model(
         follow_links: Another directory into which symbolic links may lead; True for the directory
             of the model in a Hugging Face cache; False for none.
         elsewhere: Returns the bytes of a tensor if its location names no file, or raises
-            ArchiveFormatError. With it, a zip is refused.
+            ArchiveFormatError. If given, a zip is refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: Smallest size in bytes. If all initializers of a `.onnx` are small, external and
-            of this size or more, they may be only in `Source.small`, for speed. None leaves them in
-            the model.
+        taken_from: For speed, moves all initializers of a `.onnx` from the model to `Source.small`
+            if all are small, external and at least this many bytes long. None leaves them in the
+            model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or

@@ -70,7 +70,7 @@ class MappedFile(RandomAccessFile):
 
         Args:
             path: The file.
-            rule: The rule for an error if the file is not regular, or None.
+            rule: Id of the rule broken by a file that is not regular, or None.
             is_writable: True to open for reading and writing, False for reading, None for writing
                 if permitted.
             descriptor: A descriptor of the file, closed by this object; None opens `path`.
@@ -100,7 +100,7 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets the path of a file to the name that it will get."""
+        """Sets the path before the file is renamed to this path."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)

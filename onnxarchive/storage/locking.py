@@ -1,9 +1,9 @@
 """Advisory locks on open files, which separate editors and readers of an archive.
 
 The locks are `flock`; on Windows, a lock of one byte far beyond the end of the file. The system
-releases them however the process ends. A lock belongs to the open file, so forks and copies of a
-descriptor share it. NFS and CIFS share locks between machines unless mounted with `nolock` or
-`nobrl`; other network file systems may not.
+releases the locks when the process ends, even if it is killed. A lock belongs to the open file, so
+forks and copies of a descriptor share it. NFS and CIFS share locks between machines unless mounted
+with `nolock` or `nobrl`; other network file systems may not.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def change_end(
         write: Writes the new end.
 
     Raises:
-        ArchiveError: The edit failed, and its rollback too.
+        ArchiveError: Both the edit and the rollback failed.
         OSError: The file cannot be written. The file is unchanged, unless only the last sync
             failed: it then has the new end, which a power failure may undo.
     """
