@@ -373,6 +373,15 @@ CASES: Final[Mapping[str, Case]] = {
             Measure(OURS, "large", ways.download, ("archive",), _SERVED, True),
             _peer("curl", "large", ways.download_with_curl, ("archive",), ("nginx", "curl"), True),
             _peer("obstore", "large", ways.download_with_obstore, ("archive",), _SERVED, True),
+            # The least time of any download: nothing is requested.
+            Measure(
+                "copy",
+                "large",
+                partial(ways.copy_raw, kind="archive"),
+                ("archive",),
+                writes=True,
+                is_raw=True,
+            ),
         ),
         (Target("at least", 1.5, "curl"), Target("at least", 0.8, "obstore")),
         moves_bytes=True,
