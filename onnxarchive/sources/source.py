@@ -104,9 +104,9 @@ def open_model(
         elsewhere: Returns the bytes of a tensor if its location names no file, or raises
             ArchiveFormatError. If given, a zip is refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: For speed, moves all initializers of a `.onnx` from the model to `Source.small`
-            if all are small, external and at least this many bytes long. None leaves them in the
-            model.
+        taken_from: For speed, may move all initializers of a `.onnx` from the model to
+            `Source.small` if all are small, external and at least this many bytes long. None leaves
+            them in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
