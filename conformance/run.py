@@ -208,7 +208,7 @@ def run_suite(argv: Sequence[str] | None) -> int:
         and not (arguments.large_only and not vector.get("large"))
     ]
     if not chosen:
-        parser.error("no vector is selected by all of these options")
+        parser.error("no vector matches all options")
     try:
         with folder_of_large(arguments.built) as built:
             if any(vector.get("large") for vector in chosen):
@@ -236,7 +236,7 @@ def run_suite(argv: Sequence[str] | None) -> int:
 
 
 def is_of(rules: set[str], vector: dict[str, Any]) -> bool:
-    """True if the vector shows what a rule permits, or breaks one of the rules first."""
+    """True if the vector obeys and shows one of the rules, or was made to break one of them."""
     return not rules.isdisjoint(vector["rules"] if vector["accepted"] else vector["rules"][:1])
 
 

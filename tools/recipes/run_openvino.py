@@ -3,8 +3,8 @@
 pip install onnxarchive openvino
 python run_openvino.py model.onnxa
 
-OpenVINO supports external data, but not archives. So it gets a link: a small `.onnx` beside the
-archive, which holds the weights.
+OpenVINO supports external data, but not archives. So OpenVINO gets a link: a small `.onnx` beside
+the archive. The weights stay in the archive.
 """
 
 from __future__ import annotations

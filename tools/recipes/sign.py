@@ -29,7 +29,7 @@ def sign(archive: Path, key: Path) -> None:
 
 
 def verify(archive: Path, key: Path) -> None:
-    """Verifies an archive with the public key, then its format.
+    """Verifies the signature of an archive with the public key, then checks the archive.
 
     Raises:
         ValueError: The archive or the signature has changed, or the key is wrong.
