@@ -1,7 +1,7 @@
-"""Prints spec/messages.csv: every field of the messages that a ModelProto is made of.
+"""Prints spec/messages.csv: every field of ModelProto and of the messages nested in it.
 
-The messages are those of the installed onnx, in the order of a breadth-first walk from ModelProto,
-and their fields in the order of their numbers.
+Reads the message definitions of the installed onnx. Messages are in breadth-first order from
+ModelProto, fields in ascending order of their numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 
 HEADER: Final = ("message", "field", "number", "wire type", "type", "repeated")
-# By the type of a field: its wire type (0 varint, 1 of 8 bytes, 2 with a length, 5 of 4 bytes), and
-# the type's name in onnx.proto.
+# Wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes) and name in onnx.proto of
+# each field type.
 WIRE_TYPES: Final = {
     FieldDescriptor.TYPE_DOUBLE: (1, "double"),
     FieldDescriptor.TYPE_FLOAT: (5, "float"),
@@ -31,9 +31,9 @@ WIRE_TYPES: Final = {
 
 
 def rows() -> Iterator[tuple[str, str, int, int, str, str]]:
-    """The lines of the table, without its header."""
-    waiting: list[Any] = [onnx.ModelProto.DESCRIPTOR]  # of either of protobuf's two classes
-    for message in waiting:  # the loop appends to it
+    """The rows of the table, without the header."""
+    waiting: list[Any] = [onnx.ModelProto.DESCRIPTOR]  # Any: protobuf has two descriptor classes
+    for message in waiting:  # the loop appends to `waiting`
         for field in sorted(message.fields, key=lambda field: field.number):
             wire_type, type_ = WIRE_TYPES[field.type]
             if field.message_type is not None:
@@ -51,7 +51,7 @@ def _name(message: Any) -> str:
 
 
 def table() -> str:
-    """The text of the file."""
+    """The text of spec/messages.csv."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)

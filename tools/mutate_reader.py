@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Breaks the Python reader in one place after another and lists the changes that no vector shows.
+"""Changes one condition of the Python reader at a time; lists the changes that no vector notices.
 
     python3 tools/mutate_reader.py
     python3 tools/mutate_reader.py --large DIR
 
-Each change drops one condition: an `if` that refuses never does, a part of an `and` or `or` is left
-out, a call of `_expect` is removed, a pair of values that it compares is left out, or a bound of a
-comparison or a limit moves by one. The changed reader reads all small vectors of the conformance
-suite, in this process; if it gives all the right verdicts, also the large ones that `vectors.py
---large DIR` has made. A change that no vector shows needs one, or an entry in `EQUIVALENT`.
+Each change disables an `if` that refuses, removes an operand of an `and` or `or`, removes a call of
+`_expect` or one pair of the compared values, or moves a bound or a limit by one. A changed reader
+judges all small vectors in this process. With `--large`, a change that no small vector notices is
+also tried on the large vectors in DIR (made by `vectors.py --large DIR`). An unnoticed change needs
+a new vector or an entry in `EQUIVALENT`.
 
-Takes half a minute; with large vectors ten minutes. Exit status: 0; 1 if a change that no vector
-shows is not listed, or a listed one is shown or does not exist.
+Takes half a minute, or ten minutes with large vectors. Exit status: 1 if an unnoticed change is not
+listed, or if a listed change is noticed or does not exist; otherwise 0.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ sys.path.insert(0, str(SUITE))
 
 import run as runner  # noqa: E402
 
-SECONDS: Final = 5  # that a changed reader may take for a small vector
+SECONDS: Final = 5  # time limit for a small vector
 SECONDS_OF_LARGE: Final = 300
 MEMORY: Final = 4 << 30  # limit of the address space: allocating an unchecked size then fails
-Vector: TypeAlias = dict[str, Any]  # as the manifest has it
+Vector: TypeAlias = dict[str, Any]  # an entry of manifest.json
 REFUSING: Final = ("_refuse", "_corrupt")
 
 NOTICED_BY_LARGE: Final[frozenset[str]] = frozenset(
@@ -79,7 +79,7 @@ NOTICED_BY_LARGE: Final[frozenset[str]] = frozenset(
         "_parse_messages: messages > _MAX_MESSAGES: bound moved",
     }
 )
-"""Changes that only files of more than 1 MiB show."""
+"""Changes that only large vectors (more than 1 MiB) notice."""
 EQUIVALENT: Final[dict[str, str]] = {
     "check_path: os.path.exists(path) and (not os.path.isfile(path)): dropped": (
         "a socket, or a folder on Windows: the suite has none"
@@ -89,20 +89,20 @@ EQUIVALENT: Final[dict[str, str]] = {
         "ZIP-5 is broken, too: the directory does not end where the end record begins"
     ),
     "_parse_record: end > len(data): dropped": (
-        "the record does not end with the directory, which is refused next"
+        "refused next: the record does not end where the directory ends"
     ),
     "_check_false_ends: offset < _FULL32: bound moved": (
-        "0xFFFFFFFF has no signature in 4 or 8 bytes"
+        "0xFFFFFFFF in 4 or 8 bytes contains no signature"
     ),
     "_check_header: 'ALIGN-2' 'data offset modulo alignment': removed": (
         "ALIGN-3 is broken, too: the shortest padding ends at a multiple"
     ),
     "_check_models: entry.nbytes > _MAX_MODEL: bound moved": (
-        "a model of 2 GiB less a byte, which takes more memory than a suite should ask for"
+        "needs a model of 2 GiB - 1 bytes: too much memory for a suite"
     ),
-    "child: len(self.pairs) < 5: bound moved": ("of five pairs one is wrong already"),
+    "child: len(self.pairs) < 5: bound moved": ("one of five pairs is already wrong"),
 }
-"""Changes that no vector shows, each with the reason."""
+"""Changes that no vector notices, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class Change:
     """A change of the reader.
 
     Attributes:
-        name: The function, the condition and what becomes of it.
+        name: Function, condition and kind of change.
         line: The line of the condition.
-        rules: The rules that the reader names there.
-        tree: The changed program.
+        rules: All strings in the condition; rule ids are among them.
+        tree: The program with the change.
     """
 
     name: str
@@ -122,21 +122,21 @@ class Change:
     tree: ast.Module
 
     def sorted(self, vectors: Sequence[Vector]) -> list[Vector]:
-        """The vectors in another order: those of its rules, then those that are refused soonest."""
+        """Sorts vectors: those of `rules` first; within both groups, refused before accepted."""
         return sorted(vectors, key=lambda it: (self.rules.isdisjoint(it["rules"]), it["accepted"]))
 
 
 class TooSlow(Exception):  # noqa: N818 - not an error of the program
-    """A changed reader does not end."""
+    """A changed reader exceeded the time limit."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tries every change and prints those that no vector shows."""
+    """Tries all changes and prints the unnoticed ones; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="PART", help="changes with this in the name")
-    parser.add_argument("--large", type=Path, metavar="DIR", help="where the large vectors are")
+    parser.add_argument("--only", default="", metavar="PART", help="changes with PART in the name")
+    parser.add_argument("--large", type=Path, metavar="DIR", help="directory of the large vectors")
     arguments = parser.parse_args(argv)
     begin = time.monotonic()
     text = READER.read_text(encoding="utf-8")
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def changes(text: str, only: str = "") -> Iterator[Change]:
-    """The changes of a program with `only` in their names, in the order of its lines."""
+    """Yields the changes whose names contain `only`, in the order of the program's lines."""
     tree = ast.parse(text)
     functions = function_names(tree)
     nodes = [*ast.walk(tree)]
@@ -201,7 +201,7 @@ def changes(text: str, only: str = "") -> Iterator[Change]:
 
 
 def shown(node: ast.AST) -> str:
-    """A condition as it is written; for a call of `_expect`, its rule and words."""
+    """Text of a condition: a limit's name, the rule and words of `_expect`, or the source code."""
     if isinstance(node, ast.Assign):
         return ast.unparse(node.targets[0])
     if isinstance(node, ast.Expr) and is_call(node.value, "_expect"):
@@ -212,14 +212,14 @@ def shown(node: ast.AST) -> str:
 def function_names(tree: ast.Module) -> dict[ast.AST, str]:
     """The name of the innermost function or class around each node."""
     names: dict[ast.AST, str] = {}
-    for outer in ast.walk(tree):  # outer ones first
+    for outer in ast.walk(tree):  # outer functions come first
         if isinstance(outer, ast.FunctionDef | ast.ClassDef):
             names.update((inner, outer.name) for inner in ast.walk(outer))
     return names
 
 
 def edits(node: ast.AST) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The changes of a node, each with a few words and a function that makes it."""
+    """Yields the changes of a node: a description, and a function that makes the change."""
     if isinstance(node, ast.If) and refuses(node.body):
         yield "dropped", partial(setattr, node, "test", ast.Constant(False))
     if isinstance(node, ast.BoolOp):
@@ -269,7 +269,7 @@ def refuses(body: Sequence[ast.stmt]) -> bool:
 
 
 def is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
-    """True for a call of the function of this name."""
+    """True if the expression calls the function `name`."""
     return isinstance(node, ast.Call) and ast.unparse(node.func) == name
 
 
@@ -277,7 +277,10 @@ def is_call(node: ast.expr, name: str) -> TypeGuard[ast.Call]:
 
 
 def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Check) -> str | None:
-    """The name of the first vector that a reader judges wrongly, or None."""
+    """Name of the first vector that a reader judges wrongly, or None if all verdicts are right.
+
+    If the reader cannot be imported, returns a message instead of a name.
+    """
     reader = ModuleType("changed_reader")
     sys.modules[reader.__name__] = reader  # where dataclasses look for their module
     try:
@@ -291,7 +294,7 @@ def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Ch
 
 
 def passes(reader: ModuleType, vector: Vector, check: runner.Check) -> bool:
-    """True if a reader gives a vector the verdict of the manifest, on opening and in full."""
+    """True if a reader's verdicts on a vector, on opening and in full, match the manifest."""
     for only_open in (True, False):
         with runner.at_path(vector, check.built) as path, time_limit(check.timeout):
             try:
@@ -302,7 +305,7 @@ def passes(reader: ModuleType, vector: Vector, check: runner.Check) -> bool:
                 return False
         if runner.difference(replace(check, only_open=only_open), vector, printed):
             return False
-        if not printed["accepted"]:  # a full check refuses it, too
+        if not printed["accepted"]:  # a full check refuses the vector, too
             return True
     return True
 

@@ -31,7 +31,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """The arguments of each command, in order."""
+    """The arguments of each `onnxarchive` command, in order."""
     lines = [line for block in blocks("console") for line in block.splitlines()]
     split = [shlex.split(line.removeprefix("$ ")) for line in lines]
     return [arguments for program, *arguments in split if program == "onnxarchive"]
@@ -81,11 +81,11 @@ def _with_files() -> Iterator[None]:
         make_files(Path(directory))
         os.chdir(directory)
         yield
-        os.chdir(README.parent)  # Windows removes no working directory
+        os.chdir(README.parent)  # Windows cannot remove the working directory
 
 
 def main() -> int:
-    """Runs the snippets; returns the exit status."""
+    """Runs the snippets and, without an argument, the commands; returns the exit status."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else None
     with _with_files():
         run_python(blocks("python")[:count])

@@ -1,8 +1,8 @@
-"""Zip records and protobuf messages byte by byte, for files that are archives or nearly so.
+"""Makes zip records and protobuf messages byte by byte, for valid and damaged archives.
 
-Everything is computed from the tables of the specification, and every field can be overridden, so a
-recipe says only what is wrong with its file. Needs nothing but Python; shares no code with the
-library, whose reader the vectors judge.
+Fields have the values that the specification requires unless a recipe overrides them, so a recipe
+states only the faults of its file. Needs only Python; shares no code with the library, which the
+vectors test.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ZIP64_LOCATOR: Layout = {"signature": "4s", "record_disk": "I", "record_offset":
 
 
 def pack(layout: Layout, values: Fields, changes: Fields) -> bytes:
-    """The bytes of a record. A change is a value, or a function of the value that it replaces."""
+    """Packs a record. A change is a new value, or a function of the old value."""
     unknown = set(changes) - set(layout)
     if unknown:
         raise KeyError(f"{sorted(unknown)} are no fields of {list(layout)}")
@@ -92,7 +92,7 @@ def extra_field(identifier: int, data: bytes) -> bytes:
 
 
 def zip64_field(*values: int) -> bytes:
-    """A Zip64 field with these numbers of 8 bytes; empty bytes if there are none."""
+    """A Zip64 field of these 8-byte numbers; empty if there are none."""
     return extra_field(ZIP64_FIELD, struct.pack(f"<{len(values)}Q", *values)) if values else b""
 
 
@@ -121,25 +121,25 @@ def crc32(data: bytes | Zeros) -> int:
 
 @dataclass
 class Entry:
-    """An entry as the specification requires it, and deviations from that.
+    """An entry that conforms to the specification, except for the values given here.
 
     Attributes:
-        name: Its name.
-        data: Its data.
-        alignment: Its alignment field's value, to which its data is padded.
-        both: Other values for fields of both headers.
-        local: Other values for fields of the local header.
-        record: Other values for fields of the directory record.
-        local_name: Another name in the local header.
-        local_extra: Other extra fields of the local header.
-        record_extra: Other extra fields of the directory record.
-        padding: Other bytes of padding; they move everything after them.
-        comment: A comment of the directory record.
+        name: Name in the directory.
+        data: Data of the entry.
+        alignment: Value of the alignment field; the data offset is a multiple of it.
+        both: Overridden fields of both headers.
+        local: Overridden fields of the local header.
+        record: Overridden fields of the directory record.
+        local_name: Name in the local header; None for `name`.
+        local_extra: Extra fields of the local header; None for the conforming ones.
+        record_extra: Extra fields of the directory record; None for the conforming ones.
+        padding: Padding of the alignment field; None for the conforming padding.
+        comment: Comment in the directory record.
         before: Bytes before the local header.
         after: Bytes after the data.
-        is_stored: Whether the file has its local header and data.
-        is_listed: Whether the directory has a record of it.
-        crc: The CRC-32 to write; None for that of the data.
+        is_stored: True if the file contains local header and data.
+        is_listed: True if the directory contains a record of the entry.
+        crc: CRC-32 to write; None for the CRC-32 of the data.
     """
 
     name: bytes
@@ -162,7 +162,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Placed:
-    """An entry with its place in the file."""
+    """An entry with its headers and offsets in the file."""
 
     entry: Entry
     crc32: int
@@ -178,16 +178,15 @@ class Image:
 
     Attributes:
         entries: The entries in the order of the file.
-        order: Their order in the directory, as indexes; None for that of the file.
-        end: Other values for the end record.
-        zip64: Other values for the Zip64 end record.
-        locator: Other values for the Zip64 locator.
-        has_zip64: Whether there are Zip64 end records; None for "if they are needed".
-        is_saturated: Whether the end record's values are saturated; None for "if there are Zip64
-            end records".
+        order: Order of the directory, as indexes of `entries`; None for the order of the file.
+        end: Overridden fields of the end record.
+        zip64: Overridden fields of the Zip64 end record.
+        locator: Overridden fields of the Zip64 locator.
+        has_zip64: True to write Zip64 end records; None to write them if they are needed.
+        is_saturated: True to saturate the end record's values; None to do so with Zip64.
         prefix: Bytes before the first entry.
-        before_directory, after_directory, after_zip64, after_locator, after_end: Bytes at a place
-            where an archive has none.
+        before_directory, after_directory, after_zip64, after_locator, after_end: Bytes to insert;
+            a conforming archive has none there.
     """
 
     entries: list[Entry]
@@ -339,7 +338,7 @@ def _place(entry: Entry, header_offset: int) -> Placed:
 
 
 def varint(number: int) -> bytes:
-    """A number as a varint; a negative one in ten bytes."""
+    """Encodes a number as a varint; a negative number takes ten bytes."""
     number &= (1 << 64) - 1
     encoded = bytearray()
     while number > 0x7F:
@@ -361,5 +360,5 @@ def content(field_number: int, value: bytes | str) -> bytes:
 
 
 def numbers(field_number: int, values: Iterable[int]) -> bytes:
-    """A repeated field of numbers, each in a field of its own."""
+    """A repeated field of numbers, not packed."""
     return b"".join(number(field_number, value) for value in values)

@@ -1,4 +1,4 @@
-"""Vectors that break, or just keep, a single condition; other vectors break several at once."""
+"""Vectors that break, or barely meet, one condition; other vectors break several at once."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def _zip64() -> Iterator[Vector]:
 
 
 def _missed() -> Iterator[Vector]:
-    """Vectors for conditions that `mutate_reader.py` once dropped unnoticed."""
+    """Vectors for conditions that `mutate_reader.py` found untested."""
     long_name = replace(W, key="w" * 28)
     yield refused(
         "padding-of-32768",
@@ -499,7 +499,7 @@ def _bounds() -> Iterator[Vector]:
 
 
 def _with_directory_at_the_largest_number() -> Image:
-    """An archive whose directory is at 0xFFFFFFFF, which does not fit 32 bits."""
+    """An archive whose directory is at 0xFFFFFFFF, the first offset that needs Zip64."""
     filler = 127 - len(model(graph(), more=content(1000, b"")))
     last = Entry(MODEL_PROTO, model(graph(), more=content(1000, bytes(filler))))
     zeros = v.Zeros(v.SATURATED_32 - len(last.data) - 30 - len(MODEL_PROTO) - 6 - 64)
@@ -516,7 +516,9 @@ def _with_model_at(header_offset: int) -> Image:
 
 
 DIRECTORY_OFFSET = 0x06054B50
-MODEL_OFFSET = (DIRECTORY_OFFSET - 300) // 128 * 128 + 64  # of the data; no multiple of 128
+MODEL_OFFSET = (
+    DIRECTORY_OFFSET - 300
+) // 128 * 128 + 64  # data offset of the model; no multiple of 128
 BEFORE_MODEL = _of_zeros(MODEL_OFFSET - 64 - 30 - len(MODEL_PROTO) - 6)
 
 

@@ -1,4 +1,4 @@
-"""The vectors of files with false end records, which a reader that searches may believe."""
+"""The vectors of files with false end records, which mislead readers that search for one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vector_parts import (
     to_bytes,
 )
 
-# The number of last bytes of a file that must hold no false record.
+# Size of the end of a file that must contain no false end record.
 END_NBYTES = 65_535 + 98
 LOCATOR = struct.pack("<4sIQI", b"PK\6\7", 0, 64, 1)
 ZIP64_END = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 0x032D, 45, 0, 0, 1, 1, 47, 0)
@@ -65,7 +65,7 @@ def of_asset(data: bytes) -> Image:
 
 
 def false_ends() -> Iterator[Vector]:
-    """The vectors of files with false records of the end."""
+    """The vectors of files with false end records."""
     yield from _conforming()
     records = (
         ("end-record", end_record(), "an end record"),
@@ -152,7 +152,7 @@ def false_ends() -> Iterator[Vector]:
 
 
 def _false_directory() -> Image:
-    """An archive whose tensor holds records that list the model as another entry."""
+    """An archive whose tensor holds a whole archive with Zip64 end records."""
     other = Image([Entry(MODEL_PROTO, model(graph()))], has_zip64=True)
     data = to_bytes(other)
     return archive(holding(data), assets=(Entry(b"assets/labels", b"x"),))

@@ -480,7 +480,7 @@ def _hidden(data: bytes) -> Image:
 
 
 def _with_record(tensor: Tensor, header_offset: int) -> Image:
-    """The plain archive with a further record and no entry to it."""
+    """An archive of W and V, and a directory record of a tensor that is not stored."""
     image = archive(W, V, tensor)
     image.entries[2] = replace(
         tensor.entry, is_stored=False, record={"header_offset": header_offset}
@@ -831,7 +831,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive with an entry of this name, which the model names if it can."""
+        """An archive with an entry of this name, which the model has as a location."""
 
         def source() -> Image:
             text = name.decode(errors="replace")

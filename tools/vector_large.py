@@ -298,6 +298,6 @@ def _bad_zip64() -> Iterator[Vector]:
 
 
 def sparse_directory_offset() -> int:
-    """Where the directory of the sparse archive begins."""
+    """Offset of the directory in the archive of `sparse`."""
     last = sparse().place()[-1]
     return last.data_offset + len(last.entry.data)

@@ -175,7 +175,7 @@ def _bad_names() -> Iterator[Vector]:
 
 def _bad_places() -> Iterator[Vector]:
     def of_order(*names: str) -> Callable[[], Image]:
-        """An archive with these models, in this order; the name of the default one is empty."""
+        """An archive with models in this order: "" is the default model, "_a" the model "a"."""
         entries = [Entry(MODEL_PROTO + it.encode(), OF_W) for it in names]
         return lambda: Image([W.entry, *entries])
 
@@ -232,7 +232,7 @@ def _bad_places() -> Iterator[Vector]:
 
 def _bad_contents() -> Iterator[Vector]:
     def further(data: bytes, **changes: object) -> Callable[[], Image]:
-        """The archive of a tensor with a further model of this data, its entry changed."""
+        """An archive of a tensor and a further model of this data, with a changed model entry."""
         image = with_models((W,), OF_W, {"a": data})
         image.entries[1] = replace(image.entries[1], **changes)  # type: ignore[arg-type]
         return lambda: image
@@ -287,7 +287,7 @@ def _bad_contents() -> Iterator[Vector]:
 
 
 def _with_padding(image: Image) -> Image:
-    """The image, but the last byte of padding in its second entry is not zero."""
+    """Sets the last padding byte of the second entry to 1; returns the image."""
     placed = image.place()[1]
     nbytes = len(placed.local_header) - 30 - len(placed.entry.name) - 6
     extra = alignment_extra(64, nbytes)[:-1] + b"\1"
@@ -297,7 +297,7 @@ def _with_padding(image: Image) -> Image:
 
 def _bad_tensors() -> Iterator[Vector]:
     def with_further(*tensors: Tensor) -> Callable[[], Image]:
-        """Two entries, one used by the default model; and a further model with these tensors."""
+        """An archive of W and V: the default model refers to W, a further model has `tensors`."""
         return lambda: with_models((W, V), OF_W, {"a": model(graph(*tensors))})
 
     yield refused(

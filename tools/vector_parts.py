@@ -1,4 +1,4 @@
-"""Parts of vectors: models, tensors and archives; and the vectors themselves."""
+"""Makes vectors and their parts: models, tensors and archives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 FLOAT, UINT8, INT8, UINT16, INT16, INT32, INT64, STRING, BOOL = range(1, 10)
 UINT4, INT4, FLOAT4, UINT2, INT2, FLOAT6 = 21, 22, 23, 25, 26, 27
-# Bits of an element, by the number of its data type.
+# Bits per element, by number of the data type.
 BITS = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),
     **dict.fromkeys((4, 5, 10, 16), 16),
@@ -35,14 +35,14 @@ class Tensor:
     """A tensor of a model, and its entry.
 
     Attributes:
-        key: The name of its entry.
-        data_type: The number of its data type.
-        dims: Its shape.
-        data: The data of its entry.
-        name: Its name in the model.
-        pairs: Its external_data; by default one pair, with its entry's name as location.
+        key: Name of the entry.
+        data_type: Number of the ONNX data type.
+        dims: Shape.
+        data: Data of the entry.
+        name: Name in the model; None for `key`.
+        pairs: Pairs of external_data; None for one pair, with `key` as the location.
         more: Further fields of the TensorProto, serialized.
-        is_external: Whether its data_location is EXTERNAL.
+        is_external: True if data_location is EXTERNAL.
     """
 
     key: str
@@ -70,7 +70,7 @@ class Tensor:
 
     @property
     def entry(self) -> Entry:
-        """Its entry."""
+        """The conforming entry of the tensor."""
         return Entry(self.key.encode(), self.data)
 
 
@@ -79,17 +79,17 @@ class Vector:
     """A file and the verdict that a reader must give.
 
     Attributes:
-        name: Its name.
-        about: A sentence about it.
-        rules: The rules that it breaks, of which a reader may name any; of an accepted file, the
-            rules at whose limits it is.
-        accepted: The verdict.
+        name: Name of the vector.
+        about: Description in one sentence.
+        rules: If the file is refused, the broken rules (a reader may name any of them); if it is
+            accepted, the rules whose limits the file reaches.
+        accepted: True if a reader must accept the file.
         source: Makes the file.
-        tensors: The external tensors of the default model, if it is accepted.
-        further: Those of the further models, by id.
-        attack: Its class of attack, or None.
-        large: Whether it has more than 1 MiB.
-        stage: When a reader can refuse it; None for the stage of the first rule.
+        tensors: External tensors of the default model, if the file is accepted.
+        further: External tensors of the further models, by model id.
+        attack: Class of attack, or None.
+        large: True if the file is larger than 1 MiB.
+        stage: When a reader can refuse the file; None for the stage of the first rule.
     """
 
     name: str
@@ -129,7 +129,7 @@ def attribute(field_number: int, *values: bytes) -> bytes:
 
 
 def everywhere() -> tuple[bytes, tuple[Tensor, ...]]:
-    """A model with a tensor at every place that can hold one, and these tensors."""
+    """A model with a tensor in every field that can hold a tensor, and these tensors."""
     names = ("init", "t", "ts1", "ts2", "g", "gs", "sv", "si", "spa", "spv", "fa", "fn", "ti", "ta")
     tensors = {it: Tensor(f"{it}_key", data=it.encode().ljust(8)) for it in names}
     proto = {key: tensor.proto for key, tensor in tensors.items()}
@@ -161,7 +161,7 @@ def nested_graphs(depth: int) -> bytes:
     """A model whose messages are nested `depth` deep, not counting the ModelProto."""
     message = b""
     for level in range(depth, 1, -1):
-        # A graph is at depth 1, 4, 7 ...; a node is below it, an attribute below that.
+        # Graphs are at depths 1, 4, 7 ..., nodes at 2, 5, 8 ..., attributes at 3, 6, 9 ...
         field_number = {1: 6, 2: 1, 0: 5}[level % 3]
         message = content(field_number, message)
     return number(1, 10) + content(7, message)
@@ -176,7 +176,7 @@ LABELS = Entry(b"assets/labels.txt", b"cat\ndog\n")
 
 
 def plus(by: int) -> Callable[[int], int]:
-    """A function that adds `by`, as a change of a field."""
+    """A change of a field that adds `by` to its value."""
     return lambda value: value + by
 
 
@@ -217,7 +217,7 @@ def of_proto(proto: bytes, *tensors: Tensor) -> Image:
 
 
 def to_bytes(image: Image) -> bytes:
-    """A small file in memory."""
+    """The bytes of a small file."""
     data = bytearray()
     for offset, piece in image.pieces():
         if piece:
@@ -243,15 +243,16 @@ def more_entries(count: int) -> Image:
 
 
 BIG = Tensor("big", UINT8, (v.SATURATED_32,), Zeros(v.SATURATED_32))
-# Given here, so that the zeros need not be read to make the file.
-BIG_CRC32 = 0  # of so many zeros as the polynomial has order
+# Constants: computing them would read 4 GiB of zeros.
+BIG_CRC32 = 0  # as the number of bytes is the polynomial's order
 BIG_SHA256 = "318eea1453f3a536e42d9637db593982c5c297220b2019bd4b7ad08e88d91e4b"
 
 
 def sparse(**changes: object) -> Image:
     """An archive that needs Zip64 for a size, for offsets and for the directory.
 
-    Entries: 0 `big`, 1 `w`, 2 the model. `changes` apply to the entry `w`, or to the image.
+    Entries: 0 `big`, 1 `w`, 2 the model. A change of an attribute that the image lacks applies to
+    `w`.
     """
     image = archive(BIG, W)
     image.entries[0].crc = BIG_CRC32

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the vectors of the conformance suite from their recipes; needs nothing but Python.
+"""Makes the vectors of the conformance suite from recipes; needs only Python.
 
 python3 tools/vectors.py               writes conformance/vectors and conformance/manifest.json
-python3 tools/vectors.py --large DIR   writes the large vectors to DIR, those of some GiB as sparse
-                                       files
+python3 tools/vectors.py --large DIR   writes the large vectors to DIR; files of some GiB are
+                                       sparse
 
 The same recipes give the same bytes on every machine.
 """
@@ -33,7 +33,7 @@ from vector_parts import Tensor, Vector
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "conformance"
 FORMAT_VERSION = 1
-# Too large for the repository; the runner makes it.
+# Not stored in the repository: the runner makes them.
 SPECIAL: tuple[dict[str, Any], ...] = (
     {
         "name": "file-link",
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--large", type=Path, metavar="DIR", help="make the large vectors there")
+    parser.add_argument("--large", type=Path, metavar="DIR", help="write the large vectors to DIR")
     arguments = parser.parse_args(argv)
     if arguments.large is not None:
         write_large(arguments.large)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def vectors() -> list[Vector]:
-    """All vectors, those of conforming files first; their names differ."""
+    """All vectors; their names are unique."""
     listed = [
         *conforming(),
         *nonconforming(),
@@ -115,7 +115,7 @@ def manifest(listed: Iterable[Mapping[str, Any]]) -> str:
 
 
 def describe(vector: Vector) -> dict[str, Any]:
-    """The part of a vector's entry in the manifest for which its file is not needed."""
+    """A vector's entry in the manifest, without the values that need its file."""
     described: dict[str, Any] = {
         "name": vector.name,
         "about": vector.about,
@@ -141,7 +141,7 @@ def stages() -> dict[str, str]:
 
 
 def expected(vector: Vector, source: Image | bytes) -> dict[str, Any]:
-    """The entries and tensors of an archive that conforms."""
+    """The entries and tensors of a conforming archive, as the manifest lists them."""
     assert isinstance(source, Image)
     return {
         "entries": [

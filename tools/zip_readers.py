@@ -1,9 +1,9 @@
-"""Other zip readers with one interface: the entries that each finds in an archive.
+"""Reads archives with other zip readers through one interface.
 
-The programs in the directory zip_readers, beside this file, take many archives in one process. Each
-reader gives the names, sizes and CRC-32s of its listing, and the bytes that it extracts. Every
-complaint is an error: an exit status, a CRC-32 that does not match, a word on standard error. The
-known limits of each reader are data, beside it.
+The programs in tools/zip_readers read many archives in one process. Each reader gives the listed
+names, sizes and CRC-32s, and the SHA-256 of the extracted data. Every complaint is an error: a
+nonzero exit status, a wrong CRC-32, or output on standard error. `READERS` states the known limits
+of each reader.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Final, TypeAlias
 
 DIRECTORY: Final = Path(__file__).resolve().parent / "zip_readers"
 ENVIRONMENT: Final = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-# Seconds for an archive of 4 GiB, or for some hundreds of small ones.
+# Seconds; enough for an archive of 4 GiB, or for hundreds of small archives.
 TIMEOUT: Final = 600
 _PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """An entry as a reader sees it.
+    """An entry as a reader lists and extracts it.
 
     Attributes:
-        name: Its name.
-        nbytes: Its size, as listed.
-        crc32: Its CRC-32, as listed; None if the reader shows none.
-        sha256: The SHA-256 of the extracted bytes, in hexadecimal digits; None if none were.
+        name: The listed name.
+        nbytes: The listed size.
+        crc32: The listed CRC-32; None if the reader lists none.
+        sha256: SHA-256 of the extracted data in hexadecimal; None if it was not extracted.
     """
 
     name: str
@@ -49,26 +49,26 @@ class Extracted:
     sha256: str | None
 
 
-# Name, size and CRC-32 of the entries in their order.
+# Name, size and CRC-32 of each entry, in the listed order.
 Listing: TypeAlias = list[tuple[str, int, int | None]]
 
 
 class ReaderError(Exception):
-    """A reader failed, complained, or contradicts itself; the message has its output."""
+    """A reader failed, complained, or contradicts itself; the message says how."""
 
 
 Outcome: TypeAlias = list[Extracted] | ReaderError
-# Reads archives in turn; extracts them if it gets a directory.
+# Reads archives one after another; also extracts them if a directory is given.
 ReadAll: TypeAlias = Callable[[Sequence[Path], "Path | None"], Iterator[Outcome]]
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Archives that a reader cannot read as they are.
+    """A kind of archive that a reader cannot read correctly.
 
     Attributes:
-        reason: Why.
-        applies: Whether an archive with these entries is one of them.
+        reason: Why the reader cannot read it.
+        applies: True if an archive with these entries is of this kind.
     """
 
     reason: str
@@ -80,14 +80,14 @@ class Reader:
     """A zip reader.
 
     Attributes:
-        name: Its name here.
-        program: The command that it needs; None if it needs only Python.
-        read_all: Reads archives in turn.
-        package: The npm package that it needs, or None.
-        library: The shared library that it needs, or None.
-        module: The Perl module that it needs, or None.
-        hides_crc32: Why it shows no CRC-32; None if it shows them.
-        limits: The archives that it cannot read.
+        name: The reader's key in `READERS`.
+        program: Required command, or None.
+        read_all: Reads archives one after another.
+        package: Required npm package, or None.
+        library: Required shared library, or None.
+        module: Required Perl module, or None.
+        hides_crc32: Why the reader lists no CRC-32s; None if it lists them.
+        limits: Kinds of archives that the reader cannot read correctly.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Reader:
     limits: tuple[Limit, ...] = ()
 
     def missing(self) -> str | None:
-        """The missing program or package of this reader, or None."""
+        """Sentence about a missing program, package, library or module; None if none is missing."""
         if self.program is not None and shutil.which(self.program) is None:
             return f"{self.program} is not installed"
         if self.package is not None and not (DIRECTORY / "node_modules" / self.package).exists():
@@ -117,7 +117,7 @@ class Reader:
         return None
 
     def is_installed(self) -> bool:
-        """Whether it can be used."""
+        """True if nothing that the reader needs is missing."""
         return self.missing() is None
 
     def read(self, path: Path, scratch: Path | None) -> list[Extracted]:
@@ -125,8 +125,8 @@ class Reader:
 
         Args:
             path: The archive.
-            scratch: An existing directory to extract to, empty again afterwards. If None, the
-                archive is listed, and tested if the reader can do that.
+            scratch: Existing directory for extracted files, which are removed afterwards. None:
+                the archive is listed, and tested if the reader has a test.
 
         Raises:
             ReaderError: The reader failed or complained.
@@ -138,7 +138,7 @@ class Reader:
 
 
 def _can_be_loaded(library: str) -> bool:
-    """Whether a shared library is installed."""
+    """True if a shared library is installed."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -154,10 +154,10 @@ def output_of(*command: str | Path, piped: Path | None = None) -> str:
 
     Args:
         *command: The command.
-        piped: A file that it gets through a pipe, where it cannot seek.
+        piped: File to send to the command through a pipe (which cannot seek), or None.
 
     Raises:
-        ReaderError: Its exit status is not 0, or it wrote to standard error.
+        ReaderError: The exit status is not 0, standard error is not empty, or time ran out.
     """
     arguments = [str(part) for part in command]
     source = None
@@ -209,7 +209,7 @@ def by_zipfile(path: Path, directory: Path | None) -> Listing:
 
 def by_unzip(path: Path, directory: Path | None) -> Listing:
     """Info-ZIP's unzip."""
-    # It reads the name of an archive as a pattern.
+    # unzip takes the name of an archive as a pattern.
     archive = glob.escape(str(path))
     tested = output_of("unzip", "-t", archive)
     require("No errors detected" in tested, "no errors", tested)
@@ -230,7 +230,7 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
     require("Warning" not in tested, "no warning", tested)
     if directory is not None:
         output_of("7z", "x", f"-o{directory}", path)
-    # The first line of dashes: an entry without type and permissions has dashes, too.
+    # Split at the first line of dashes: an entry without type and permissions has dashes, too.
     _, details = output_of("7z", "l", "-slt", path).split("\n----------\n", 1)
     listing: Listing = []
     for block in details.strip().split("\n\n"):
@@ -241,14 +241,14 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
 
 
 def by_bsdtar(path: Path, directory: Path | None) -> Listing:
-    """Runs libarchive's bsdtar on the file: it reads by the directory."""
+    """Runs libarchive's bsdtar on the file, of which it reads the directory."""
     if directory is not None:
         output_of("bsdtar", "-xf", path, "-C", directory)
     return _bsdtar_listing(output_of("bsdtar", "-tvf", path))
 
 
 def by_bsdtar_from_a_pipe(path: Path, directory: Path | None) -> Listing:
-    """Runs libarchive's bsdtar on a pipe: it reads local headers only, not the directory."""
+    """Runs libarchive's bsdtar on a pipe, of which it reads local headers only."""
     if directory is not None:
         output_of("bsdtar", "-xf", "-", "-C", directory, piped=path)
     return _bsdtar_listing(output_of("bsdtar", "-tvf", "-", piped=path))
@@ -271,7 +271,7 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a regular file.
 
     Raises:
-        ReaderError: It is not a regular file.
+        ReaderError: The path is no regular file.
     """
     require(stat.S_ISREG(path.lstat().st_mode), f"{path.name!r} as a regular file", str(path))
     path.chmod(0o600)  # an archive's permissions may forbid reading
@@ -369,21 +369,20 @@ def printing(*command: str | Path) -> ReadAll:
 # Found with bsdtar 3.6.2, unzip 6.0, minizip 1.1 and Node.js 20; tests/format/test_differential.py
 # tests each limit.
 _LISTED_AS_TAR: Final = (
-    "bsdtar lists an archive as if it were a tar, which has no CRC-32; it compares those of a zip "
-    "with the data as it extracts"
+    "bsdtar lists a zip like a tar, without CRC-32s; it compares them with the data on extraction"
 )
 _SATURATED_SIZE: Final = Limit(
-    "unzip takes a size of exactly 0xFFFFFFFF bytes for one that it has yet to find, and the Zip64 "
-    "field of the next entry for that",
+    "unzip takes a size of exactly 0xFFFFFFFF bytes for a saturated one, and reads the size "
+    "from the Zip64 field of the next entry",
     lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
 )
 _NO_ZIP64_FIELDS: Final = Limit(
-    "minizip 1.1 reads no Zip64 field of an entry on 64-bit Linux, so neither a size nor a header "
-    "offset of 4 GiB",
+    "minizip 1.1 ignores the Zip64 fields of entries on 64-bit Linux: it reads no size and no "
+    "header offset of 4 GiB or more",
     lambda entries: sum(entry.nbytes for entry in entries) >= (1 << 32) - (1 << 20),
 )
 _IN_MEMORY: Final = Limit(
-    "Node.js reads a file of 2 GiB or more into memory only in pieces",
+    "Node.js cannot read a file of 2 GiB or more into memory at once",
     lambda entries: sum(entry.nbytes for entry in entries) >= 1 << 31,
 )
 
@@ -439,7 +438,7 @@ READERS: Final[Mapping[str, Reader]] = {
             for name, hides_crc32 in (
                 ("adm-zip", None),
                 ("fflate", "fflate ignores CRC-32s"),
-                ("jszip", "jszip compares CRC-32s with the data, and shows none"),
+                ("jszip", "jszip compares CRC-32s with the data, and lists none"),
             )
         ),
     )

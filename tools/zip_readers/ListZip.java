@@ -22,9 +22,9 @@ import java.util.zip.ZipInputStream;
 
 /**
  * Reads paths from standard input, one a line, and prints a line of JSON for each: the "entries" as
- * [name, size, CRC-32, SHA-256], or an "error". The first argument is "file" for ZipFile, which
- * goes by the directory, or "stream" for ZipInputStream, which goes by the local headers. The data
- * is read in any case: a stream reaches the next entry only after it.
+ * [name, size, CRC-32, SHA-256], or an "error". The first argument is "file" for ZipFile (reads the
+ * directory) or "stream" for ZipInputStream (reads local headers). The data is always read: a
+ * stream reaches the next entry only after the data.
  */
 public class ListZip {
     static String quoted(String text) {

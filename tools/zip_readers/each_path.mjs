@@ -19,7 +19,7 @@ export async function forEachPath(read) {
   }
 }
 
-/** Whether data is wanted, and not only what the directory says. */
+/** True to read the data, false to list the directory only. */
 export const extracts = process.argv.at(-1) === "extract";
 
 /** The SHA-256 of a stream, in hexadecimal digits. */

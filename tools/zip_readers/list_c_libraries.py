@@ -1,4 +1,4 @@
-"""Zip readers that are C libraries, called through ctypes: zlib's minizip, and libzip.
+"""Reads archives with C libraries, through ctypes: zlib's minizip, and libzip.
 
 Reads paths from standard input, one a line, and prints a line of JSON for each: the "entries" as
 [name, size, CRC-32, SHA-256], or an "error". The arguments are a name in READERS, and "list" or
@@ -64,7 +64,7 @@ def require(is_met: object, step: str) -> None:
 
 
 def digest_of(read: Callable[..., int], file: c_void_p) -> str:
-    """The SHA-256 of what a function reads from a file, a piece a call."""
+    """The SHA-256 of the data that `read` reads from an open entry, piece by piece."""
     digest = hashlib.sha256()
     piece = ctypes.create_string_buffer(PIECE_NBYTES)
     while (count := read(file, piece, c_uint64(PIECE_NBYTES))) > 0:

@@ -9,7 +9,7 @@ import { extracts, forEachPath } from "./each_path.mjs";
 
 const digest = (data) => createHash("sha256").update(data).digest("hex");
 
-/** What each reader finds in the bytes of an archive. */
+/** Lists the entries of an archive in memory, one function for each package. */
 const readers = {
   *"adm-zip"(archive) {
     for (const entry of new AdmZip(archive).getEntries()) {

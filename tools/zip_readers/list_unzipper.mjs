@@ -3,7 +3,7 @@ import unzipper from "unzipper";
 import { extracts, forEachPath, sha256 } from "./each_path.mjs";
 
 await forEachPath(async function* (path) {
-  // It reads so many bytes more than an entry has, for the extra fields of the local header.
+  // unzipper reads `padding` bytes more than an entry's data, for the local header's extra fields.
   const directory = await unzipper.Open.file(path, { padding: 0xffff });
   for (const entry of directory.files) {
     const digest = extracts ? await sha256(entry.stream()) : null;

@@ -6,7 +6,7 @@ import { extracts, forEachPath, sha256 } from "./each_path.mjs";
 
 configure({ useWebWorkers: false });
 
-/** Bytes of an open file by position; zip.js itself reads Blobs and byte arrays. */
+/** Reads ranges of an open file; zip.js itself reads only Blobs and byte arrays. */
 class FileReader extends Reader {
   constructor(file) {
     super();
@@ -42,7 +42,7 @@ async function digestOf(entry) {
 await forEachPath(async function* (path) {
   const file = await open(path);
   try {
-    // "strict" refuses what another tool could understand differently.
+    // "strict" refuses ambiguous archives.
     const reader = new ZipReader(new FileReader(file), { strictness: "strict" });
     for await (const entry of reader.getEntriesGenerator()) {
       const digest = extracts ? await digestOf(entry) : null;
