@@ -1,42 +1,43 @@
-"""Measures the library beside others and beside the machine's limits, in one run on one machine.
+"""Measures this library, other libraries and the machine's limits, in one run on one machine.
 
 python3 tools/dev.py python tools/bench.py [--quick] [--only CASE ...] [--rounds 5]
     [--directory DIR] [--cold] [--json FILE] [--plot [DIR]]
 
-Each way of a case is timed in a fresh process, which has done the same with a small file before the
-clock starts. The row after it, "process", is a whole process that does nothing else: Python starts,
-imports, takes the step and ends. This library syncs what it writes, so every other way syncs its
-files within its time.
+A case compares several ways to do the same work. Each way is timed in a fresh process that has done
+the same work with a small file before the clock starts. The row ", process" times a whole process:
+Python starts, imports, does the work once and ends. This library syncs the files that it writes, so
+the time of every other way includes a sync, too.
 
-The ways take turns, and each round begins with the next one, so a change of the machine's speed
-affects all of them. Printed are medians, and the median, least and greatest ratio of the rounds.
-The median ratio decides whether a target is met. If the ratios spread (greatest less least) more
-than their median differs from the target, there is no verdict.
+The ways take turns, and each round begins with the next way, so that a change of the machine's
+speed affects all ways. The report shows medians, and the median, least and greatest ratio of the
+rounds. The median ratio decides if a target is met. There is no verdict if the spread of the ratios
+(greatest less least) exceeds the distance from their median to the target.
 
-Files that are read are in the page cache; with --cold they are dropped from it (posix_fadvise).
-Files that are written are new. Everything is synced before a process begins, so that no way pays
-for what another one wrote. On a virtual machine that returns free memory to its host, fetching it
-again can take longer than the work: a smaller --scale may then show more.
+Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
+are new. All files are synced before a process starts, so that no way pays for the writes of another
+way. A virtual machine that returns free memory to its host may take longer to get memory back than
+to do the work: then try a smaller --scale.
 
-CPU is the time of all threads of the process. Memory is the growth at its peak: anonymous memory
-(RssAnon of /proc/PID/status, sampled every 5 ms from outside), and resident memory, which includes
-mapped files (the kernel's VmHWM).
+CPU is the CPU time of all threads of the process. Memory is peak growth: of anonymous memory
+(RssAnon of /proc/PID/status, sampled every 5 ms from outside), and of resident memory, which
+includes mapped files (the kernel's VmHWM).
 
-Peers that are not installed are named and left out: safetensors, onnx-safetensors, onnx-ir,
-ONNX Runtime, PyTorch, obstore; and the programs nginx, which serves remote archives, and curl.
-"pwrite", "copy" and "map" are limits of the machine: the same bytes written from memory, a file
-copied with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), all bytes of a
-file added up through a map.
+The report names missing packages and programs and leaves their rows out: safetensors,
+onnx-safetensors, onnx-ir, ONNX Runtime, PyTorch, obstore, nginx (serves remote archives), curl.
+Three rows show limits of the machine: "pwrite" writes the same bytes from memory, "copy" copies a
+file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and "map" sums all
+bytes of a file through a memory map.
 
---only takes names of cases or their beginnings, as in `--only save`. --only real writes, runs,
-edits, exports, checks and converts 20 GiB; it needs 45 GB of disk, and is skipped if there is less.
---quick takes a tenth of the sizes, three rounds, fewer cases, no whole processes beside warm ones
-and no PyTorch; it takes less than two minutes. --plot draws speed.svg and growth.svg into
-spec/images, or into another directory; tools/bench_plot.py draws the same from the file of --json.
+--only takes names of cases, or their first words, as in `--only save`. `--only real` writes, runs,
+edits, checks and exports an archive of 20 GiB, and converts a model of that size; it needs 45 GB of
+disk, and is skipped if less is free. --quick takes a tenth of the sizes, three rounds and fewer
+cases, without PyTorch and without the whole processes after warm rows, in less than two minutes.
+--plot draws speed.svg and growth.svg into DIR (default spec/images); tools/bench_plot.py draws both
+from the file of --json.
 
-Needs some 13 GB of disk and 12 GB of memory, with --quick a tenth of it; removes all its files.
+Needs about 13 GB of disk and 12 GB of memory, a tenth with --quick. Removes all its files.
 
-Exit status: 0, whether targets are met or not; 1 if anything but a peer failed; 2 for wrong use;
+Exit status: 0, even if targets are missed; 1 if a way other than a peer failed; 2 for wrong use;
 130 after an interrupt.
 """
 
@@ -131,11 +132,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="CASE")
     parser.add_argument("--rounds", type=int, help="5, or 3 with --quick")
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--scale", type=float, default=1.0, help="what the sizes are multiplied by")
+    sizes.add_argument("--scale", type=float, default=1.0, help="factor for all sizes")
     sizes.add_argument("--quick", action="store_true", help="a tenth of the sizes, fewer rows")
-    parser.add_argument("--directory", type=Path, help="where the files are written for the time")
+    parser.add_argument("--directory", type=Path, help="directory for temporary files")
     parser.add_argument("--cold", action="store_true", help="drop files from the page cache")
-    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--plot", type=Path, nargs="?", const=bench_plot.IMAGES, metavar="DIR")
     parser.epilog = "cases: " + ", ".join(CASES)
     arguments = parser.parse_args(argv)
@@ -145,12 +146,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         arguments.rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
     if arguments.rounds < 1 or not 0 < arguments.scale <= 1:
         parser.error(
-            "expected one round at least and a scale above 0 and up to 1, found "
+            "expected at least one round and a scale above 0 and up to 1, found "
             f"{arguments.rounds} and {arguments.scale}"
         )
     for name in arguments.only or ():
         if not bench_cases.names([name]):
-            parser.error(f"expected cases or what they begin with, found {name!r}: {parser.epilog}")
+            parser.error(f"expected cases or their first words, found {name!r}: {parser.epilog}")
     if arguments.cold and not hasattr(os, "posix_fadvise"):
         parser.error("expected a system with posix_fadvise for --cold, found none; leave it out")
     if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -162,8 +163,8 @@ def _header(machine: Mapping[str, str], arguments: argparse.Namespace) -> str:
     cache = "dropped from the page cache" if arguments.cold else "in the page cache"
     told = {
         **machine,
-        "rounds": f"{arguments.rounds}, of sizes times {arguments.scale:g}, files {cache}",
-        "memory told": "growth at its peak: anonymous sampled (RssAnon), resident VmHWM",
+        "rounds": f"{arguments.rounds}; sizes times {arguments.scale:g}; files {cache}",
+        "memory shown": "peak growth; anonymous: RssAnon, sampled; resident: VmHWM",
     }
     width = max(map(len, told))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in told.items()) + "\n"
@@ -175,7 +176,7 @@ class Run:
     Args:
         folder: The directory.
         arguments: The command line, parsed.
-        missing: Packages that are not installed, and a sentence about each.
+        missing: The packages and programs to do without, each with the reason.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class Run:
         return results
 
     def with_room(self, names: Sequence[str]) -> list[str]:
-        """The cases that fit the disk; ends the program if one that always runs does not fit."""
+        """Selects the cases that fit the disk; exits if a case that is not large does not fit."""
         free = shutil.disk_usage(self._folder).free
         there: set[Input] = set()
         kept = []
@@ -225,11 +226,11 @@ class Run:
         return 0 if found.is_sparse and kind else found.nbytes
 
     def _measures(self, name: str) -> list[Measure]:
-        """The measures of a case that can be taken."""
+        """The measures of a case that need no missing package."""
         return [it for it in CASES[name].measures if not self._missing.keys() & set(it.needs)]
 
     def _inputs(self, names: Sequence[str]) -> set[Input]:
-        """The files that cases read, and those that their processes warm up with."""
+        """The files that cases read, and the warm-up files of the same kinds."""
         found: set[Input] = set()
         for name in names:
             for measure in self._measures(name):
@@ -280,7 +281,7 @@ class Run:
         return measure.clocks[:1] if self._is_quick else measure.clocks
 
     def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
-        """Adds the figures of one round of a measure to `taken`, or its failure to `result`."""
+        """Takes a measure; adds the figures to `taken`, or the failure to `result`."""
         place = self._places[measure.group]
         try:
             for clock in reversed(self._clocks(measure)):  # whole processes first: they warm memory
@@ -320,7 +321,7 @@ class Run:
 
     @contextlib.contextmanager
     def _ready(self, measure: Measure, case: Case) -> Iterator[None]:
-        """Makes output directories, syncs, and warms or drops the files that the measure reads."""
+        """Makes output directories, syncs, and loads or drops the page cache of the input files."""
         place = self._places[measure.group]
         written = {self._places["warm"].output, place.output}
         for path in written:
@@ -352,7 +353,7 @@ def _warm(path: Path) -> None:
 
 
 def _drop(path: Path) -> None:
-    """Drops a file from the page cache. It must have been synced."""
+    """Drops a synced file from the page cache."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -15,13 +15,13 @@ from bench_server import program
 
 OURS: Final = "onnxarchive"
 MIB: Final = 1 << 20
-PROCESS: Final = ", process"  # ends the name of a row about a whole process
-ASKED_ONLY: Final = "real"  # begins the names of cases that run only with --only
+PROCESS: Final = ", process"  # suffix of the rows about whole processes
+ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only
 NOT_QUICK: Final = ("convert-single", "growth", "read", "remote", "session")
 
-# What is timed. "warm": the step in a process that has done the same with a small file. "first":
-# the step in a process that does it first. "process": that process from its start to its end, less
-# the time to make the data that the step takes from memory.
+# What is timed. "warm": the step, in a process that has taken the same step with a small file.
+# "first": the step, in a process that takes only this step. "process": this whole process, from
+# start to end, less the time to make the step's data in memory.
 Clock: TypeAlias = Literal["warm", "first", "process"]
 
 
@@ -30,15 +30,15 @@ class Measure:
     """One way to do the work of a case.
 
     Attributes:
-        name: Its name.
-        group: The group of tensors that it works on.
-        prepare: Returns the step that is timed.
-        reads: The kinds of files that it reads.
-        needs: The packages and programs that it needs beyond this library's own.
-        writes: Whether it writes all bytes of the group, so that they need room on the disk.
+        name: The name of the measure.
+        group: The name of the group of tensors.
+        prepare: Returns the step to time.
+        reads: The kinds of input files.
+        needs: The packages and programs needed in addition to this library's requirements.
+        writes: True if the measure writes all bytes of the group, which need room on the disk.
         clocks: The clocks; each gives a row of figures.
-        is_raw: Whether it is a limit of the machine.
-        is_peer: Whether it is another library; if it fails, the tool goes on.
+        is_raw: True if the measure shows a limit of the machine.
+        is_peer: True if the measure is another library's; its failure does not fail the tool.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Measure:
     is_peer: bool = False
 
     def row(self, clock: Clock) -> str:
-        """The name of the row of a clock."""
+        """The name of the row for a clock."""
         return self.name + PROCESS if clock == "process" and len(self.clocks) > 1 else self.name
 
 
@@ -64,12 +64,12 @@ class Target:
     """A target of one row of a case.
 
     Attributes:
-        bound: "at most": figure / figure of `beside`, or the figure alone, is at most `limit`.
-            "at least": figure of `beside` / figure is at least `limit`.
-        limit: The limit.
-        beside: The row that it is compared with, or None.
-        row: The row; None for the case's first.
-        figure: The attribute of `Figures` that is compared.
+        bound: "at most": row / beside <= `limit`, or row <= `limit` without `beside`.
+            "at least": beside / row >= `limit`.
+        limit: The limit of the ratio, or of the figure in seconds or bytes.
+        beside: The other row of the comparison, or None.
+        row: The row; None for the first row of the case.
+        figure: The attribute of `Figures` to compare.
     """
 
     bound: Literal["at most", "at least"]
@@ -85,14 +85,15 @@ class Case:
 
     Attributes:
         title: The work, in words.
-        measures: The ways; the others are compared with the first.
-        targets: Its targets.
-        times: How often each way is measured in a round, if there are several rounds; the round's
-            figure is their median. Short steps need more.
-        moves_bytes: Whether the time depends on the bytes of the tensors: bytes a second are shown.
-        grows: What grows from measure to measure; the measures are named "what: how much".
-        is_served: Whether a server serves the files.
-        is_large: Whether the files exceed the page cache; each way is then measured once.
+        measures: The ways; the report compares the first with each of the others.
+        targets: The targets of the case.
+        times: Repetitions of each way in a round, whose median is the round's figure; one with
+            --quick or in a single round. Short steps need more.
+        moves_bytes: True if the time depends on the bytes of the tensors; the report shows GB/s.
+        grows: The quantity that grows from measure to measure, or None. The measures of a growing
+            case are named "what: how much".
+        is_served: True if a server serves the files.
+        is_large: True if the files exceed the page cache; each way is then measured once.
     """
 
     title: str
@@ -112,7 +113,7 @@ _TORCH: Final = ("torch",)
 _ONNXRUNTIME: Final = ("onnxruntime",)
 _SERVED: Final = ("nginx", "obstore")
 _PROGRAMS: Final = ("nginx", "curl")
-MODEL: Final = "ModelProto"  # with its tensors; how much memory it takes
+MODEL: Final = "ModelProto"  # the row that shows the memory of a parsed model
 _PARSED: Final = Measure(MODEL, "many", ways.parse_model, clocks=("warm",), is_raw=True)
 
 
@@ -373,7 +374,7 @@ CASES: Final[Mapping[str, Case]] = {
             Measure(OURS, "large", ways.download, ("archive",), _SERVED, True),
             _peer("curl", "large", ways.download_with_curl, ("archive",), ("nginx", "curl"), True),
             _peer("obstore", "large", ways.download_with_obstore, ("archive",), _SERVED, True),
-            # The least time of any download: nothing is requested.
+            # A lower bound for every download: a copy of the file.
             Measure(
                 "copy",
                 "large",
@@ -440,9 +441,9 @@ CASES: Final[Mapping[str, Case]] = {
 
 
 def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
-    """The cases whose names begin with one of these, in the order in which they run.
+    """Selects cases by name or by first words, in the order in which they run.
 
-    If none is asked for, all but those of `ASKED_ONLY`, and with `is_quick` those of `NOT_QUICK`.
+    Without `asked`, selects all cases except `ASKED_ONLY` and, with `is_quick`, `NOT_QUICK`.
     """
     if asked:
         return [
@@ -453,7 +454,7 @@ def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
 
 
 def missing(is_quick: bool = False) -> dict[str, str]:
-    """The packages and programs that measures lack, each with a sentence for the report."""
+    """The packages and programs that measures must do without, each with the reason."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
     found = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
     for package in sorted(needed - found.keys()):

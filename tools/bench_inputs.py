@@ -1,11 +1,11 @@
-"""The models that tools/bench.py measures with, and the files that hold them, one format each.
+"""Makes the models of tools/bench.py and their files, one for each format.
 
-The files of a group hold the same tensors: square float32 matrices of one width, `layer.0/weight`
-and on. One block of random numbers is repeated over all of them, and each tensor begins with a
-number of its own. The model has them as initializers, and one node; that of a chain has a matrix
-product with each of them.
+The files of a group hold the same tensors: square float32 matrices of one width, named
+`layer.0/weight`, `layer.1/weight` and so on. All tensors repeat one block of random numbers; only
+their first elements differ. The tensors are the initializers of a model with one matrix product. A
+chain has a matrix product for each tensor.
 
-Everything is imported where it is used: the time of a whole process includes its imports, and a
+Functions import their packages themselves: the time of a whole process includes its imports, and a
 process that measures another library must not import this one.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ITEM_NBYTES: Final = 4
-MIN_COUNT: Final = 8  # tensors that a scaled group keeps, if it has more than one
+MIN_COUNT: Final = 8  # tensors that scaling keeps, if the group has as many
 MIN_WIDTH: Final = 4
 BLOCK_NBYTES: Final = 4 << 20
 PIECE_NBYTES: Final = 8 << 20
@@ -35,10 +35,10 @@ class Group(NamedTuple):
     """The tensors of a model.
 
     Attributes:
-        count: How many there are.
-        width: Rows and columns of each.
-        is_chain: Whether the model multiplies by them, one after the other.
-        is_sparse: Whether they are holes in the file.
+        count: Number of tensors.
+        width: Rows and columns of each tensor.
+        is_chain: True if the model multiplies by all tensors, one after the other.
+        is_sparse: True if the tensors are holes in the file.
     """
 
     count: int  # type: ignore[assignment]  # tuples have a method of this name
@@ -57,7 +57,7 @@ class Group(NamedTuple):
         return self.count * self.tensor_nbytes
 
     def scaled(self, scale: float) -> Group:
-        """A group of `scale` times the bytes: fewer tensors, or smaller ones if they are few.
+        """Scales the bytes of the group: fewer tensors, or smaller tensors if there are few.
 
         A sparse group takes no room on the disk and stays as it is.
         """
@@ -70,10 +70,10 @@ class Group(NamedTuple):
         return self._replace(count=count, width=max(width, MIN_WIDTH))
 
 
-# The sizes of the cases about growth: tensors, up to the most that an archive holds; and bytes.
+# Sizes of the cases about growth: numbers of tensors, up to the limit of an archive; and bytes.
 COUNTS: Final = (10, 100, 1_000, 10_000, 100_000, 262_143)
 SIZES: Final = (10**7, 10**8, 10**9, 10**10, 10**11)
-SIZED_COUNT: Final = 100  # tensors that share those bytes
+SIZED_COUNT: Final = 100  # tensors of each of SIZES
 
 GROUPS: Final[Mapping[str, Group]] = {
     "warm": Group(3, 32),  # files to warm up with before the clock starts
@@ -92,7 +92,7 @@ GROUPS: Final[Mapping[str, Group]] = {
     },
 }
 
-ADDRESS: Final = "address"  # file with the URL of the server of the directory, while it runs
+ADDRESS: Final = "address"  # file with the URL of the running server
 
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "archive": ("model.onnxa",),
@@ -101,12 +101,12 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "safetensors": ("tensors.safetensors",),
     "pickled": ("tensors.pt",),
 }
-# Packages that a kind of file needs, beyond onnx and this library.
+# Packages that a kind of file needs, in addition to onnx and this library.
 MADE_WITH: Final[Mapping[str, str]] = {"safetensors": "safetensors", "pickled": "torch"}
 
 
 class Place(NamedTuple):
-    """Where the files of a group are.
+    """The files of a group.
 
     Attributes:
         folder: The directory of all groups.
@@ -120,7 +120,7 @@ class Place(NamedTuple):
 
     @property
     def output(self) -> Path:
-        """A directory for the output of steps, removed after each of them."""
+        """The directory for the output of a step; removed after each step."""
         return self.folder / f"{self.name}-output"
 
     @property
@@ -130,7 +130,7 @@ class Place(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL of the archive at the server."""
+        """The URL of the archive on the server."""
         relative = self.archive.relative_to(self.folder).as_posix()
         return f"{(self.folder / ADDRESS).read_text()}/{relative}"
 
@@ -141,26 +141,26 @@ class Place(NamedTuple):
 
     @property
     def weights(self) -> Path:
-        """That external data."""
+        """The data file of `external`."""
         return self.files("external")[1]
 
     @property
     def single(self) -> Path:
-        """The `.onnx` that holds the tensors itself."""
+        """The `.onnx` with its tensors inside."""
         return self.file("single")
 
     @property
     def safetensors(self) -> Path:
-        """The tensors as safetensors saves them."""
+        """The tensors in a safetensors file."""
         return self.file("safetensors")
 
     @property
     def pickled(self) -> Path:
-        """The tensors as PyTorch saves them."""
+        """The tensors in a file of `torch.save`."""
         return self.file("pickled")
 
     def file(self, kind: str) -> Path:
-        """The file of this kind."""
+        """The main file of this kind."""
         return self.files(kind)[0]
 
     def files(self, kind: str) -> list[Path]:
@@ -172,7 +172,7 @@ class Place(NamedTuple):
         return [f"layer.{index}/weight" for index in range(self.group.count)]
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yields the tensors by name, each made when it is asked for."""
+        """Yields the names and arrays of the tensors; makes each array on demand."""
         import numpy as np
 
         shape = (self.group.width, self.group.width)
@@ -224,7 +224,7 @@ class Place(NamedTuple):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def external_model(self, location: str | None) -> tuple[onnx.ModelProto, list[int]]:
-        """The model with external tensors: in the file `location`, or, if None, at their names.
+        """The model with external tensors in the file `location`, or at their keys if None.
 
         Returns:
             The model, and the offset of each tensor in the file.
@@ -262,7 +262,7 @@ def key_of(name: str) -> str:
 def places(folder: Path, scale: float) -> dict[str, Place]:
     """The places of all groups in a directory, at a scale.
 
-    The files to warm up with have the same size at every scale.
+    The warm-up files have the same size at every scale.
     """
     return {
         name: Place(folder, name, group if name == "warm" else group.scaled(scale))
@@ -359,7 +359,7 @@ _MAKERS: Final = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Makes the files that the argument, JSON, says."""
+    """Makes the files that the JSON argument names."""
     import json
 
     told = json.loads(argv[0])

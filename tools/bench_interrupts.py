@@ -1,7 +1,7 @@
-"""Interrupts of tools/bench.py: it ends its children and removes its files at any moment.
+"""Handles interrupts of tools/bench.py, which then ends its children and removes its files.
 
-SIGINT and SIGTERM raise KeyboardInterrupt once and are ignored from then on, so that nothing stops
-the clean-up. They are held while a child or a file is made and noted for the clean-up.
+SIGINT and SIGTERM raise KeyboardInterrupt once and are ignored afterwards, so that nothing stops
+the clean-up. Signals are held back until a new child or file is noted for the clean-up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def listen() -> None:
 
 
 def leave() -> None:
-    """Restores the handlers before."""
+    """Restores the previous handlers."""
     for number, handler in _before.items():
         signal.signal(number, handler)
 
@@ -64,7 +64,7 @@ def _interrupt(number: int = 0, frame: FrameType | None = None) -> None:
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Starts a child, which `end_children` kills if it still runs then."""
+    """Starts a child process and notes it for `end_children`."""
     with held():
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, text=True, **options)
         _children.append(child)
