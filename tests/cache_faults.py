@@ -1,7 +1,7 @@
-"""Stops fetches through a cache at each of their system calls, and reads the cache afterwards.
+"""Makes each system call of a cached fetch fail, and reads the cache afterwards.
 
-`main` prints as JSON the number of faults by outcome, and each fault that left wrong bytes. See
-`faults` for the ways in which a call fails.
+`main` prints JSON: the number of faults by outcome, and a description of each fault that broke the
+cache. `faults.WAYS` lists the ways in which a call fails.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from remote_files import Remote, data_of, opened, require_right
 
 from onnxarchive.remote import cache
 
-BLOCK_SIZE = 1024  # small, so that many states can be tried
+BLOCK_SIZE = 1024  # small, so that tries are quick
 DATA = data_of(5 * BLOCK_SIZE + 300)
 
 
 def fetch(directory: Path) -> None:
-    """Fetches twice into a damaged file, with several syncs."""
+    """Fetches twice into the damaged cache, with several syncs."""
     with opened(directory, Remote(DATA, part_size=700)) as file:
         file.fetch([(BLOCK_SIZE, 100)])
         file.fetch([(0, len(DATA))])
 
 
 def prepare(directory: Path) -> Path:
-    """Makes a cache whose file is damaged."""
+    """Makes a cache with a damaged file; returns the file's path."""
     with opened(directory, Remote(DATA)) as file:
         file.fetch([(0, len(DATA))])
     (path,) = directory.iterdir()
@@ -42,13 +42,13 @@ def prepare(directory: Path) -> Path:
 
 
 def missing(directory: Path) -> int:
-    """Requires that the bytes can be read; returns how many had to be fetched."""
+    """Requires that all bytes read correctly; returns the number of bytes that were not cached."""
     asked = require_right(directory, DATA)
     return sum(size for ranges in asked for _, size in ranges)
 
 
 def try_fault(directory: Path, at: int, way: str) -> tuple[str, str | None]:
-    """The outcome of the fetches, and the fault of the cache afterwards, if any."""
+    """The outcome of the fetches, and the problem of the cache afterwards or None."""
     prepare(directory)
     outcome = faults.attempt(fetch, directory, faults.Calls(at, way))
     expected = "killed" if way in faults.KILLS else "done" if way == "short" else "OSError"
@@ -62,7 +62,7 @@ def try_fault(directory: Path, at: int, way: str) -> tuple[str, str | None]:
 
 
 def power_failures(path: Path, log: list[faults.Call]) -> set[bytes]:
-    """The contents that a new file may have on the disk after a power failure."""
+    """The contents that the cache's file may have on the disk after a power failure."""
     calls = [it for it in log if it.kind in ("write", "truncate", "sync")]
     states = set()
     for end in range(1, len(calls) + 1):
@@ -77,7 +77,7 @@ def power_failures(path: Path, log: list[faults.Call]) -> set[bytes]:
 
 
 def main() -> None:
-    """Tries all faults below a directory, and prints the outcomes."""
+    """Tries all faults with caches in a directory, and prints the outcomes."""
     directory = Path(sys.argv[1])
     outcomes: Counter[str] = Counter()
     problems: list[str] = []

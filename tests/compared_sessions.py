@@ -1,7 +1,7 @@
 """Sessions of models and of their archives, compared bit by bit.
 
-Outputs are compared as numpy arrays; those of types that numpy lacks are copied from ONNX Runtime's
-memory.
+Outputs of types that numpy lacks are compared as bytes in ONNX Runtime's memory, all others as
+numpy arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnxarchive
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
-# Names under which tests count models.
+# Names of the counts of models.
 COMPARED = "models compared with their archives' sessions"
 ONLY_MADE = "models of which only a session is made"
 
@@ -29,7 +29,7 @@ _WITHOUT_NUMPY = re.compile(r"tensor\((float8.*|float4.*|bfloat16|u?int[42])\)")
 
 
 def session_of_model(model: str | bytes) -> Any:
-    """ONNX Runtime's session of a model; None if it cannot make one."""
+    """ONNX Runtime's session of a model; None if ONNX Runtime refuses the model."""
     try:
         return ort.InferenceSession(model, _options(), _PROVIDERS, enable_fallback=0)
     except Exception:
@@ -48,11 +48,11 @@ def _options() -> Any:
 
 
 def run(session: Any, values: Mapping[str, Any]) -> tuple[bool, Any]:
-    """Whether a session runs, and its outputs or its error's message.
+    """Runs a session; returns True and the outputs, or False and the error's message.
 
     Args:
         session: The session.
-        values: Its inputs: arrays, TensorProto, or lists of these.
+        values: Inputs by name: arrays, TensorProtos, or lists of these.
     """
     arrays = {name: _array(value) for name, value in values.items()}
     as_ort_values = any(_WITHOUT_NUMPY.fullmatch(it.type) for it in session.get_outputs())
@@ -66,7 +66,7 @@ def run(session: Any, values: Mapping[str, Any]) -> tuple[bool, Any]:
 
 
 def _array(value: Any) -> Any:
-    if value is None:  # an optional without a value
+    if value is None:  # an empty optional
         return None
     if isinstance(value, list):
         return [_array(it) for it in value]
@@ -78,7 +78,7 @@ def _array(value: Any) -> Any:
 def _feed(value: Any, as_ort_value: bool) -> Any:
     if not isinstance(value, np.ndarray):
         return value
-    if value.dtype.isbuiltin != 1:  # of ml_dtypes
+    if value.dtype.isbuiltin != 1:  # a type of ml_dtypes
         number = helper.np_dtype_to_tensor_dtype(value.dtype)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, number)
     return ort.OrtValue.ortvalue_from_numpy(value) if as_ort_value else value

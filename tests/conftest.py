@@ -1,4 +1,4 @@
-"""Fixtures of several files, and the counts that are printed at the end of a run.
+"""Fixtures of several test files, and counts printed at the end of a run.
 
 No test asserts a time.
 """
@@ -43,19 +43,19 @@ COUNTS = (
     "schedules of two editors",
     "accepted that should be refused",
 )
-# Faults are counted in failed tests, too.
+# Counted in failed tests, too.
 ALSO_OF_FAILED = COUNTS[-1:]
 
 
 def pytest_configure() -> None:
-    """Restores SIGCHLD, which a parent may ignore, so that tests see how processes end."""
+    """Restores SIGCHLD, which a parent process may ignore: tests need exit statuses."""
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempts all objects that exist now from garbage collection, which would visit them often."""
+    """Exempts the objects of the collection from garbage collection, to save time."""
     gc.disable()
     try:
         return (yield)
@@ -65,7 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests of Deflate64 (by their names) without the extra, which needs a C compiler."""
+    """Skips tests with "deflate64" in their names unless zipfile-deflate64 is installed."""
     if find_spec("zipfile_deflate64") is None:
         for item in items:
             if "deflate64" in item.name.lower():
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the counts of the tests that passed, and the faults of those that failed."""
+    """Prints the counts of passed tests, and those in `ALSO_OF_FAILED` of failed tests."""
     counts: Counter[str] = Counter()
     for outcome, names in (("passed", COUNTS), ("failed", ALSO_OF_FAILED)):
         for report in terminalreporter.getreports(outcome):
@@ -89,14 +89,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _syncs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets only tests of storage sync files: syncs take half of the time of most others."""
+    """Replaces fsync except in tests of storage: syncs took half of the time of most tests."""
     if "storage" not in request.path.parts:
         monkeypatch.setattr(os, "fsync", os.fstat)  # fails for a bad descriptor, like fsync
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory whose name is no identifier."""
+    """A directory with spaces and non-ASCII letters in its name."""
     folder = tmp_path / "ein Verzeichnis für Größen"
     folder.mkdir()
     return folder
@@ -104,7 +104,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def path(folder: Path) -> Path:
-    """A path for an archive in that directory, which is empty."""
+    """The path of an archive to write in `folder`."""
     return folder / NAME
 
 
@@ -117,7 +117,7 @@ def archive(path: Path) -> Path:
 
 @pytest.fixture
 def link(archive: Path) -> Path:
-    """A link to the archive, beside it."""
+    """A link (an .onnx file) to `archive`, in the same directory."""
     path = archive.with_name("ein Verweis.onnx")
     onnxarchive.link(archive, path)
     return path
@@ -132,7 +132,9 @@ def web() -> Iterator[WebServer]:
 
 @pytest.fixture(params=["in its place", "on a clone", "with copy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """One of the three ways to write the end of a file: the arguments that an edit needs for it."""
+    """One of three ways to write an edited archive: in place, on a clone, or as a copy.
+
+    The value is an edit's arguments for this way."""
     clone = copying_clone if request.param == "on a clone" else no_clone
     monkeypatch.setattr(rewriting, "clone", clone)
     return {"copy": request.param == "with copy"}
@@ -140,16 +142,18 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
 
 @pytest.fixture
 def no_clones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that shares no blocks, so that files are changed in place."""
+    """Edits files in place, as on a file system without clones."""
     monkeypatch.setattr(rewriting, "clone", no_clone)
 
 
 @pytest.fixture
 def own_path() -> Iterator[Path]:
-    """A path in a directory that every user can enter and that belongs to `nobody`."""
+    """A path in a directory that belongs to `nobody` (to the user, if not root)."""
     if not hasattr(os, "geteuid"):
         pytest.skip("permissions are POSIX's")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # which every user can enter
+    with tempfile.TemporaryDirectory(
+        dir="/tmp"
+    ) as folder:  # pytest's own directory is closed to `nobody`
         if not os.geteuid():
             os.chown(folder, 65534, 65534)
         yield Path(folder, NAME)
@@ -157,7 +161,7 @@ def own_path() -> Iterator[Path]:
 
 @pytest.fixture
 def nobody(own_path: Path) -> Iterator[None]:
-    """Runs the test as `nobody`, since root has all permissions."""
+    """Runs the test as `nobody` if the user is root, who has all permissions."""
     if os.geteuid():
         yield
         return

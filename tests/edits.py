@@ -1,4 +1,4 @@
-"""Models for the tests of edits, changes of them, and checks after an edit."""
+"""Models and their changes for tests of edits, and checks after an edit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Change = Callable[[onnx.ModelProto], object]
 posix = pytest.mark.skipif(os.name == "nt", reason="links and modes are POSIX's")
 
 
-# Models, and changes of them
+# Models and their changes
 
 
 def weights(count: int, *more: TensorProto) -> onnx.ModelProto:
@@ -78,7 +78,7 @@ def documented(text: str) -> Change:
 
 
 def with_array(model: onnx.ModelProto, index: int, array: np.ndarray[Any, Any]) -> onnx.ModelProto:
-    """A copy of a model with other elements in an initializer."""
+    """A copy of a model with `array` as the elements of an initializer."""
     tensor = model.graph.initializer[index]
     given = onnx.numpy_helper.from_array(array, tensor.name)
     return changed(model, lambda model: model.graph.initializer[index].CopyFrom(given))
@@ -116,7 +116,7 @@ EDITS: dict[str, Callable[..., None]] = {
     "EditableArchive": assign,
     "edit": edit_in_a_block,
 }
-# The edits that change the file in place if it cannot be cloned.
+# The edits that change a file in place if the file cannot be cloned.
 IN_PLACE = {
     name: edit for name, edit in EDITS.items() if name not in ("replace_tensor", "add_asset")
 }
@@ -126,9 +126,7 @@ IN_PLACE = {
 
 
 def written(path: Path, *names: str, asset: bool = False) -> onnx.ModelProto:
-    """Writes an archive with its tensors in the order of `names`; returns its model, in that of
-    `weights`.
-    """
+    """Writes `weights(3)` with its entries in the order of `names`; returns the model."""
     model = weights(3)
     arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     with onnxarchive.Writer(path) as writer:
@@ -152,7 +150,7 @@ def entry(path: Path, name: str) -> Any:
 
 
 def entries_of(data: bytes) -> list[tuple[str, bytes]]:
-    """Names and bytes of all entries but the model, in order."""
+    """Names and data of all entries except the model, in order."""
     view = memoryview(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         found = []
@@ -175,10 +173,10 @@ def require(path: Path, expected: bytes) -> None:
 
 
 def require_kept(path: Path, before: bytes, expected: onnx.ModelProto) -> list[str]:
-    """Requires that an archive has a model, and all earlier entries at their offsets.
+    """Requires that an edited archive has a model and keeps all entries at their offsets.
 
     Returns:
-        The names of the entries after those, without the model.
+        The names of the new entries, without the model.
     """
     assert onnxarchive.check(path, full=True) == []  # also excludes gaps and dead bytes
     assert onnxarchive.load(path) == expected

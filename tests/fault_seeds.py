@@ -1,6 +1,6 @@
-"""Small archives to damage, and their bits that no rule constrains.
+"""Small archives to damage, and the bits that no rule constrains.
 
-An archive consists of pieces; between two of them its file has a hole.
+An archive consists of pieces of its file, with holes between them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from onnxarchive.zipformat.layout import Placement
 
 LARGE = (1 << 32) + 5  # bytes, all zero
 LARGE_CRC32 = 0xB1C2A1A3
-# The bits of the external attributes that may change: regular file or no type, the permissions, and
-# MS-DOS's read-only, hidden, system and archive.
+# Free bits of the external attributes: the type (regular file or none), permissions, and MS-DOS's
+# read-only, hidden, system and archive.
 EXTERNAL_BITS = 0x81FF0027
 
 
@@ -31,7 +31,7 @@ class Pieces:
     """The bytes of a file at their offsets, in ascending order.
 
     Attributes:
-        parts: Offset and bytes of each piece; the last one ends the file.
+        parts: Offset and bytes of each piece; the file ends with the last piece.
     """
 
     parts: tuple[tuple[int, bytes], ...]
@@ -47,12 +47,12 @@ class Pieces:
         return sum(len(data) for _, data in self.parts)
 
     def offsets(self) -> Iterator[int]:
-        """Yields the offset in the file of every byte of a piece."""
+        """Yields the offset of every stored byte."""
         for offset, data in self.parts:
             yield from range(offset, offset + len(data))
 
     def replaced(self, offset: int, data: bytes, *, instead_of: int) -> Pieces:
-        """Replaces bytes of one piece by `data`; the rest of the file moves."""
+        """Replaces `instead_of` bytes by `data`; the rest of the file moves."""
         parts: list[tuple[int, bytes]] = []
         moved = 0
         for start, piece in self.parts:
@@ -85,7 +85,7 @@ def plain() -> Pieces:
 
 
 def odd_types() -> Pieces:
-    """A tensor of no bytes, one of 4 bits with unused ones, and one of booleans."""
+    """An empty tensor, a 4-bit tensor with unused bits, and a tensor of booleans."""
     return _saved(
         raw_tensor("none", TensorProto.FLOAT, (0, 2)),
         raw_tensor("four", TensorProto.INT4, (3,)),
@@ -100,9 +100,9 @@ def _saved(*tensors: TensorProto, assets: dict[str, bytes] | None = None) -> Pie
 
 
 def zip64() -> Pieces:
-    """A tensor of more than 4 GiB, one of no bytes after it, and Zip64 wherever it can be.
+    """A tensor of more than 4 GiB, then an empty tensor: all kinds of Zip64 fields and records.
 
-    All data but the model is in the hole.
+    The hole contains the data of the large tensor.
     """
     model = model_of(
         external(TensorProto(name="large", data_type=TensorProto.UINT8, dims=[LARGE]), "large"),
@@ -120,10 +120,10 @@ def zip64() -> Pieces:
 
 
 def free_bits(archive: Pieces) -> set[tuple[int, int]]:
-    """The bits, as offset and index in the byte, any one of which may change by section 5.2.
+    """The bits that may change one at a time by section 5.2, as offset and index in the byte.
 
-    They are in directory records and Zip64 end records. Time and date are free, too, but no single
-    bit of them is, since both headers of an entry state them.
+    The bits are in directory records and Zip64 end records. No single bit of time and date may
+    change: both headers of an entry state them.
     """
     start, tail = archive.parts[-1]
     end = len(tail) - 22

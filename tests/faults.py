@@ -1,14 +1,14 @@
-"""Stops an edit of an archive at each of its system calls, and checks the file afterwards.
+"""Makes each system call of an archive's edit fail, and checks the file afterwards.
 
-`python tests/faults.py EDIT DIRECTORY` makes the edit once for each way in which each call can
-fail: the process is killed before it, after it, or with half of the bytes written; the call fails
-as on a full disk or a broken one, once or from then on; it writes fewer bytes than it was given.
-Recovery is stopped in the same ways. Then the power fails after each call, and the changes that
-were not synced are kept, lost, or kept in part. It prints as JSON the number of faults, and every
-archive that is neither the old nor the new one afterwards.
+`python tests/faults.py EDIT DIRECTORY` tries each way to fail at each call: the process is killed
+before the call, after the call, or with half of the bytes written; the call fails with ENOSPC or
+EIO, once or from then on; a write writes only half of its bytes. Recovery is stopped in the same
+ways. Then the power fails after each call, and unsynced changes are kept, lost, or kept in part.
+Prints JSON: the number of faults by outcome, and a description of each problem found afterwards,
+such as an archive with neither the old nor the new bytes.
 
-Calls are caught where Python makes them. The killed process is a fork of this one, which has no
-threads.
+Patched functions of `os` catch the calls. The killed process is a fork of this process, which has
+no threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from onnxarchive.storage.files import MappedFile, write_at
 NAME = "model.onnxa"
 WEIGHTS = 3
 SECTOR_SIZE = 512
-KILLS = ("killed before", "killed behind", "killed amid")
+KILLS = ("killed before", "killed after", "killed amid")
 ERRORS = (errno.ENOSPC, errno.EIO)
 WAYS = (
     *KILLS,
@@ -84,7 +84,7 @@ def _two(path: Path) -> None:
 
 
 def _interrupted(phase: str, before: Edit = _old) -> Edit:
-    """Makes an archive whose edit was interrupted."""
+    """An edit that makes an archive and leaves it interrupted in a phase of `PHASES`."""
 
     def leave(path: Path) -> None:
         before(path)
@@ -94,7 +94,7 @@ def _interrupted(phase: str, before: Edit = _old) -> Edit:
 
 
 def _cloned(edit: Edit) -> Edit:
-    """The edit as on a file system that can share blocks; the blocks are copied instead."""
+    """The edit as on a file system with clones; a clone is a copy here."""
 
     def edit_clone(path: Path) -> None:
         def clone(source: MappedFile, target: int) -> bool:
@@ -158,7 +158,7 @@ def _saved(path: Path) -> None:
     onnxarchive.save(_generation(2), path)
 
 
-# Archives and edits.
+# By name: makes the archive, then edits it.
 EDITS: dict[str, tuple[Edit, Edit]] = {
     "save": (_nothing, _saved),
     "save over an archive": (_old, _saved),
@@ -192,13 +192,13 @@ EDITS: dict[str, tuple[Edit, Edit]] = {
 
 
 class Call(NamedTuple):
-    """A call that changed something.
+    """A system call that changes a file or directory, or syncs it.
 
     Attributes:
         kind: "write", "truncate", "reserve", "sync", "create", "rename" or "unlink".
-        file: Number of the inode, or a name.
-        detail: The offset of a write, the new size or name, or the new inode.
-        data: The bytes of a write.
+        file: Inode of the file, or name of the file or directory.
+        detail: Offset of a write, new size, new name, or inode of the created file.
+        data: Bytes of a write.
     """
 
     kind: str
@@ -208,11 +208,11 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """The calls that change something, counted; one of them can fail.
+    """Catches and logs the system calls of an edit; lets one of them fail.
 
     Attributes:
-        way: How it fails.
-        log: The calls that were made, from which the disk at any moment can be computed.
+        way: How the call fails, from `WAYS`.
+        log: The calls made so far, from which the disk at any moment can be computed.
     """
 
     def __init__(self, at: int = -1, way: str = "") -> None:
@@ -222,7 +222,7 @@ class Calls:
         self.log: list[Call] = []
 
     def _make(self, act: Callable[[Any], Any], call: Call, data: Any = None) -> Any:
-        """Makes one call: `act` with all of `data`, or with what the fault lets through."""
+        """Makes one call: `act` with all of `data`, or with half of it if the fault cuts it."""
         number, self._number = self._number, self._number + 1
         if self._is_fault(number):
             code = getattr(errno, self.way.split()[0], None)
@@ -245,7 +245,7 @@ class Calls:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Catches the calls of this process while the block runs; none waits for the disk."""
+        """Catches the calls of this process while the block runs; nothing waits for the disk."""
         write_at, truncate_at = os.pwrite, os.ftruncate
         move, remove, open_descriptor = os.replace, os.unlink, os.open
 
@@ -299,14 +299,14 @@ class Calls:
 
 
 def _inode(descriptor: int) -> int | str:
-    """The number of a file; that of the directory is its name."""
+    """The inode of a file, or "." for a directory."""
     status = os.fstat(descriptor)
     return "." if stat.S_ISDIR(status.st_mode) else status.st_ino
 
 
 def attempt(edit: Edit, path: Path, calls: Calls) -> str:
-    """Makes an edit; returns its outcome: the class of an error, `killed` or `done`."""
-    if calls.way in KILLS:  # in a process of its own
+    """Makes an edit; returns "done", "killed", or the class (or text) of its error."""
+    if calls.way in KILLS:  # in another process
         process = os.fork()
         if not process:
             try:
@@ -330,7 +330,7 @@ def attempt(edit: Edit, path: Path, calls: Calls) -> str:
 
 
 class Scene:
-    """A directory with an archive, and the contents that it may have after an edit."""
+    """A directory with an archive, and the archive's bytes before and after an edit."""
 
     def __init__(self, directory: Path, before: Edit, edit: Edit) -> None:
         self.directory = directory
@@ -374,7 +374,7 @@ class Scene:
         return calls.log
 
     def try_fault(self, at: int, way: str) -> tuple[str, str | None]:
-        """The outcome of the edit, and the fault of the archive afterwards, if any."""
+        """The outcome of the edit with one fault, and the problem found afterwards or None."""
         self.set_up()
         outcome = attempt(self._edit, self.path, Calls(at, way))
         if outcome not in ("done", "killed", "OSError", "ArchiveError"):
@@ -382,7 +382,7 @@ class Scene:
         is_finished = outcome == "done" or (outcome == "OSError" and not way.endswith(" on"))
         was_finished = self._start.get(NAME) == self.old
         if is_finished and was_finished and self._bytes() not in (self.old, self.new):
-            return outcome, "an unfinished edit is left without a crash"
+            return outcome, "the edit was left unfinished without a crash"
         problem = self._problem()
         if problem is not None:
             return outcome, problem
@@ -390,18 +390,18 @@ class Scene:
         if way == "short" and (outcome, found) != ("done", "new"):
             return outcome, f"a short write: {outcome}, {found}"
         if outcome == "done" and found == "old":
-            return outcome, "it was said to be done, and is not"
+            return outcome, "the edit reported success, but the archive is the old one"
         if outcome == "OSError" and found == "new" and not self._is_last_sync(at):
-            return outcome, "it was said to have failed, and is done"
+            return outcome, "the edit reported an error, but the archive is the new one"
         return f"{outcome}, {found}", None
 
     def _is_last_sync(self, at: int) -> bool:
-        """Whether a call is the sync after a complete edit."""
+        """True if a call is the last sync, after the truncation that completes an edit."""
         kinds = [call.kind for call in self.log]
         return kinds[at:] == ["sync"] and kinds[at - 1] == "truncate"
 
     def _problem(self) -> str | None:
-        """The fault of the archive, for a reader and after recovery; None if it has none."""
+        """The problem that a reader or recovery has with the archive; None if there is none."""
         try:
             with onnxarchive.open(self.path):
                 pass
@@ -423,19 +423,19 @@ class Scene:
             return f"recovery found {error!r}"
         if self._bytes() not in (self.old, self.new):
             return "neither the old nor the new archive"
-        # A temporary file whose first bytes were lost is not recognized as one of an archive.
+        # Recovery cannot recognize a temporary file whose first bytes were lost.
         left = [name for name in sorted(os.listdir(self.directory)) if name != NAME]
         told = [name for name in left if any((self.directory / name).read_bytes()[:4])]
         return f"left behind: {told}" if told else None
 
     def try_recovery(self) -> Iterator[tuple[str, str | None]]:
-        """Stops the recovery after each kill at each of its calls, by kills and power failures."""
+        """Kills the edit at each call, and makes each call of the recovery fail."""
         tried = []
         for at, way in faults(self.log, KILLS):
             self.set_up()
             assert attempt(self._edit, self.path, Calls(at, way)) == "killed"
             start = self._snapshot()
-            # Recovery reads only the beginning of a temporary file, whose name has a process id.
+            # Names of temporary files have process ids; recovery reads only the files' beginnings.
             known = {start[name][: None if name == NAME else 1000] for name in start}
             if not start or known in tried:
                 continue
@@ -452,18 +452,18 @@ class Scene:
                 yield "power failure of recovery", problem
 
     def power_failures(self) -> Iterator[tuple[str, str | None]]:
-        """Lets the power fail after each call."""
+        """Lets the power fail after each call; yields outcome and problem."""
         for problem in self._power_failures(self._start, self.log):
             yield "power failure", problem
         for files in after_power_failures(self._start, self.log):
             self._restore(files)
             problem = self._problem()
             if problem is None and self._bytes() != self.new:
-                problem = "it was done, and is not any more"
+                problem = "the finished edit was lost"
             yield "power failure at the end", problem
 
     def _power_failures(self, start: dict[str, bytes], log: list[Call]) -> Iterator[str | None]:
-        """The faults after each state of the disk; each state is tried once."""
+        """Yields the problem, or None, after each state of the disk, tried once."""
         tried = set()
         for count in range(len(log) + 1):
             for files in after_power_failures(start, log[:count]):
@@ -474,10 +474,10 @@ class Scene:
 
 
 def faults(log: list[Call], ways: Collection[str] = WAYS) -> Iterator[tuple[int, str]]:
-    """Each of some calls, in each way in which it can fail."""
+    """Yields the number of each call with each way in which the call can fail."""
     for number, call in enumerate(log):
         for way in ways:
-            if way == "killed before" and number:  # which is after the call before
+            if way == "killed before" and number:  # same as killed after the previous call
                 continue
             if call.kind == "write" or way not in ("killed amid", "short"):
                 yield number, way
@@ -491,9 +491,9 @@ class Changes:
     """The writes and truncations of a file.
 
     Attributes:
-        before: Its bytes before them.
-        calls: The calls.
-        synced: The number of first calls that are certainly on the disk.
+        before: Bytes before the calls.
+        calls: The writes and truncations.
+        synced: Number of leading calls that a sync put on the disk.
     """
 
     before: bytes = b""
@@ -501,10 +501,10 @@ class Changes:
     synced: int = 0
 
     def after_power_failures(self, *, is_new: bool) -> set[bytes]:
-        """Contents that may be on the disk: of the writes that were not synced the first or last
-        ones, one, or all but one, or every other sector of them; and any size since the sync.
+        """Contents that may be on the disk, with every size since the last sync.
 
-        A new file, which has no name yet, needs fewer.
+        Of the unsynced writes, the disk has the first or last ones, one, or all but one, and of
+        these all sectors or every other sector. For a new file fewer states are enough.
         """
         sizes = range(self.synced, len(self.calls) + 1)
         writes = [at for at in sizes[:-1] if self.calls[at].kind == "write"]
@@ -524,9 +524,9 @@ class Changes:
         }
 
     def _content(self, kept: Collection[int], sectors: Collection[int], count: int) -> bytes:
-        """The file with the writes `kept`, of them the even or odd sectors, or both (`sectors`).
+        """The file with the synced writes and the writes `kept`, with its size after `count` calls.
 
-        Its size is that after `count` calls.
+        `sectors` selects the sectors of `kept`: even (0), odd (1), or both.
         """
         content = bytearray(self.before)
         size = len(content)
@@ -554,10 +554,9 @@ class Changes:
 
 
 def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[dict[str, bytes]]:
-    """The files that may be on the disk when the power fails after these calls.
+    """Yields the files that may be on the disk if the power fails after these calls.
 
-    Changes of the directory that were not synced may be lost from any moment on, or all but the
-    last.
+    Of the unsynced changes of the directory, the disk has the first ones, or only the last one.
     """
     of_names: list[Call] = []
     synced_names = 0
@@ -577,7 +576,9 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
             of_files[call.file].synced = len(of_files[call.file].calls)
     orders = [of_names[:count] for count in range(synced_names, len(of_names) + 1)]
     if len(of_names) > synced_names + 1 and of_names[-1].kind != "rename":
-        orders.append([*of_names[:synced_names], of_names[-1]])  # the others are lost
+        orders.append(
+            [*of_names[:synced_names], of_names[-1]]
+        )  # the other unsynced changes are lost
     files = list(of_files)
     contents = [of_files[file].after_power_failures(is_new=file in created) for file in files]
     for found, order in itertools.product(itertools.product(*contents), orders):
@@ -596,7 +597,7 @@ def after_power_failures(start: dict[str, bytes], log: list[Call]) -> Iterator[d
 
 
 def main() -> None:
-    """Tries one edit in every way, and prints the outcomes."""
+    """Tries all faults of one edit, and prints the outcomes."""
     _, name, directory = sys.argv
     patch.object(os, "fsync", lambda _: None).start()
     patch.object(rewriting, "clone", lambda *_: False).start()

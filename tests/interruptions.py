@@ -1,4 +1,4 @@
-"""States of a file whose edit was interrupted, made without killing a process."""
+"""Makes the states of a file during an edit, without killing a process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from onnxarchive.archive import rewriting
 
-TRAILER_SIZE = 96  # of an undo log, in bytes
-# The steps that were done when the edit stopped. A file system may write a part's last bytes first.
+TRAILER_SIZE = 96  # bytes of an undo log's trailer
+# States at which an edit may stop. A file system may write the last bytes of a log first.
 PHASES = (
     "log empty",
     "log begun",
@@ -28,9 +28,9 @@ class Interrupted:
     """A file before, during and after an edit of its end in place.
 
     Attributes:
-        old: Its bytes before.
-        new: Its bytes afterwards.
-        states: Its bytes by each of `PHASES`.
+        old: Bytes of the file before the edit.
+        new: Bytes of the file after the edit.
+        states: Bytes of the file in each of `PHASES`.
     """
 
     old: bytes
@@ -39,7 +39,7 @@ class Interrupted:
 
     @property
     def copy_offset(self) -> int:
-        """The offset of the log: the inverted copy of the old end, then the trailer."""
+        """The offset of the undo log (an inverted copy of the old end, then the trailer)."""
         return max(len(self.old), len(self.new))
 
     @property
@@ -49,15 +49,15 @@ class Interrupted:
 
     @property
     def offset(self) -> int:
-        """The offset from which the file is edited."""
+        """The offset of the first edited byte."""
         return len(self.old) - (len(self.log) - TRAILER_SIZE)
 
 
 def interrupt(path: Path, edit: Callable[[Path], object]) -> Interrupted:
-    """Edits a file, in place on any file system; returns its states meanwhile."""
+    """Edits a file in place, on any file system; returns its states."""
     old = path.read_bytes()
-    truncated: list[bytes] = []  # before each truncation
-    written: list[tuple[int, bytes]] = []  # where, and before each write
+    truncated: list[bytes] = []  # the file before each truncation
+    written: list[tuple[int, bytes]] = []  # offset, and the file before each write
     pwrite, ftruncate = os.pwrite, os.ftruncate
 
     def watched_write(descriptor: int, data: Any, offset: int) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from onnxarchive.storage.files import MappedFile
     from onnxarchive.zipformat.entries import Entry
 
-# Every type of fixed width, by onnx's own name.
+# All data types of fixed width: number by onnx's name.
 NUMBERS: dict[str, int] = {
     name: number
     for name, number in TensorProto.DataType.items()
@@ -57,7 +57,7 @@ def element_count(dims: Iterable[int]) -> int:
 
 
 def random_raw(number: int, dims: Sequence[int], seed: int = 0) -> bytes:
-    """Random bytes for a tensor of this type and shape: BOOL is 0 or 1, unused bits are 0."""
+    """Random valid bytes for a tensor: elements of BOOL are 0 or 1, unused bits are 0."""
     bits = element_count(dims) * BIT_WIDTHS[number]
     data = bytearray(random.Random(seed).randbytes(-(-bits // 8)))
     if number == TensorProto.BOOL:
@@ -76,7 +76,7 @@ def raw_tensor(
 
 
 def typed(tensor: TensorProto) -> TensorProto:
-    """The tensor with the same bits in the field that onnx.proto has for its type."""
+    """A copy of the tensor with its elements in the typed field, such as float_data."""
     result = TensorProto()
     result.CopyFrom(tensor)
     result.ClearField("raw_data")
@@ -102,7 +102,7 @@ def string_tensor(name: str, values: Sequence[str] = ("a", "ü", "")) -> TensorP
 
 
 def external(tensor: TensorProto, location: str, **pairs: object) -> TensorProto:
-    """The tensor as external data in `location`."""
+    """A copy of the tensor without data, external at `location`."""
     result = TensorProto(
         name=tensor.name,
         data_type=tensor.data_type,
@@ -128,7 +128,7 @@ def weight_model(seed: int, count: int = 1000) -> onnx.ModelProto:
 
 
 def documented_model(doc_string: str = "", *, seed: int = 0) -> onnx.ModelProto:
-    """A model with one initializer of 300 floats, `w`, and a doc_string."""
+    """A model with a doc_string and one initializer, `w`, of 300 floats."""
     model = weight_model(seed, 300)
     model.doc_string = doc_string
     return model
@@ -157,7 +157,7 @@ def sparse_tensor(name: str, seed: int = 0, count: int = 3) -> onnx.SparseTensor
 
 
 def attribute(name: str, **value: Any) -> AttributeProto:
-    """An attribute with its type, which onnx needs to find its tensors."""
+    """An attribute with `type` set: onnx finds tensors only with the type."""
     kinds = {
         "t": AttributeProto.TENSOR,
         "tensors": AttributeProto.TENSORS,
@@ -176,7 +176,7 @@ def node(*attributes: AttributeProto) -> onnx.NodeProto:
 
 
 def full_graph(prefix: str, count: int, *, subgraphs: bool = True) -> onnx.GraphProto:
-    """A graph with a tensor of `count` elements in every place that a graph has."""
+    """A graph with tensors of `count` floats in every field that can hold tensors."""
     seeds = iter(range(hash_of(prefix), 1 << 62))
 
     def tensor(name: str) -> TensorProto:
@@ -208,12 +208,12 @@ def full_graph(prefix: str, count: int, *, subgraphs: bool = True) -> onnx.Graph
 
 
 def hash_of(text: str) -> int:
-    """A number for `text`, the same in every process."""
+    """A hash of `text` that is the same in every process."""
     return int.from_bytes(text.encode()[-7:], "little")
 
 
 def full_model(count: int = 300) -> onnx.ModelProto:
-    """A model with a tensor of `count` floats in every place that can hold one."""
+    """A model with tensors of `count` floats in every field that can hold tensors."""
     model = model_of()
     model.graph.CopyFrom(full_graph("main", count))
     function = onnx.FunctionProto(
@@ -236,7 +236,7 @@ def full_model(count: int = 300) -> onnx.ModelProto:
 
 
 def nested_model(depth: int, tensor: TensorProto | None = None) -> onnx.ModelProto:
-    """A model with an initializer in each of `depth` graphs, each in a node of the one before."""
+    """A model with `depth` nested graphs, each with one initializer."""
     model = model_of()
     graph = model.graph
     for level in range(depth):
@@ -271,13 +271,13 @@ def location(tensor: TensorProto) -> str:
 
 
 def external_tensors(model: onnx.ModelProto) -> dict[str, TensorProto]:
-    """The tensors of a model that are stored outside it, by location."""
+    """The external tensors of a model, by location."""
     tensors = every_tensor(model)
     return {location(it): it for it in tensors if it.data_location == TensorProto.EXTERNAL}
 
 
 def keys_by_path(model: onnx.ModelProto) -> dict[str, str]:
-    """The locations of the tensors that are stored outside a model, by their paths in it."""
+    """The locations of a model's external tensors, by path in the model."""
     tensors = tensors_by_path(model)
     return {path: location(it) for path, it in tensors if it.data_location == TensorProto.EXTERNAL}
 
@@ -289,9 +289,9 @@ def keys_of(archive: Archive) -> list[str]:
 
 
 def normalised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which every tensor has its elements in raw_data, as onnx converts them.
+    """A copy of a model with all elements in raw_data, converted by onnx.
 
-    A data_location of DEFAULT, which onnx leaves after loading, is removed.
+    Removes a data_location of DEFAULT, which onnx sets on loading.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -349,7 +349,7 @@ def further_model(nbytes: int = 1 << 16) -> onnx.ModelProto:
 
 
 def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDArray[Any]]:
-    """The outputs that ONNX Runtime computes of a model."""
+    """Runs a model with ONNX Runtime; returns its outputs."""
     ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
     options = ort.SessionOptions()
@@ -361,7 +361,7 @@ def run_model(path: str | os.PathLike[str], **inputs: NDArray[Any]) -> list[NDAr
 
 
 def run_python(code: str, *arguments: object, **environment: str) -> str:
-    """Runs a Python program in a new process, which must succeed; returns its output."""
+    """Runs a Python program in a new process; requires success and returns the output."""
     tests = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -375,8 +375,8 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
     return done.stdout
 
 
-# The first lines of a program that measures memory: `growth(call)` returns the peak growth of
-# anonymous memory during the call, in bytes. The call may take samples with `sample`.
+# First lines of a program that measures memory: `growth(call)` returns the peak growth of anonymous
+# memory during a call, in bytes. The call may invoke `sample` for additional samples.
 MEASURE_MEMORY = """
 import sys, threading
 peak = 0
@@ -405,10 +405,10 @@ def growth(call):
 
 
 def open_below(directory: str | os.PathLike[str]) -> list[str]:
-    """The files below a directory that this process has open or mapped, once for each time."""
+    """The open and mapped files below a directory, one item for each descriptor or mapping."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     with open("/proc/self/maps") as maps:
         found += [line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")]
@@ -417,7 +417,7 @@ def open_below(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def copying_clone(source: MappedFile, target: int) -> bool:
-    """Replaces `rewriting.clone`, as on a file system that can share blocks."""
+    """Replaces `rewriting.clone`: a copy instead of shared blocks."""
     os.pwrite(target, source.read(0, source.size), 0)
     return True
 
@@ -436,7 +436,7 @@ def break_local_header(path: str | os.PathLike[str], entry: Entry) -> None:
     flip_byte(path, entry.header_offset)
 
 
-# Few names and awkward ones, so that keys collide.
+# Few and awkward names, so that keys collide.
 names = st.sampled_from(
     ["", "w", "W", "w_2", "a/b", "a.b", "con", "assets", "__w", "7", "größe", "w" * 300]
 )
@@ -489,7 +489,7 @@ def graph_protos(draw: st.DrawFn, depth: int = 2) -> onnx.GraphProto:
 
 @st.composite
 def model_protos(draw: st.DrawFn) -> onnx.ModelProto:
-    """Models with tensors of every type in every place; onnx would not run them."""
+    """Models with tensors of every type in every place; not runnable."""
     model = model_of()
     model.graph.CopyFrom(draw(graph_protos()))
     model.doc_string = draw(st.text(max_size=5))

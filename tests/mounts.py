@@ -1,4 +1,4 @@
-"""Mounts for tests; without root the test is skipped."""
+"""Mounts file systems for tests; skips the tests of other users than root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def attempt(command: list[str]) -> str | None:
-    """Runs a command of the system; returns the reason of its failure, or None."""
+    """Runs a system command; returns the reason of its failure, or None if it succeeds."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     program = shutil.which(command[0], path=path)
     if program is None:
@@ -26,7 +26,13 @@ def attempt(command: list[str]) -> str | None:
 
 @contextlib.contextmanager
 def mounted(source: Path | str, target: Path, options: str, *kind: str) -> Iterator[None]:
-    """Mounts `source` at `target`, with the options of `mount -o`, and `-t KIND` if given."""
+    """Mounts `source` at `target` while the block runs.
+
+    Args:
+        source: Device or directory.
+        target: Mount point.
+        options: Value of `mount -o`.
+        kind: Further arguments of `mount`, such as `-t tmpfs`."""
     if not hasattr(os, "geteuid") or os.geteuid():
         pytest.skip("only root may mount")
     problem = attempt(["mount", *kind, "-o", options, str(source), str(target)])
@@ -35,5 +41,5 @@ def mounted(source: Path | str, target: Path, options: str, *kind: str) -> Itera
     try:
         yield
     finally:
-        if attempt(["umount", str(target)]) is not None:  # a file of a failed test is open
+        if attempt(["umount", str(target)]) is not None:  # a failed test left a file open
             assert attempt(["umount", "--lazy", str(target)]) is None

@@ -1,4 +1,4 @@
-"""Real servers of objects for tests: moto's S3, Azurite and nginx, each a process of its own."""
+"""Object and web servers for tests: moto's S3, Azurite and nginx, each in its own process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ http {{
 
 
 _AZURITE = Path(__file__).resolve().parent.parent / "tools" / "azurite" / "node_modules"
-_ACCOUNT = "devstoreaccount1"  # from Azurite's documentation, like the key
+_ACCOUNT = "devstoreaccount1"  # account and key are in Azurite's documentation
 _ACCOUNT_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
@@ -58,13 +58,13 @@ _ACCOUNT_KEY = (
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server of S3 with an empty bucket, `bucket`."""
+    """An S3 server with an empty bucket, `bucket`."""
 
     endpoint: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options with which obstore reaches it."""
+        """The options of obstore for this server."""
         return {
             "endpoint": self.endpoint,
             "access_key_id": "key",
@@ -83,14 +83,14 @@ class S3Server:
         return self.request("GET", "/bucket?uploads").count("<Upload>")
 
     def empty(self) -> None:
-        """Removes the bucket with its content, and makes it again."""
+        """Empties the bucket."""
         self.request("POST", "/moto-api/reset")
         self.request("PUT", "/bucket")
 
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """Starts a server, which ends with the block."""
+    """Runs an S3 server while the block runs."""
     command = [sys.executable, "-c", _S3]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -106,7 +106,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @contextmanager
 def azurite() -> Iterator[dict[str, Any]]:
-    """Runs a server of Azure blobs with an empty container, `bucket`; yields obstore's options."""
+    """Runs an Azure Blob server with an empty container, `bucket`; yields obstore's options."""
     program = _AZURITE / ".bin" / "azurite-blob"
     if not program.exists():
         pytest.skip("Azurite is not installed: npm install --prefix tools/azurite")
@@ -129,7 +129,7 @@ def azurite() -> Iterator[dict[str, Any]]:
 
 
 def _make_container(endpoint: str) -> None:
-    """Makes the container with a request signed with the account's key: obstore cannot."""
+    """Makes the container with a signed request; obstore cannot make containers."""
     headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
     lines = [f"{name}:{value}" for name, value in headers.items()]
     resource = f"/{_ACCOUNT}/{_ACCOUNT}/bucket\nrestype:container"
@@ -143,11 +143,11 @@ def _make_container(endpoint: str) -> None:
 
 @contextmanager
 def nginx(root: Path, place: Path) -> Iterator[str]:
-    """Serves a directory, and its files without ranges below `/whole/`; yields the URL.
+    """Serves a directory with ranges, and below `/whole/` without; yields the URL.
 
     Args:
-        root: The directory.
-        place: Another directory, for nginx's own files.
+        root: The served directory.
+        place: A directory for nginx's own files.
     """
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:

@@ -1,4 +1,4 @@
-"""Counts the outcomes of a property test's examples: each kind must occur often enough."""
+"""Counts the outcomes of a property test's examples, and requires enough of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def came(outcome: str) -> None:
 
 
 def requires(**least: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a test that calls `came`: each of these outcomes must occur at least so often."""
+    """Decorates a test: it must call `came` at least this often with each outcome."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)

@@ -1,4 +1,4 @@
-"""The pages of an archive that a process has touched."""
+"""Checks which pages of an archive a process has touched."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MIB = 1 << 20
 ROWS, COLUMNS = 16384, 1024
 
 needs_smaps = pytest.mark.skipif(
-    not os.path.exists("/proc/self/smaps"), reason="/proc/self/smaps says what is resident"
+    not os.path.exists("/proc/self/smaps"), reason="needs /proc/self/smaps"
 )
 
 
 def require_slice_to_read_its_pages_alone(folder: Path, dtype: DTypeLike, program: str) -> None:
-    """Requires that a slice of a large tensor touches its own pages, and not the whole tensor.
+    """Requires that reading a slice of a large tensor touches only the slice's pages.
 
     Args:
         folder: A directory for the archive.
-        dtype: The type of its tensor "w".
+        dtype: The type of the archive's tensor "w".
         program: Code that sets `tensor` to the tensor "w" of the open `archive`.
     """
     path = folder / "m.onnxa"

@@ -1,4 +1,4 @@
-"""Processes that tests start, send signals to, and wait for."""
+"""Starts processes for tests, and waits for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ENDING = [it for it in signal.Signals if it.name in ("SIGHUP", "SIGINT", "SIGTE
 
 @contextlib.contextmanager
 def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Runs a process with pipes for its output; after the block it and its children are killed.
+    """Runs a process with pipes for its output; kills it and its children after the block.
 
-    Signals that end a process have their default effect in it. The tests may have been started with
-    some of them ignored (by a shell in the background, by nohup), which processes inherit.
+    SIGHUP, SIGINT and SIGTERM end the process even if the tests ignore them: a shell in the
+    background or nohup may start the tests so, and processes inherit ignored signals.
 
     Args:
         command: The program and its arguments.
@@ -42,12 +42,14 @@ def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Po
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # all processes have ended
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Waits until a condition is true. Fails if `process` ends before."""
+    """Waits until a condition is true; fails after a minute, or if `process` ends first."""
     deadline = time.monotonic() + 60
     while not holds():
         assert process is None or process.poll() is None, process.communicate()
@@ -56,7 +58,7 @@ def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None 
 
 
 def is_running(process: int) -> bool:
-    """Whether the process with this id runs, by /proc; a zombie does not."""
+    """True if the process with this id runs; False if it ended or is a zombie."""
     try:
         status = Path("/proc", str(process), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -65,7 +67,7 @@ def is_running(process: int) -> bool:
 
 
 def mapped(process: int, path: Path) -> dict[str, int]:
-    """Each figure of /proc/PID/smaps, in bytes, summed over a process's maps of a file."""
+    """The fields of /proc/PID/smaps in bytes, each summed over the process's maps of a file."""
     sums: dict[str, int] = {}
     is_of_file = False
     with open(f"/proc/{process}/smaps") as file:

@@ -1,4 +1,4 @@
-"""A server of files that answers ranges, for tests with a browser."""
+"""A file server that answers ranges, for tests with a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives on a web server, and the ways to reach one."""
+"""Archives on a web server, and all kinds of sources of an archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from written import saved
 
 PATH = "/models/m.onnxa"
 ASSETS = {"labels.txt": b"cat\n", "folder/big.bin": bytes(range(256)) * 600}
-# The tensors are so far apart that reading them one by one takes a request for each.
+# Tensors so large that reading them one by one takes one request each.
 LARGE = {f"large{number}": 300_000 + 4 * number for number in range(4)}
 
 
@@ -57,7 +57,7 @@ def require_equal(found: Any, expected: Any) -> None:
             assert np.ascontiguousarray(found[name]).tobytes() == array.tobytes()
 
 
-# Each returns a source with the bytes of an archive, and the further arguments of `open`.
+# Makes a source with the bytes of an archive; returns the source and further arguments of `open`.
 Place = Callable[[bytes, Path, WebServer], tuple[Any, dict[str, Any]]]
 
 
@@ -127,7 +127,7 @@ def with_byte_flipped(data: bytes, offset: int) -> bytes:
 
 
 def sends(web: WebServer, data: bytes) -> None:
-    """From now on the server sends ranges of these bytes, under the ETag of its file."""
+    """Makes the server send ranges of `data` with the ETag of its own file."""
 
     def change(request: Request, answer: Answer) -> Answer:
         if answer.status != 206:
@@ -139,7 +139,7 @@ def sends(web: WebServer, data: bytes) -> None:
 
 
 def changes_after(web: WebServer, count: int, path: str = PATH) -> None:
-    """After `count` further answers, the server replaces a file by one of the same size."""
+    """Makes the server change a byte of a file after `count` further answers."""
     before = web.files[path]
     seen: list[Request] = []
 
@@ -156,7 +156,7 @@ def changes_after(web: WebServer, count: int, path: str = PATH) -> None:
 def placed(
     kind: str, data: bytes, folder: Path, web: WebServer
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A source of one of `PLACES`; a file object is closed in the end."""
+    """Makes a source of one of `PLACES`; closes a file object after the block."""
     source, access = PLACES[kind](data, folder, web)
     try:
         yield source, access

@@ -27,7 +27,7 @@ class Remote(RandomAccessFile):
 
     Attributes:
         asked: The ranges of each call of `parts`.
-        before: Called before each part with its offset.
+        before: Called with the offset of each part before the part is yielded.
     """
 
     def __init__(self, data: bytes = DATA, key: str | None = KEY, part_size: int = 100_001) -> None:
@@ -67,7 +67,7 @@ def opened(directory: Path, remote: Remote | None = None) -> CachedFile:
 
 
 def require_right(directory: Path, data: bytes = DATA, **options: Any) -> list[Any]:
-    """Requires that a new reader finds the right bytes; returns the ranges that it fetched."""
+    """Requires that a newly opened file has the right bytes; returns the fetched ranges."""
     remote = Remote(data, **options)
     with opened(directory, remote) as file:
         assert file.read(0, len(data)) == data

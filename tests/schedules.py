@@ -1,8 +1,8 @@
 """Runs several editors of a file in every order that their locks allow.
 
-An editor stops before each call that others may notice: `fcntl.flock`, `os.replace`, and each
-`stop` in its code. One editor runs at a time, until its next stop; a schedule chooses which one
-goes on then. One that waits for a lock cannot be chosen until the lock is free.
+An editor stops before each call that other editors may notice: `fcntl.flock`, `os.replace`, and
+`stop` in its code. One editor runs at a time, until its next stop; then the schedule chooses the
+next editor. An editor that waits for a lock cannot be chosen until the lock is free.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Outcome:
     """The outcome of an editor.
 
     Attributes:
-        error: What it raised, or None.
-        begin: The number of steps that all editors had made when it began.
-        end: That number when it ended.
+        error: The raised error, or None.
+        begin: Index of the editor's first step, among the steps of all editors.
+        end: Index of the editor's last step.
     """
 
     error: BaseException | None
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class _Editor:
-    """A thread that runs one step at a time."""
+    """An editor in a thread, run one step at a time."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -58,12 +58,17 @@ class _Editor:
         self._has_stopped.release()
 
     def go_on(self) -> None:
-        """Lets it run to its next stop, or to its end."""
+        """Lets the editor run to its next stop, or to its end."""
         self._may_go.release()
-        assert self._has_stopped.acquire(timeout=_WAIT), "an editor waits for what is no lock"
+        assert self._has_stopped.acquire(timeout=_WAIT), (
+            "an editor waits for something other than a lock"
+        )
 
     def stop(self, lock: tuple[int, int] | None = None) -> None:
-        """Stops the editor; called in its own thread, before it takes a lock or does a step."""
+        """Stops the editor until `go_on`; called in its thread, before a step.
+
+        Args:
+            lock: Descriptor and kind of the lock that the step takes, or None."""
         self._lock = lock
         self._has_stopped.release()
         self._may_go.acquire()
@@ -86,8 +91,8 @@ class Run:
     """One schedule that was run.
 
     Attributes:
-        choices: The editor that went on at each step.
-        others: The other editors that could have gone on at each step.
+        choices: The editor that ran at each step.
+        others: The other editors that could have run at each step.
         outcomes: The outcome of each editor.
     """
 
@@ -97,14 +102,14 @@ class Run:
 
 
 def stop() -> None:
-    """Stops the editor of the calling thread; does nothing in other threads."""
+    """Stops the editor of this thread; does nothing in a thread without editor."""
     editor = _editors.get(threading.get_ident())
     if editor is not None:
         editor.stop()
 
 
 _editors: dict[int, _Editor] = {}
-# Open descriptors of the files that had the name; they keep new files from reusing their inodes.
+# Open descriptors of all files that `path` named; open files keep their inodes from being reused.
 _known: dict[tuple[int, int], int] = {}
 
 
@@ -124,7 +129,7 @@ def _forget() -> None:
 
 
 def _run(calls: Mapping[str, Callable[[], object]], prefix: list[str]) -> Run:
-    """Runs one schedule: `prefix`, then always the first editor that can go on."""
+    """Runs one schedule: `prefix`, then always the first editor that can run."""
     run = Run()
     editors = {name: _Editor(call) for name, call in calls.items()}
     _editors.clear()
@@ -151,8 +156,8 @@ def all_runs(
     """Runs every schedule of some editors, one after the other.
 
     Args:
-        path: The file that they edit. Locks of files that never had its name are no stops.
-        prepare: Restores the files and returns the editors by name.
+        path: The edited file. Locks of files that `path` never named are no stops.
+        prepare: Restores the files; returns the calls of the editors by name.
     """
 
     def flock(file: Any, kind: int) -> None:

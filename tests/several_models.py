@@ -22,7 +22,7 @@ def floats(name: str, raw_data: bytes) -> TensorProto:
 
 
 def of(**contents: bytes) -> onnx.ModelProto:
-    """A model with these initializers."""
+    """A model with these initializers: raw_data by name."""
     return model_of(*(floats(name, raw_data) for name, raw_data in contents.items()))
 
 
@@ -33,7 +33,7 @@ def entries_of(data: bytes) -> list[str]:
 
 
 def keys_of(path: Path, model: str = "") -> dict[str, str]:
-    """The key of each initializer of a model."""
+    """The keys of a model's initializers, by name."""
     with onnxarchive.open(path, model=model) as archive:
         return {it.name: location(it) for it in archive.model.graph.initializer}
 

@@ -1,4 +1,4 @@
-"""Large files that take no disk, and models whose weights are in them."""
+"""Large sparse files, and models with weights in such files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onnx import TensorProto, helper
 import onnxarchive
 
 GIB = 1 << 30
-NEEDED = 8 * GIB  # free disk for all files, even if none of them can be sparse
+NEEDED = 8 * GIB  # free disk for all files on a file system without sparse files
 
 
 def require_room(path: Path) -> None:
-    """Skips the test on a disk without room for it."""
+    """Skips the test if less than `NEEDED` bytes of disk are free."""
     free = shutil.disk_usage(path).free
     if free < NEEDED:
         pytest.skip(f"8 GiB of free disk are needed, {free / GIB:.1f} GiB are free in {path}")
@@ -34,7 +34,7 @@ def convert_sparsely(source: Path, path: Path) -> None:
 
 
 def write_data(path: Path, size: int, marks: Mapping[int, bytes]) -> None:
-    """A file of zeros with `marks` at their offsets."""
+    """Writes a file of zeros with `marks` at their offsets."""
     with open(path, "wb") as file:
         file.truncate(size)
         for offset, mark in marks.items():
@@ -45,7 +45,7 @@ def write_data(path: Path, size: int, marks: Mapping[int, bytes]) -> None:
 def external(
     name: str, number: int, dims: Sequence[int], location: str, offset: int
 ) -> TensorProto:
-    """A tensor whose bytes are in a file."""
+    """An external tensor in a file."""
     tensor = TensorProto(name=name, data_type=number, dims=dims, data_location=TensorProto.EXTERNAL)
     size = helper.tensor_dtype_to_np_dtype(number).itemsize * int(np.prod(dims))
     for key, value in (("location", location), ("offset", offset), ("length", size)):
@@ -54,7 +54,7 @@ def external(
 
 
 def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
-    """A model whose outputs are these initializers."""
+    """Writes a model that outputs its initializers, `tensors`."""
     nodes = [helper.make_node("Identity", [tensor.name], [f"{tensor.name}!"]) for tensor in tensors]
     outputs = [
         helper.make_tensor_value_info(f"{tensor.name}!", tensor.data_type, tensor.dims)

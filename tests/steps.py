@@ -1,4 +1,4 @@
-"""Counts the work that Python does: unlike time, it is the same on every machine, at every load."""
+"""Counts executed lines of Python: a measure of work that is equal on all machines, at any load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def steps(call: Callable[[], object]) -> int:
-    """The number of lines of Python that a call executes in this thread, repetitions included."""
+    """The number of lines of Python that a call executes in this thread, with repetitions."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The README's comparison of formats: each cell is what a file of that format shows."""
+"""Each cell of the README's table of formats is true of a file of that format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import onnxarchive
 pytestmark = pytest.mark.tool
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-# Sizes that leave what follows at no multiple of anything, unless the format pads.
+# Odd sizes: the next tensor is aligned only if the format pads.
 TENSORS: dict[str, Any] = {
     "a": np.arange(1201, dtype=np.int8),
     "b": np.arange(1001, dtype=np.float32),
@@ -57,7 +57,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def path(name: str, tmp_path: Path) -> Path:
-    """The file that is opened, written by the library of the format."""
+    """The main file of the tensors in a format, written by the format's own library."""
     if name == "ONNX archive":
         onnxarchive.save(_model(), tmp_path / "m.onnxa", size_threshold=0)
     elif name == "ONNX external data":
@@ -78,7 +78,7 @@ def path(name: str, tmp_path: Path) -> Path:
 
 
 def _cell(row: str, name: str) -> str:
-    """A cell of the table in the README."""
+    """The cell of a row and a format in the README's table."""
     found = re.search(rf"^\| {re.escape(row)} \| (.*) \|$", README.read_text("utf-8"), re.MULTILINE)
     assert found, row
     cells: list[str] = found[1].split(" | ")
@@ -94,7 +94,7 @@ def _data_file(path: Path) -> Path:
 
 
 def _arrays(path: Path, library: str = "") -> dict[str, Any]:
-    """The tensors, as the format's own library gives them to numpy, or another one."""
+    """The tensors as numpy arrays, read with the format's own library or with `library`."""
     if path.suffix == ".onnxa":
         with onnxarchive.open(path) as archive:
             return dict(archive.tensors)
@@ -115,7 +115,7 @@ def _arrays(path: Path, library: str = "") -> dict[str, Any]:
 
 
 def _load(path: Path) -> object:
-    """Reads all tensors, as the format's library does by default."""
+    """Reads all tensors with the format's library and its default options."""
     if path.suffix == ".onnxa":
         return onnxarchive.load(path)
     if path.suffix == ".pt":
@@ -141,7 +141,7 @@ def test_which_formats_hold_the_graph(path: Path, name: str) -> None:
     assert _cell("holds the graph", name) == _yes(read is not None)
     if read is not None:
         assert read(path).graph.node[0].op_type == "Identity"
-    else:  # its writer is given tensors alone, and its reader gives no more
+    else:  # writer and reader handle tensors only
         assert _arrays(path).keys() == TENSORS.keys()
 
 
@@ -163,7 +163,7 @@ def test_where_tensors_begin(path: Path, name: str) -> None:
 
 
 def test_which_arrays_are_views_of_the_file(path: Path, name: str) -> None:
-    """A view shows what is written into the file; a copy does not."""
+    """A view shows bytes that are written to the file later; a copy does not."""
     cell = _cell("numpy views without a copy", name)
     ways = [cell, ""] if cell not in ("yes", "no") else [""]
     arrays = [_arrays(path, way)["b"] for way in ways]

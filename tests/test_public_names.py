@@ -47,7 +47,7 @@ def test_every_public_name_is_there() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     found = re.search(r'^version = "(.*)"$', text, re.MULTILINE)
-    # It is there once: here, or in the package for the project to read.
+    # The version is written once: in pyproject.toml, or in the package.
     assert onnxarchive.__version__
     if found:
         assert found[1] == onnxarchive.__version__

@@ -1,4 +1,4 @@
-"""Every snippet of the README runs, in its order, in an empty directory with a model in it."""
+"""All snippets and commands of the README run, in order, in a directory with their models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_snippets_for_further_libraries_run(directory: Path, index: int, librari
     assert len(snippets) == 2
     onnxarchive.convert("model.onnx", "model.onnxa")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of those libraries
+        warnings.simplefilter("ignore")  # warnings of those libraries
         exec(compile(snippets[index], "README.md", "exec"), names)
 
 

@@ -1,4 +1,4 @@
-"""The reference: every public name is documented in one form, and every example runs."""
+"""Every public name is documented in the same form, and every example of the reference runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from safetensors.numpy import save_file
 import onnxarchive
 from onnxarchive.archive.views import EvaluatedProperty
 
-# Functions make them, not their users.
+# Classes that only functions instantiate.
 RESULTS = ("Archive", "EditableArchive", "TorchTensors")
 
 
 def _documented() -> Iterator[tuple[str, Any]]:
-    """Every public function, class, method and property by name."""
+    """All public functions, classes, methods and properties by name."""
     for module in docs.MODULES:
         for name in module.__all__:
             value = getattr(module, name)
@@ -50,7 +50,7 @@ CLASSES = {name: it for name, it in DOCUMENTED.items() if inspect.isclass(it)}
 
 
 def sections(value: object) -> dict[str, list[str]]:
-    """The sections of a docstring, each with the first words of its items."""
+    """The sections of a docstring, each with the names of its items."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in (inspect.getdoc(value) or "").splitlines():

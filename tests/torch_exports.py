@@ -1,4 +1,4 @@
-"""Tiny transformers that share embeddings, and their exports with PyTorch's two exporters."""
+"""Tiny transformers with shared embeddings, and their export by either of PyTorch's exporters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INPUTS = {
 
 
 class Attention(Module):  # type: ignore[misc]
-    """One head of attention; also returns its keys and values."""
+    """Single-head attention; also returns keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(Module):  # type: ignore[misc]
 
 
 class Transformer(Module):  # type: ignore[misc]
-    """The parts that encoder and decoder share: a layer, and embeddings tied to the head."""
+    """The layers that encoder and decoder share; the head is tied to the embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Transformer(Module):  # type: ignore[misc]
 
 
 class Part(Module):  # type: ignore[misc]
-    """A model that uses a part of a transformer."""
+    """A model that uses layers of a transformer."""
 
     def __init__(self, parts: Transformer) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Decoder(Part):
 
 
 class Prompt(Part):
-    """A decoder without past."""
+    """A decoder without past keys and values."""
 
     def forward(self, tokens: Any) -> Any:
         x = self.parts.embedding(tokens)
@@ -81,7 +81,7 @@ class Prompt(Part):
 
 
 class Step(Part):
-    """The same decoder with past."""
+    """The same decoder with past keys and values."""
 
     def forward(self, tokens: Any, past_key: Any, past_value: Any) -> Any:
         x = self.parts.embedding(tokens)
@@ -100,7 +100,7 @@ def inputs(name: str) -> dict[str, Any]:
 
 
 def export(folder: Path, exporter: str, names: Sequence[str]) -> Mapping[str, Path]:
-    """Exports parts of one transformer with an exporter, each to a file of its own."""
+    """Exports parts of one transformer, each to its own file; returns the paths by name."""
     if exporter == "dynamo":
         pytest.importorskip("onnxscript", reason="PyTorch's newer exporter needs onnxscript")
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A small HTTP server in a thread that answers ranges, counts requests, and can misbehave."""
+"""A small HTTP server in a thread: answers ranges, counts requests, can send wrong answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODIFIED = 1_700_000_000
 
 @dataclass
 class Request:
-    """A request as the server got it; the path includes the query."""
+    """A received request; the path includes the query."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """An answer of the server. A header of None is not sent."""
+    """An answer of the server. Headers of None are not sent."""
 
     status: int
     headers: dict[str, str | None] = field(default_factory=dict)
@@ -40,11 +40,11 @@ class WebServer:
     """Serves files; `change` may replace each answer.
 
     Attributes:
-        files: Their bytes by path.
+        files: Bytes of the files, by path.
         requests: All requests so far.
-        nbytes: The number of bytes of bodies that were sent.
-        most: The greatest number of requests that it answered at the same time.
-        change: Returns the answer to send instead of the server's own.
+        nbytes: Number of sent bytes, without headers.
+        most: Maximum number of simultaneous requests.
+        change: Returns the answer to send, given the request and the correct answer.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -132,7 +132,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             sent += len(piece)
             with self.web_server.lock:
                 self.web_server.nbytes += len(piece)
-        # A body that is too short or too long ends the connection.
+        # A body of the wrong length ends the connection.
         self.close_connection |= answer.headers.get("Content-Length") != str(sent)
 
 

@@ -12,14 +12,14 @@ import onnxarchive
 
 
 def saved(model: Any, **options: Any) -> bytes:
-    """The archive that `save` makes of a model."""
+    """The bytes of an archive that `save` makes from a model."""
     target = io.BytesIO()
     onnxarchive.save(model, target, **options)
     return target.getvalue()
 
 
 def converted(source: Path, **options: Any) -> bytes:
-    """The archive that `convert` makes of a source, after a full check."""
+    """The bytes of an archive that `convert` makes from `source`, after a full check."""
     target = source.parent / "converted.onnxa"
     onnxarchive.convert(source, target, **options)
     assert onnxarchive.check(target, full=True) == []
@@ -29,13 +29,13 @@ def converted(source: Path, **options: Any) -> bytes:
 
 
 def write_model(path: Path, model: onnx.ModelProto) -> Path:
-    """Writes a model to a file, and makes its directories; returns its path."""
+    """Writes a model to a file and makes its parent directories; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString())
     return path
 
 
 def files_below(directory: Path) -> set[str]:
-    """The paths of all files below a directory, relative to it and with slashes."""
+    """The paths of all files below a directory, relative to the directory, with slashes."""
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix() for path in files}

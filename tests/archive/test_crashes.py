@@ -47,7 +47,7 @@ def test_whatever_call_fails_the_old_or_the_new_archive_is_left_and_nothing_else
     calls, outcomes = result["calls"], result["outcomes"]
     record_property("calls of changes made to fail", len(calls))
     record_property("faults tried", sum(outcomes.values()))
-    # Each call was killed behind, and failed, and so the edit was made or not.
+    # Kills after each call and failing calls lead to the old or the new archive.
     assert outcomes["killed, old"] + outcomes["killed, new"] > len(calls)
     assert outcomes["killed, new"] >= 1
     assert outcomes["OSError, old"] >= len(calls) - 1
