@@ -1,10 +1,10 @@
-"""The pictures of tools/bench.py: how fast it is beside others, and how it grows.
+"""Draws the figures of tools/bench.py: speed beside other libraries, and growth with size.
 
 python3 tools/dev.py python tools/bench_plot.py FILE.json [DIR]
 
-Draws speed.svg and growth.svg into a directory, spec/images if none is given, from the file of
-`tools/bench.py --json`. The same file gives the same bytes. The pictures have a light and a dark
-form, and whatever shows them picks one. Needs matplotlib.
+Draws speed.svg and growth.svg into DIR (default spec/images) from the file of `tools/bench.py
+--json`. The same file gives the same bytes. The pictures are light or dark, as the viewer prefers.
+Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ COMPARED: Final = (
 )
 OURS, PEER, MACHINE = "#d9480f", "#3b82c4", "#8a8a8a"
 _SERIES: Final = (OURS, PEER, "#2b9a5d", "#9b5fc0")
-_LEAST: Final = 0.1  # MiB; less is drawn as this
-_HEIGHT: Final = 0.21  # inches of a row
-# Text and background have colours that nothing else has; a style sheet then replaces them.
+_LEAST: Final = 0.1  # MiB; smaller values are drawn here
+_HEIGHT: Final = 0.21  # height of a row in inches
+# Placeholder colours of text and background, replaced with variables of the style sheet.
 _TEXT, _BACKGROUND = "#010203", "#fefdfc"
 LIGHT: Final = {"text": "#1f2328", "background": "#ffffff"}
 DARK: Final = {"text": "#e6edf3", "background": "#0d1117"}
@@ -60,8 +60,8 @@ def draw(told: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draws the figures of a run.
 
     Args:
-        told: The content of a file of `--json`.
-        folder: The directory for the pictures, made if there is none.
+        told: The parsed content of a `--json` file.
+        folder: The directory for the pictures; created if missing.
 
     Returns:
         The files: speed.svg, growth.svg or both.
@@ -101,7 +101,7 @@ def _as_svg(figure: Any) -> bytes:
 
 
 def style() -> str:
-    """The style sheet that gives `--text` and `--background` their light or dark colours."""
+    """The style sheet with the light and dark colours of `--text` and `--background`."""
     light, dark = (
         ":root { " + "; ".join(f"--{name}: {color}" for name, color in form.items()) + " }"
         for form in (LIGHT, DARK)
@@ -110,7 +110,7 @@ def style() -> str:
 
 
 def _speed(cases: Mapping[str, Any], title: str) -> Any:
-    """A panel for each case, a line for each way: filled is warm, hollow the whole process."""
+    """Draws a panel for each case: a line for each way, warm filled, whole processes hollow."""
     from matplotlib.figure import Figure
 
     columns = 2 if len(cases) > 1 else 1
@@ -173,7 +173,7 @@ def _draw(panel: Any, name: str, case: Mapping[str, Any]) -> None:
 
 
 def _scale(panel: Any) -> None:
-    """A logarithmic axis of times, of whole decades."""
+    """Sets a logarithmic axis of times, from decade to decade."""
     low, high = panel.dataLim.intervalx
     panel.set_xscale("log")
     panel.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
@@ -183,7 +183,7 @@ def _scale(panel: Any) -> None:
 
 
 def _growth(cases: Mapping[str, Any], title: str) -> Any:
-    """Time above, memory below; a column for each case."""
+    """Draws a column for each case: time above, memory below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(cases), 6), layout="constrained")
@@ -229,7 +229,7 @@ def _mebibytes(amount: float) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Draws from a file."""
+    """Draws the pictures from a file."""
     if len(argv) not in (1, 2):
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,15 +1,14 @@
-"""The figures of tools/bench.py: a process that measures itself, and the one that watches it.
+"""Takes the figures of tools/bench.py: a process measures itself, and its parent watches it.
 
-The measuring process warms up on small files, prepares the step, and writes "begin" and "end" to
-its standard output before and after it.
+The measuring process warms up on small files, prepares the step, and writes "begin" before
+the step and "end" after the step to standard output.
 
-Meanwhile the watching process samples its anonymous memory (RssAnon of /proc/PID/status) every few
-milliseconds; it misses a peak between two samples. Resident memory is the kernel's own peak
-(VmHWM), reset through /proc/self/clear_refs when the clock starts. Both are reported as the growth
-since then; without /proc they are None.
+From "begin" to "end" the parent samples the anonymous memory of the measuring process (RssAnon of
+/proc/PID/status) every few milliseconds, and misses peaks between two samples. Resident memory is
+the kernel's own peak (VmHWM), reset through /proc/self/clear_refs when the clock starts. Both are
+reported as growth since the start of the clock, or as None without /proc.
 
-Whole processes are timed from outside, from their start to their end; see `whole` of
-tools/bench_ways.py.
+The parent also times whole processes from start to end; see `whole` of tools/bench_ways.py.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ BEGIN: Final = "begin"
 END: Final = "end"
 _RESET_PEAK: Final = "5"  # written to clear_refs, resets VmHWM: see proc(5)
 _MANY_FILES: Final = 1 << 17
-_LINES_TOLD: Final = 15  # of the output of a process that failed
+_LINES_TOLD: Final = 15  # last lines of output shown for a failed process
 _answers: TextIO | None = None  # standard output
 
 
@@ -51,9 +50,9 @@ class Figures:
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: CPU time of all its threads; None if unknown.
-        anonymous: Growth of its anonymous memory at the peak, in bytes; None if unknown.
-        resident: Growth of its resident memory at the peak, in bytes; None if unknown.
+        cpu_seconds: CPU time of all threads; None if unknown.
+        anonymous: Peak growth of anonymous memory in bytes; None if unknown.
+        resident: Peak growth of resident memory in bytes; None if unknown.
     """
 
     seconds: float
@@ -63,7 +62,7 @@ class Figures:
 
 
 def median_of(figures: Sequence[Figures]) -> Figures:
-    """The median of each figure; None if any of its values is."""
+    """The median of each figure; None if any value of the figure is None."""
     columns = zip(*map(astuple, figures), strict=True)
     medians: Any = [None if None in it else statistics.median(it) for it in columns]
     return Figures(*medians)
@@ -77,7 +76,7 @@ class FailedError(Exception):
 
 
 def measure(case: str, name: str, folder: Path, scale: float) -> Figures:
-    """Measures a step in this process, while the one that started it watches.
+    """Measures a step in this process, while the parent process watches.
 
     Args:
         case: The case.
@@ -153,7 +152,7 @@ class _Sampler(threading.Thread):
 
 
 def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
-    """Figures of a step in a process that has done the same with a small file before.
+    """Measures a step in a new process, after the same step with a small file.
 
     Args:
         case: The case.
@@ -162,7 +161,7 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
         scale: Factor for all sizes.
 
     Raises:
-        FailedError: The process did not end well.
+        FailedError: The process failed.
     """
     told = {"case": case, "name": name, "folder": os.fspath(folder), "scale": scale}
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
@@ -195,17 +194,17 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
 
 
 def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Figures]:
-    """Figures of a process that does nothing but the step, and of the step in it.
+    """Measures a process that takes only one step, and the step in this process.
 
-    The time that the process took to make its data is subtracted from its time.
+    The time of the whole process does not include the time to make the data of the step.
 
     Args:
         measure: The measure.
-        place: Its files.
+        place: The files of the measure's group.
         scale: Factor for all sizes.
 
     Raises:
-        FailedError: The process did not end well.
+        FailedError: The process failed.
     """
     way = getattr(measure.prepare, "func", measure.prepare).__name__
     arguments = getattr(measure.prepare, "keywords", {})
@@ -226,10 +225,10 @@ def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Fi
 
 
 def run_tool(program: str, told: Mapping[str, Any], folder: Path) -> None:
-    """Runs another of these programs, with its arguments as JSON in one argument.
+    """Runs another program of tools/ with one argument, which is JSON.
 
     Raises:
-        FailedError: It did not end well.
+        FailedError: The program failed.
     """
     command = [sys.executable, os.path.join(os.path.dirname(__file__), program), json.dumps(told)]
     with tempfile.TemporaryFile("w+", dir=folder) as errors:
@@ -259,7 +258,7 @@ def _end_of(errors: Any, status: int | None) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measures what the argument says, and prints the figures as JSON."""
+    """Measures the step that the JSON argument names; prints the figures as JSON."""
     told = json.loads(argv[0])
     figures = measure(told["case"], told["name"], Path(told["folder"]), told["scale"])
     _tell(json.dumps(asdict(figures)))

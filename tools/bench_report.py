@@ -20,7 +20,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 GB: Final = 10**9
 
-_LINES_SHOWN: Final = 2  # of the output of a failed process
+_LINES_SHOWN: Final = 2  # last lines of output shown for a failed process
 
 LIBRARIES: Final = (
     "onnxarchive",
@@ -38,7 +38,7 @@ LIBRARIES: Final = (
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some values, the least and the greatest."""
+    """The median, the least and the greatest of some values."""
 
     median: float
     low: float
@@ -51,7 +51,7 @@ class Spread:
 
     @property
     def width(self) -> float:
-        """The greatest less the least."""
+        """The difference of the greatest value and the least value."""
         return self.high - self.low
 
 
@@ -60,9 +60,9 @@ class Point:
     """The figures at one size.
 
     Attributes:
-        amount: The number of tensors, or the bytes of all of them.
-        seconds: Time.
-        anonymous: Growth of anonymous memory at the peak, in bytes; None if unknown.
+        amount: The number of tensors, or the bytes of all tensors.
+        seconds: The time in seconds.
+        anonymous: Peak growth of anonymous memory in bytes; None if unknown.
     """
 
     amount: int
@@ -76,13 +76,13 @@ class Verdict:
 
     Attributes:
         target: The target.
-        row: The row that it is about.
-        spread: The ratio or figure; None if it was not measured.
-        met: Whether the median meets it; None if it was not measured, or the values spread more
-            than the median differs from the target.
-        rounds_met: The number of rounds that meet it.
-        rounds: The number of rounds that measured it.
-        reason: Why it is neither met nor missed, or None.
+        row: The row that the target limits.
+        spread: The spread of the ratio or figure; None if not measured.
+        met: True if the median meets the target; None if not measured, or if the values spread
+            more than the median differs from the target.
+        rounds_met: The number of rounds that meet the target.
+        rounds: The number of rounds measured.
+        reason: The reason why `met` is None; otherwise None.
     """
 
     target: Target
@@ -101,12 +101,12 @@ class Result:
     Attributes:
         name: The case's name.
         case: The case.
-        size: The data that was read or written, in words.
-        nbytes: Bytes of the tensors.
+        size: The number and size of the tensors, in words.
+        nbytes: Bytes of all tensors.
         rounds: The figures of each row, in the order of the rounds.
-        amounts: The size of each measure of a case about growth, in tensors or bytes.
-        left_out: The measures that were not taken, each with the reason.
-        failures: The measures that failed, each with the end of its output.
+        amounts: The number of tensors or bytes of each measure; empty if `case` does not grow.
+        left_out: The measures left out, each with the reason.
+        failures: The measures that failed, each with the last lines of output.
     """
 
     name: str
@@ -120,11 +120,11 @@ class Result:
 
     @property
     def is_failed(self) -> bool:
-        """Whether a measure failed that is not a peer."""
+        """True if a measure failed that is not a peer."""
         return any(it.name in self.failures and not it.is_peer for it in self.case.measures)
 
     def verdicts(self) -> list[Verdict]:
-        """The results of its targets."""
+        """The verdict on each target of the case."""
         return [judge(it, self) for it in self.case.targets]
 
 
@@ -135,7 +135,7 @@ def values(figures: Sequence[Figures], name: str) -> list[float]:
 
 
 def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """The ratio of each round; empty if one is unknown."""
+    """The ratio of each round; empty if a value is missing or a divisor is zero."""
     if len(ours) != len(others) or not all(others):
         return []
     return [own / other for own, other in zip(ours, others, strict=True)]
@@ -156,7 +156,7 @@ def judge(target: Target, result: Result) -> Verdict:
         is_share = target.bound == "at most"
         found = ratios(found, others) if is_share else ratios(others, found)
     if not found:
-        return Verdict(target, row, reason=f"this system does not tell {target.figure}")
+        return Verdict(target, row, reason=f"this system does not report {target.figure}")
     spread = Spread.of(found)
     rounds_met = sum(is_met(target, it) for it in found)
     margin = abs(target.limit - spread.median)
@@ -167,7 +167,7 @@ def judge(target: Target, result: Result) -> Verdict:
 
 
 def is_met(target: Target, value: float) -> bool:
-    """Whether a ratio or figure is within the target's bound."""
+    """True if a ratio or figure is within the bound of the target."""
     return value <= target.limit if target.bound == "at most" else value >= target.limit
 
 
@@ -175,16 +175,16 @@ def is_met(target: Target, value: float) -> bool:
 
 
 def describe(verdict: Verdict) -> str:
-    """A line about a target."""
+    """Describes a verdict in one line."""
     target = verdict.target
     is_absolute = target.beside is None
     limit = f"{target.bound} {_figure(target.limit, target.figure, is_absolute)}"
     if target.beside is None:
         what = f"{target.figure} memory" if target.figure != "seconds" else "time"
     elif target.figure != "seconds":
-        what = f"{target.figure} memory, of that of {target.beside}"
+        what = f"{target.figure} memory relative to {target.beside}"
     elif target.bound == "at most":
-        what = f"time, of that of {target.beside}"
+        what = f"time relative to {target.beside}"
     else:
         what = f"times as fast as {target.beside}"
     what = f"{target.row}: {what}" if target.row else what
@@ -225,7 +225,7 @@ def size(nbytes: float) -> str:
 
 
 def table(result: Result) -> str:
-    """The figures of a case, a line for each row."""
+    """The figures of a case, one line for each row."""
     first = result.case.measures[0].name
     header = ["", "median", "min..max", "CPU", "GB/s", "anonymous", "resident"]
     header += [f"{first} / this", "of CPU"]
@@ -271,7 +271,7 @@ def _ratios(found: Sequence[float]) -> str:
 
 
 def text(result: Result) -> str:
-    """A case as it is printed."""
+    """The printed report of a case."""
     size = f" [{result.size}]" if result.size else ""
     lines = [f"{result.name}: {result.case.title}{size}", table(result)]
     lines += [f"  left out: {name}: {reason}" for name, reason in result.left_out.items()]
@@ -286,7 +286,7 @@ def text(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many targets are met, and the others by name."""
+    """The number of targets met, and a line for each other target."""
     verdicts = [(it.name, verdict) for it in results for verdict in it.verdicts()]
     met = sum(verdict.met is True for _, verdict in verdicts)
     open = sum(verdict.met is None for _, verdict in verdicts)
@@ -299,7 +299,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def growth(result: Result) -> dict[str, list[Point]]:
-    """The figures at growing sizes, by line; empty if the case is not about growth."""
+    """The points of each line of a case about growth; empty for other cases."""
     found: dict[str, list[Point]] = {}
     for measure in result.case.measures if result.case.grows else ():
         figures = result.rounds.get(measure.name)
@@ -313,7 +313,7 @@ def growth(result: Result) -> dict[str, list[Point]]:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """The exponent of time over the last hundredfold of size: 1 is in proportion, 0 constant."""
+    """The exponent of time over the last two decades of size (1: linear); None for one size."""
     upper = [it for it in points if it.amount * 100 >= points[-1].amount]
     x = [math.log(it.amount) for it in upper]
     y = [math.log(it.seconds.median) for it in upper]
@@ -326,7 +326,7 @@ def slope(points: Sequence[Point]) -> float | None:
 
 
 def machine(directory: Path) -> dict[str, str]:
-    """Describes the machine and the versions."""
+    """Describes the machine and the versions of libraries."""
     versions = {}
     for name in LIBRARIES:
         try:
@@ -382,7 +382,7 @@ def _lines(path: str) -> list[str]:
 def as_json(
     machine: Mapping[str, str], settings: Mapping[str, Any], results: Sequence[Result]
 ) -> Any:
-    """Everything, as values of JSON."""
+    """The machine, the settings and all results, as values of JSON."""
     return {
         "machine": dict(machine),
         "settings": dict(settings),

@@ -1,4 +1,4 @@
-"""The server of tools/bench.py: nginx on this machine, which serves the files of a directory."""
+"""Starts the server of tools/bench.py: nginx on this machine, with the files of a directory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ http {{
 
 
 def program(name: str) -> str | None:
-    """The path of a program, also in the directories of the administrator; None if missing."""
+    """The path of a program on PATH or in an sbin directory; None if missing."""
     return shutil.which(name) or shutil.which(name, path=f"/usr/sbin{os.pathsep}/usr/local/sbin")
 
 
@@ -41,7 +41,7 @@ def serve(folder: Path) -> None:
     """Starts nginx, and writes its address into the directory.
 
     Raises:
-        FailedError: It does not answer.
+        FailedError: nginx does not answer.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

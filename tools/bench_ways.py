@@ -1,9 +1,9 @@
 """The ways of tools/bench.py: how this library, its peers and the machine do the same work.
 
-A way takes a place, imports its library, prepares and returns the step that is timed. `whole` does
-this as the only work of a process, so this module imports hardly anything.
+A way is a function of a place. It imports a library, prepares the work and returns the timed step.
+`whole` runs one way in a process of its own, so this module imports almost nothing.
 
-If this library syncs what it writes, every other way syncs its files within the step.
+Every step that writes files syncs them, as this library does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bench_inputs import PIECE_NBYTES, Place, places
 
 Step: TypeAlias = Callable[[], object]
 _T = TypeVar("_T")
-_apart = 0.0  # seconds that `_made` took; they are subtracted
+_apart = 0.0  # seconds spent in `_made`, not counted as time of the process
 
 
 def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale: float) -> None:
-    """Takes the step of a way; prints the seconds that its data and its step took."""
+    """Takes the step of a way; prints the seconds for the data and for the step."""
     step: Step = globals()[way](places(Path(folder), scale)[group], **arguments)
     begun = time.perf_counter()
     _kept = step()
@@ -32,7 +32,7 @@ def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale
 
 
 def _made(make: Callable[[], _T]) -> _T:
-    """Makes data that a program would have in memory anyway; the clocks leave its time out."""
+    """Makes the data that a step takes from memory; the clocks do not count this time."""
     global _apart
     begun = time.perf_counter()
     data = make()
@@ -41,7 +41,7 @@ def _made(make: Callable[[], _T]) -> _T:
 
 
 def _synced(place: Place, step: Step) -> Step:
-    """The step, followed by a sync of its files and their directory."""
+    """Adds a sync of the output files and of their directory to a step."""
 
     def durable() -> object:
         kept = step()
@@ -82,7 +82,7 @@ def open_archive(place: Place) -> Step:
 
 
 def view_archive(place: Place) -> Step:
-    """Opens the archive and looks up every tensor, with a check of its local header."""
+    """Opens the archive and makes a view of every tensor, which checks the local headers."""
     import onnxarchive
 
     def step() -> object:
@@ -143,14 +143,14 @@ def view_safetensors(place: Place, framework: str = "numpy") -> Step:
 
 
 def view_onnx_ir(place: Place) -> Step:
-    """Loads the `.onnx` and takes every tensor as an array over a map."""
+    """Loads the `.onnx` and makes an array over a memory map for every tensor."""
     import onnx_ir
 
     return lambda: _arrays_of(onnx_ir.load(place.external))
 
 
 def view_onnx_safetensors(place: Place) -> Step:
-    """As `view_onnx_ir`, but with the tensors of the file of safetensors."""
+    """Does the same as `view_onnx_ir`, with the tensors of the safetensors file."""
     import onnx_ir
 
     load = importlib.import_module("onnx_safetensors").load_file_as_external_data
@@ -165,7 +165,7 @@ def _arrays_of(model: Any) -> tuple[object, list[Any]]:
 
 
 def load_torch(place: Place) -> Step:
-    """Loads a PyTorch file through a map."""
+    """Loads a PyTorch file through a memory map."""
     import torch
 
     return lambda: torch.load(place.pickled, mmap=True, weights_only=True)
@@ -219,7 +219,7 @@ def _sum(array: Any) -> int:
 
 
 def read_map(place: Place) -> Step:
-    """Reads every byte of the archive through a map, and adds them up as numbers of 8 bytes."""
+    """Adds up the archive's bytes as 8-byte numbers, through a memory map."""
     import numpy as np
 
     def step() -> object:
@@ -236,8 +236,8 @@ def read_map(place: Place) -> Step:
 
 
 def save_archive(place: Place) -> Step:
-    """Saves a ModelProto that holds its tensors."""
-    import onnx  # noqa: F401  # which the data needs, too
+    """Saves a ModelProto from memory."""
+    import onnx  # noqa: F401  # before `_made`, so that its import counts
 
     import onnxarchive
 
@@ -247,7 +247,7 @@ def save_archive(place: Place) -> Step:
 
 
 def write_archive(place: Place) -> Step:
-    """Writes an archive tensor by tensor, each from the same array."""
+    """Writes an archive tensor by tensor, all from one array."""
     import onnxarchive
 
     _, array = next(place.arrays())
@@ -263,7 +263,7 @@ def write_archive(place: Place) -> Step:
 
 
 def write_raw(place: Place) -> Step:
-    """Writes the bytes of all tensors to a new file, in pieces of 8 MiB at most, with pwrite."""
+    """Writes the bytes of all tensors to a new file with pwrite, at most 8 MiB at once."""
     import numpy  # noqa: F401
 
     arrays = _made(lambda: [array.data.cast("B") for _, array in place.arrays()])
@@ -281,7 +281,7 @@ def write_raw(place: Place) -> Step:
 
 
 def save_onnx(place: Place) -> Step:
-    """Saves a ModelProto that holds its tensors, with external data."""
+    """Saves a ModelProto from memory, with external data."""
     import onnx
 
     model = _made(place.model)
@@ -299,7 +299,7 @@ def _save_with_onnx(onnx: Any, model: object, place: Place) -> None:
 
 
 def save_onnx_ir(place: Place) -> Step:
-    """Saves a model that holds its tensors, with external data."""
+    """Saves a model of onnx_ir from memory, with external data."""
     import onnx_ir
 
     model = _made(lambda: onnx_ir.from_proto(place.model()))
@@ -319,7 +319,7 @@ def save_safetensors(place: Place) -> Step:
 
 
 def save_onnx_safetensors(place: Place) -> Step:
-    """Saves a ModelProto that holds its tensors, as a `.onnx` and safetensors beside it."""
+    """Saves a ModelProto from memory as a `.onnx` and a safetensors file."""
     save_model = importlib.import_module("onnx_safetensors").save_model
     model = _made(place.model)
     path = place.output / "model.onnx"
@@ -327,7 +327,7 @@ def save_onnx_safetensors(place: Place) -> Step:
 
 
 def save_numpy(place: Place) -> Step:
-    """Saves numpy arrays, not compressed."""
+    """Saves numpy arrays, uncompressed."""
     import numpy as np
 
     tensors: Mapping[str, Any] = _made(lambda: dict(place.arrays()))
@@ -362,7 +362,7 @@ def export_archive(place: Place) -> Step:
 
 
 def copy_raw(place: Place, *, kind: str) -> Step:
-    """Copies the file that has the weights, with read and write through one buffer of 8 MiB."""
+    """Copies the file with the weights through one buffer of 8 MiB."""
     source = place.files(kind)[-1]
     buffer = memoryview(bytearray(PIECE_NBYTES))
 
@@ -468,7 +468,7 @@ def _session_options(is_packed: bool) -> Any:
 
 
 def replace_model(place: Place) -> Step:
-    """Replaces the model with one that differs in a text of the same size."""
+    """Replaces the model with a copy that has another doc_string, of 64 random characters."""
     import onnx
 
     import onnxarchive

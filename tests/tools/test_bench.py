@@ -262,7 +262,7 @@ def test_a_peer_that_is_not_installed_is_named_and_its_target_not_judged(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert "left out: safetensors: safetensors is not installed" in done.stdout
-    assert "not measured  time, of that of safetensors: at most 0.6" in done.stdout
+    assert "not measured  time relative to safetensors: at most 0.6" in done.stdout
     case = json.loads(told.read_text())["cases"]["open-many"]
     assert list(case["rounds"]) == ["onnxarchive", f"onnxarchive{PROCESS}"]
     assert case["targets"][0]["met"] is None
@@ -296,7 +296,7 @@ def test_a_peer_that_fails_is_told_and_no_failure_of_the_run(tmp_path: Path) -> 
     assert (
         "FAILED: onnx: TypeError: 'NoneType' object is not callable; exit status 1" in done.stdout
     )
-    assert "not measured  time, of that of onnx: at most 0.2" in done.stdout
+    assert "not measured  time relative to onnx: at most 0.2" in done.stdout
     assert "times as fast as copy" in done.stdout
 
 
@@ -311,8 +311,8 @@ if "bench_inputs.py" in told and '"many"' in told:
     done = run(tmp_path, *cases, "--rounds", "1", sitecustomize=broken)
     assert done.returncode == 1
     assert "FAILED: onnxarchive: its files: exit status 7" in done.stdout
-    assert "not measured  time, of that of safetensors" in done.stdout
-    assert "  time, of that of onnxruntime:" in done.stdout
+    assert "not measured  time relative to safetensors" in done.stdout
+    assert "  time relative to onnxruntime:" in done.stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")

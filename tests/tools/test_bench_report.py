@@ -123,7 +123,7 @@ def test_a_target_without_its_figures_is_not_judged() -> None:
     for result, reason in (
         (left_out, "other: other is not installed"),
         (failed, "ours: exit status 1"),
-        (untold, "this system does not tell anonymous"),
+        (untold, "this system does not report anonymous"),
         (process, f"other{PROCESS}: other is not installed"),
     ):
         (verdict,) = result.verdicts()
