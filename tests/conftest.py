@@ -134,7 +134,7 @@ def web() -> Iterator[WebServer]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """One of three ways to write an edited archive: in place, on a clone, or as a copy.
 
-    The value is an edit's arguments for this way."""
+    Gives the arguments of an edit for this way."""
     clone = copying_clone if request.param == "on a clone" else no_clone
     monkeypatch.setattr(rewriting, "clone", clone)
     return {"copy": request.param == "with copy"}

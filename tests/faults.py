@@ -463,7 +463,7 @@ class Scene:
             yield "power failure at the end", problem
 
     def _power_failures(self, start: dict[str, bytes], log: list[Call]) -> Iterator[str | None]:
-        """Yields the problem, or None, after each state of the disk, tried once."""
+        """Yields the problem, or None, after each distinct state of the disk."""
         tried = set()
         for count in range(len(log) + 1):
             for files in after_power_failures(start, log[:count]):

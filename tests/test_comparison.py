@@ -57,7 +57,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def path(name: str, tmp_path: Path) -> Path:
-    """The main file of the tensors in a format, written by the format's own library."""
+    """Writes the tensors with the format's own library; returns the main file."""
     if name == "ONNX archive":
         onnxarchive.save(_model(), tmp_path / "m.onnxa", size_threshold=0)
     elif name == "ONNX external data":

@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     large = [vector for vector in vectors if vector.get("large")]
     checks = runner.Check([], SUITE, SECONDS, only_open=False, is_partial=False)
     if (name := first_noticing(ast.parse(text), small, checks)) is not None:
-        raise SystemExit(f"the unchanged reader fails at the vector {name}")
+        raise SystemExit(f"the unchanged reader fails: {name}")
     chosen = [*changes(text, arguments.only)]
     unnoticed = [it for it in chosen if first_noticing(it.tree, it.sorted(small), checks) is None]
     if arguments.large is not None:
@@ -286,7 +286,7 @@ def first_noticing(tree: ast.Module, vectors: Sequence[Vector], check: runner.Ch
     try:
         exec(compile(tree, READER.name, "exec"), reader.__dict__)
     except Exception:
-        return "none: it cannot be imported"
+        return "the reader cannot be imported"
     for vector in vectors:
         if not passes(reader, vector, check):
             return str(vector["name"])

@@ -61,7 +61,7 @@ def _headers() -> Iterator[Vector]:
     long_name = replace(W, key="w" * 80)
     yield refused(
         "alignment-96-obeyed",
-        "The alignment stated is 96, and data and padding obey it, as well as 64.",
+        "The alignment field states 96; the data is aligned to 96 and to 64.",
         "ALIGN-2",
         lambda: Image(
             [
@@ -91,7 +91,7 @@ def _headers() -> Iterator[Vector]:
     )
     yield refused(
         "last-name-of-13-bytes",
-        "The last entry is no model, and its name as long as that of the model.",
+        "The last entry is no model, but its name is as long as the model's name.",
         "MODEL-1",
         lambda: Image([W.entry, Entry(b"x_MODEL_PROTO", model(graph(W)))]),
         "model-missing",
@@ -124,7 +124,7 @@ def _names() -> Iterator[Vector]:
         ("two-marks-of-a-class", "a\u0301\u0300", "the first of two marks of one class to compose"),
         ("marks-out-of-order", "a\u0301\u0323", "two marks in another order than the canonical"),
         ("exclusion", "\u0958", "a letter that is composed in no normalization form"),
-        ("singleton", "\u212b", "a letter that stands for another"),
+        ("singleton", "\u212b", "a letter that decomposes to one other letter"),
         ("not-assigned", "\U00050005", "a code point that is not assigned"),
         ("noncharacter", "\uffff", "a noncharacter"),
     )
@@ -276,7 +276,7 @@ def _zip64() -> Iterator[Vector]:
     ):
         yield refused(
             f"sparse-one-value-{field.replace('_', '-')}",
-            f"The end record is saturated but for {about}.",
+            f"The end record is saturated except for {about}.",
             "ZIP64-1",
             partial(sparse, end={field: 3}),
             "two-truths",
@@ -322,7 +322,7 @@ def _missed() -> Iterator[Vector]:
     long_name = replace(W, key="w" * 28)
     yield refused(
         "padding-of-32768",
-        "An entry with one byte more of padding than any alignment asks for.",
+        "An entry with one byte more padding than any alignment needs.",
         "ZIP-6 ALIGN-3",
         lambda: Image(
             [
@@ -336,7 +336,7 @@ def _missed() -> Iterator[Vector]:
     longer = replace(W, key="w" * 100)
     yield refused(
         "count-one-more-of-long-records",
-        "One record more is counted, for which the directory would be large enough.",
+        "The end record counts one record too many, for which the directory is large enough.",
         "ZIP-4",
         lambda: replace(archive(longer), end={"disk_count": 3, "count": 3}),
         "count",
@@ -372,7 +372,7 @@ def _missed() -> Iterator[Vector]:
     of_2_63 = Tensor("w", UINT16, (0, 1 << 62), b"")
     yield refused(
         "dims-2-63-bytes-beside-zero",
-        "A dim of 0, and others that make 2^63 bytes.",
+        "A dim of 0; the other dims make 2^63 bytes.",
         "TENSOR-2",
         partial(archive, of_2_63),
         "dims",
@@ -380,7 +380,7 @@ def _missed() -> Iterator[Vector]:
     less = replace(of_2_63, dims=(0, (1 << 62) - 1))
     yield accepted(
         "dims-below-2-63-bytes-beside-zero",
-        "A dim of 0, and others that make 2^63 - 2 bytes.",
+        "A dim of 0; the other dims make 2^63 - 2 bytes.",
         "TENSOR-2",
         partial(archive, less),
         less,
@@ -467,7 +467,7 @@ def _bounds() -> Iterator[Vector]:
     ):
         yield refused(
             f"header-offset-of-{name}",
-            f"The header offset of the model is {offset:#010x}, the signature of one of the ends.",
+            f"The model's header offset is {offset:#010x}, an end signature.",
             "ZIP-16",
             partial(_with_model_at, offset),
             "false-end",
@@ -483,7 +483,7 @@ def _bounds() -> Iterator[Vector]:
     )
     yield accepted(
         "directory-offset-4294967295",
-        "The directory is at 0xFFFFFFFF, which is the first offset that needs Zip64.",
+        "The directory is at 0xFFFFFFFF, the first offset that needs Zip64.",
         "ZIP64-1 ZIP64-3",
         _with_directory_at_the_largest_number,
         large=True,

@@ -134,7 +134,7 @@ def conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "attributes-of-dos",
-        "No type of a Unix file, and the archive bit of MS-DOS.",
+        "Attributes without a Unix file type, with the archive bit of MS-DOS.",
         "ZIP-11",
         lambda: changed(2, record={"external_attributes": 0x20}),
         W,
@@ -142,7 +142,7 @@ def conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "version-45",
-        "Version needed 45 where no Zip64 field is.",
+        "Version needed 45 without a Zip64 field.",
         "ZIP-10",
         lambda: changed(1, both={"version_needed": 45}),
         W,
@@ -167,7 +167,7 @@ def _conforming_names() -> Iterator[Vector]:
     )
     yield accepted(
         "asset-names-folded",
-        "Names that are equal only under the case of letters beyond ASCII.",
+        "Names that differ only in the case of non-ASCII letters.",
         "NAME-2",
         assets("assets/É", "assets/é", "assets/w", "assets/ab", "assets/a/b"),
         W,
@@ -189,7 +189,7 @@ def _conforming_names() -> Iterator[Vector]:
     yield simple("keys", "Keys at the limits.", "KEY-1", *map(Tensor, keys))
     yield simple(
         "keys-of-devices",
-        "Keys that are names of devices on Windows, which are no matter of a reader.",
+        "Keys that are names of devices on Windows: a reader accepts them.",
         "KEY-1",
         *map(Tensor, ("con", "NUL", "com1", "aux")),
         attack="device",
@@ -205,7 +205,14 @@ def _conforming_alignment() -> Iterator[Vector]:
         ]
         return lambda: image
 
-    yield accepted("alignment-4096", "All entries at pages.", "ALIGN-2", aligned(*[4096] * 4), W, V)
+    yield accepted(
+        "alignment-4096",
+        "All entries aligned to 4,096 bytes.",
+        "ALIGN-2",
+        aligned(*[4096] * 4),
+        W,
+        V,
+    )
     yield accepted(
         "alignment-mixed",
         "Four alignments.",
@@ -291,7 +298,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     inside = (strings, strange, replace(unknown, more=content(9, b"y") + number(14, 7)))
     yield accepted(
         "tensors-inside",
-        "Tensors that are not external, which obey no rule but that of one place.",
+        "Tensors that are not external: only the rule of one place applies to them.",
         "DATA-7 TENSOR-1 TENSOR-2",
         lambda: of_proto(model(graph(W, *inside)), W),
         W,

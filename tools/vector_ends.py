@@ -87,14 +87,14 @@ def false_ends() -> Iterator[Vector]:
             )
         yield refused(
             f"false-{name}-as-far-as-can-be",
-            f"The first of the last 65,633 bytes is that of {called}.",
+            f"The last 65,633 bytes begin with {called}.",
             "ZIP-16",
             partial(archive, at_distance(record, END_NBYTES)),
             "false-end",
         )
     yield refused(
         "false-zip64-end-record-cut",
-        "Signature and size of a Zip64 end record, and nothing behind them.",
+        "Signature and size of a Zip64 end record, without further fields.",
         "ZIP-16",
         of_tensor(ZIP64_END[:12]),
         "false-end",
@@ -130,7 +130,7 @@ def false_ends() -> Iterator[Vector]:
     )
     yield refused(
         "false-end-record-across-entries",
-        "An end record that begins in a tensor and ends in the local header behind it.",
+        "An end record that begins in a tensor and ends in the next local header.",
         "ZIP-16",
         of_tensor(b"PK\5\6" + bytes(4) + b"PK"),
         "false-end",

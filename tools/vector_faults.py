@@ -117,7 +117,7 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "comment-is-zip-with-offsets",
-        "The comment is a whole zip, its offsets those of the file.",
+        "The comment is a whole zip with offsets that count from the start of the file.",
         "ZIP-1 ZIP-16",
         lambda: (
             whole[:-2]
@@ -128,42 +128,42 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "stacked",
-        "Two archives, one behind the other.",
+        "Two archives, one after the other.",
         "ZIP-5 ZIP-16",
         lambda: whole * 2,
         "stacked",
     )
     yield refused(
         "stacked-with-offsets",
-        "Two archives, the offsets of the second those of the file.",
+        "Two archives; the offsets of the second count from the start of the file.",
         "ZIP-1 ZIP-16",
         image_with(prefix=whole),
         "stacked",
     )
     yield refused(
         "trailing",
-        "A byte behind the end record.",
+        "A byte after the end record.",
         "ZIP-2 ZIP-16",
         lambda: whole + b"\0",
         "trailing",
     )
     yield refused(
         "trailing-64",
-        "64 bytes behind the end record.",
+        "64 bytes after the end record.",
         "ZIP-2 ZIP-16",
         image_with(after_end=bytes(64)),
         "trailing",
     )
     yield refused(
         "prefix",
-        "Bytes before the first header, offsets as without them.",
+        "Bytes before the first header, not counted in the offsets.",
         "ZIP-5 ZIP-4",
         lambda: b"#!/bin/sh\n".ljust(64) + whole,
         "prefix",
     )
     yield refused(
         "prefix-with-offsets",
-        "Bytes before the first header, offsets with them.",
+        "Bytes before the first header, counted in the offsets.",
         "ZIP-1",
         image_with(prefix=b"#!/bin/sh\n".ljust(64)),
         "prefix",
@@ -230,7 +230,7 @@ def _bad_framing() -> Iterator[Vector]:
     for name, size in (("one-less", -1), ("one-record-more", 46)):
         yield refused(
             f"directory-size-{name}",
-            "The size of the directory is not its size.",
+            "The end record states a wrong size of the directory.",
             "ZIP-5 ZIP-4",
             image_with(end={"directory_size": plus(size)}),
             "cd-size",
@@ -275,14 +275,14 @@ def _bad_framing() -> Iterator[Vector]:
     records = whole[directory:end]
     yield refused(
         "two-directories",
-        "Behind the directory lies another.",
+        "A second directory follows the directory.",
         "ZIP-5",
         image_with(after_directory=records),
         "two-cds",
     )
     yield refused(
         "two-directories-second",
-        "Before the directory lies another.",
+        "A second directory precedes the directory.",
         "ZIP-6 ZIP-7 ALIGN-1 ZIP-15 MODEL-3",
         image_with(before_directory=records.replace(b"\1\2\x2d", b"\1\2\x14")),
         "two-cds",
@@ -313,7 +313,7 @@ def _bad_zip64_ends() -> Iterator[Vector]:
     )
     yield refused(
         "zip64-unneeded",
-        "Zip64 end records where all values fit.",
+        "Zip64 end records although all values fit the end record.",
         "ZIP64-1",
         image_with(has_zip64=True),
         "two-truths",
@@ -426,7 +426,7 @@ def _bad_order() -> Iterator[Vector]:
     )
     yield refused(
         "record-without-entry",
-        "A directory record of an entry that is not there.",
+        "A directory record without an entry.",
         "ZIP-6",
         lambda: _with_record(Tensor("u"), header_offset=0xFFFF),
         "cd-no-lfh",
@@ -466,7 +466,7 @@ def _bad_order() -> Iterator[Vector]:
     )
     yield refused(
         "header-past-directory",
-        "A local header is said to lie behind the directory.",
+        "A directory record gives a header offset after the directory.",
         "ZIP-6",
         entry_with(1, record={"header_offset": 0x10000}),
         "lfh-past-cd",
@@ -525,7 +525,7 @@ def _bad_headers() -> Iterator[Vector]:
     for field, value, attack in other:
         yield refused(
             f"local-{field.replace('_', '-')}",
-            f"The local header states another {field.replace('_', ' ')}.",
+            f"The local header states another value: {field.replace('_', ' ')}.",
             "ZIP-7",
             entry_with(0, local={field: value}),
             attack,
@@ -560,7 +560,7 @@ def _bad_headers() -> Iterator[Vector]:
     )
     yield refused(
         "data-misaligned",
-        "Data at an offset of 32 bytes more than a multiple of 64.",
+        "Data 32 bytes after a multiple of 64.",
         "ALIGN-1 ALIGN-2",
         entry_with(0, padding=bytes(27 + 32)),
         "misaligned",
@@ -575,7 +575,7 @@ def _bad_headers() -> Iterator[Vector]:
     for alignment in (0, 1, 32, 63, 96, 128, 65535):
         yield refused(
             f"alignment-{alignment}",
-            "The alignment stated is none, or the data does not obey it.",
+            "The alignment field states an invalid alignment, or one that the data lacks.",
             "ALIGN-2 ALIGN-3" if alignment in (1, 128) else "ALIGN-2",
             entry_with(0, local_extra=alignment_extra(alignment, 27)),
             "misaligned",
@@ -637,7 +637,7 @@ def _bad_records() -> Iterator[Vector]:
     empty = {"crc32": 0, "compressed_size": 0, "uncompressed_size": 0}
     yield refused(
         "data-descriptor",
-        "Sizes and CRC-32 stand in a data descriptor.",
+        "Sizes and CRC-32 are in a data descriptor.",
         "ZIP-9 ZIP-7",
         entry_with(0, both={"flags": 8}, local=empty, after=descriptor),
         "data-descriptor",
@@ -1018,7 +1018,7 @@ def _bad_models() -> Iterator[Vector]:
     for name, words, proto, attack in protos:
         yield refused(
             f"model-{name}",
-            f"In the place of a model: {words}.",
+            f"Instead of a model: {words}.",
             "MODEL-3 ZIP-16" if name == "zip" else "MODEL-3",
             partial(of_proto, proto, W),
             attack,
@@ -1091,7 +1091,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for tensor in tensors:
         yield refused(
             f"unreferenced-place-{tensor.key.removesuffix('_key').replace('_', '-')}",
-            "An external tensor at one of the places of a model, and no entry to it.",
+            "An external tensor in one of the places of a model, without an entry.",
             "DATA-1",
             partial(of_proto, proto, *(it for it in tensors if it != tensor)),
             "ref-elsewhere",
@@ -1134,7 +1134,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for name, given, rules, attack in pairs:
         yield refused(
             f"external-data-{name}",
-            "Pairs of external_data that are not those of an archive.",
+            "Pairs of external_data that no archive may have.",
             rules,
             partial(archive, replace(W, pairs=given)),
             attack,

@@ -30,7 +30,7 @@ def large() -> Iterator[Vector]:
     """The vectors of more than 1 MiB; those of some GiB are sparse."""
     yield accepted(
         "entries-65534",
-        "As many entries as the end record can count.",
+        "The largest number of entries that the end record can count.",
         "ZIP64-1 ZIP-4",
         lambda: more_entries(65534),
         W,
@@ -38,7 +38,7 @@ def large() -> Iterator[Vector]:
     )
     yield accepted(
         "entries-65535",
-        "As many entries as need Zip64 to be counted.",
+        "The smallest number of entries that needs Zip64.",
         "ZIP64-1 ZIP64-2 ZIP64-3 ZIP-4",
         lambda: more_entries(65535),
         W,
@@ -46,7 +46,7 @@ def large() -> Iterator[Vector]:
     )
     yield accepted(
         "entries-262144",
-        "As many entries as an archive may have.",
+        "The largest number of entries that an archive may have.",
         "ZIP-4",
         lambda: more_entries(262144),
         W,
@@ -135,7 +135,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-locator-disk",
-        "The Zip64 end record is said to lie on disk 1.",
+        "The locator puts the Zip64 end record on disk 1.",
         "ZIP-3",
         "locator-disks",
         locator={"record_disk": 1},
@@ -214,7 +214,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-size-wraps",
-        "Offset and size of the directory add up to its end in 64 bits only.",
+        "Offset plus size of the directory is its end only modulo 2^64.",
         "ZIP-4 ZIP-5",
         "record-huge",
         zip64={
@@ -240,14 +240,14 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield big(
         "sparse-field-offset",
-        "A header offset that fits in the Zip64 field.",
+        "A Zip64 field with a header offset that fits 32 bits.",
         "ZIP64-4",
         "extra-length",
         record_extra=zip64_field(size, size, 0),
     )
     yield big(
         "sparse-field-twice",
-        "Two Zip64 fields, one of them lying.",
+        "Two Zip64 fields, one with false values.",
         "ZIP-13",
         "extra-duplicate",
         record_extra=zip64_field(size, size) + zip64_field(8, 8),

@@ -43,7 +43,7 @@ def several_models() -> Iterator[Vector]:
 def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-share-a-tensor",
-        "Two models, one tensor of both under another name, one of each, and an asset.",
+        "Two models: a shared tensor with two names, one tensor of each, and an asset.",
         "MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         lambda: with_models(
             (W, Tensor("d"), V, LABELS),
@@ -100,7 +100,7 @@ def _conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "models-pairs-differ",
-        "Two models give offset, length and checksum of one tensor differently, all of them right.",
+        "Two models give different, correct pairs of external_data for one tensor.",
         "DATA-5 DATA-8",
         lambda: with_models(
             (W,),
@@ -188,7 +188,7 @@ def _bad_places() -> Iterator[Vector]:
     )
     yield refused(
         "models-in-order-without-underscores",
-        "'ab' before 'a_', which is the order of letters and not of bytes.",
+        "'ab' before 'a_': the order of letters, not of bytes.",
         "MODEL-4",
         of_order("_ab", "_a_", ""),
         "model-order",
@@ -339,33 +339,37 @@ def _bad_tensors() -> Iterator[Vector]:
         ("dims-order", "the dims [3, 2] in place of [2, 3]", replace(W, dims=(3, 2))),
         ("dims-rank", "the dims [6] in place of [2, 3]", replace(W, dims=(6,))),
         ("dims-one", "the dims [2, 3, 1] in place of [2, 3]", replace(W, dims=(2, 3, 1))),
-        ("data-type", "data of INT32 in place of FLOAT", replace(W, data_type=6)),
-        ("data-type-and-dims", "24 bytes of UINT8", replace(W, data_type=UINT8, dims=(24,))),
+        ("data-type", "the type INT32 in place of FLOAT", replace(W, data_type=6)),
+        (
+            "data-type-and-dims",
+            "the type UINT8 and the dims [24]",
+            replace(W, data_type=UINT8, dims=(24,)),
+        ),
     ):
         yield refused(
             f"models-differ-in-{name}",
-            f"Two models share an entry, which the second takes for {about}.",
+            f"Two models share an entry; the second reads it with {about}.",
             "DATA-8",
             with_further(V, tensor),
             "shared-key-differs",
         )
     yield refused(
         "models-differ-in-size",
-        "Two models share an entry, which is too short for what the second takes it for.",
+        "Two models share an entry that is too short for the second model's tensor.",
         "DATA-8 TENSOR-3",
         with_further(V, replace(W, dims=(2, 4))),
         "size-lie",
     )
     yield refused(
         "models-further-length",
-        "The further model alone gives a length that is not that of the entry.",
+        "Only the further model states a length, a wrong one.",
         "DATA-5",
         with_further(V, replace(W, pairs=(("location", "w"), ("length", "23")))),
         "ext-numbers",
     )
     yield refused(
         "models-further-checksum",
-        "The further model alone gives a checksum that is not that of the data.",
+        "Only the further model states a checksum, a wrong one.",
         "DATA-6",
         with_further(V, replace(W, pairs=(("location", "w"), ("checksum", "0" * 40)))),
         "ext-keys",

@@ -46,7 +46,7 @@ SPECIAL: tuple[dict[str, Any], ...] = (
     *(
         {
             "name": f"file-{kind}",
-            "about": f"A {kind}, and no file.",
+            "about": f"A {kind} instead of a file.",
             "kind": kind,
             "accepted": False,
             "rules": ["FILE-1"],
