@@ -1,6 +1,6 @@
-"""Models for the tests: small ones, one with a tensor in every place, and random ones.
+"""Models for tests: small models, a model with tensors in all places, and random models.
 
-Nothing here uses the library's own code for tensors, so the tests compare that with onnx's.
+Uses onnx's code for tensors and not the library's, so that tests compare the two.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def many_tensors(count: int = 300, nbytes: int = 4000) -> onnx.ModelProto:
 
 
 def arrays_of(model: onnx.ModelProto) -> dict[str, Any]:
-    """The initializers of a model as onnx converts them."""
+    """The initializers of a model as arrays, converted by onnx."""
     return {it.name: numpy_helper.to_array(it) for it in model.graph.initializer}
 
 

@@ -107,7 +107,7 @@ def _first_changed(**changes: object) -> Image:
 def _names() -> Iterator[Vector]:
     composed = (
         ("hangul", "\uac00 \uac01", "syllables of two and of three letters"),
-        ("blocked", "a\u0305\u0301", "a mark that another one of its class keeps from composing"),
+        ("blocked", "a\u0305\u0301", "a mark that another mark of its class blocks from composing"),
         ("two-marks", "\u1ea1\u0301", "a mark that is composed, and one that is not"),
     )
     for name, text, about in composed:
@@ -121,9 +121,13 @@ def _names() -> Iterator[Vector]:
     refusals = (
         ("hangul-two-letters", "\u1100\u1161", "two letters that compose to a syllable"),
         ("hangul-third-letter", "\uac00\u11a8", "a syllable and a letter that compose"),
-        ("two-marks-of-a-class", "a\u0301\u0300", "the first of two marks of one class to compose"),
+        (
+            "two-marks-of-a-class",
+            "a\u0301\u0300",
+            "two marks of one class, of which the first composes",
+        ),
         ("marks-out-of-order", "a\u0301\u0323", "two marks in another order than the canonical"),
-        ("exclusion", "\u0958", "a letter that is composed in no normalization form"),
+        ("exclusion", "\u0958", "a letter that every normalization form decomposes"),
         ("singleton", "\u212b", "a letter that decomposes to one other letter"),
         ("not-assigned", "\U00050005", "a code point that is not assigned"),
         ("noncharacter", "\uffff", "a noncharacter"),

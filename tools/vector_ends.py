@@ -102,7 +102,7 @@ def false_ends() -> Iterator[Vector]:
     for name, count in (("zero", 0), ("largest", 0xFFFF)):
         yield refused(
             f"false-end-record-counts-{name}",
-            f"A tensor holds an end record that counts {count} records twice.",
+            f"A tensor holds an end record with {count} in both counts.",
             "ZIP-16",
             of_tensor(end_record(disk_count=count, count=count)),
             "false-end",

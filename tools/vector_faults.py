@@ -178,14 +178,14 @@ def _bad_framing() -> Iterator[Vector]:
     for field in ("disk", "directory_disk"):
         yield refused(
             f"end-{field.replace('_', '-')}",
-            "The end record tells of a second disk.",
+            "The end record names a second disk.",
             "ZIP-3",
             image_with(end={field: 1}),
             "disk",
         )
     yield refused(
         "record-disk",
-        "A directory record tells of a second disk.",
+        "A directory record names a second disk.",
         "ZIP-3",
         entry_with(1, record={"disk_start": 1}),
         "disk",

@@ -121,14 +121,14 @@ def _bad_zip64() -> Iterator[Vector]:
         )
     yield one(
         "sparse-locator-disks",
-        "The locator tells of two disks.",
+        "The locator states two disks.",
         "ZIP-3",
         "locator-disks",
         locator={"disks": 2},
     )
     yield one(
         "sparse-locator-no-disks",
-        "The locator tells of no disk.",
+        "The locator states no disk.",
         "ZIP-3",
         "locator-disks",
         locator={"disks": 0},
@@ -142,7 +142,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-record-disk",
-        "The Zip64 end record tells of disk 1.",
+        "The Zip64 end record names disk 1.",
         "ZIP-3",
         "disk",
         zip64={"disk": 1},
