@@ -1,22 +1,22 @@
-"""Compares archives on a CUDA device with other files; prints medians and ratios.
+"""Compares loading archives and other files onto a CUDA device; prints medians and ratios.
 
 python3 tools/dev.py python tools/benchmark_cuda.py [--gib 1] [--rounds 5] [--json FILE] ...
 
-A chain of matrix products with float32 weights in 64 tensors is written as an archive, as a `.onnx`
-with external data, as PyTorch saves tensors, and as safetensors if that is installed: up to four
-files of the size of the weights. Measured are
+Writes a chain of 64 matrix products with float32 weights as an archive, a `.onnx` with external
+data, a PyTorch file, and a safetensors file if safetensors is installed: up to four files of the
+size of the weights. Measures
 
-- a session of ONNX Runtime with its CUDA provider, of the archive and of the `.onnx`, and its first
-  run;
-- copies of all tensors on the device by PyTorch: from the archive, by torch.load with mmap=True,
-  and by safetensors.torch.
+- sessions of ONNX Runtime with the CUDA provider, from the archive and from the `.onnx`, and the
+  first run of each session;
+- copies of all tensors to the device by PyTorch: from the archive, from torch.load with mmap=True,
+  and from safetensors.torch.
 
-Every figure is the median of some rounds, in which the ways take turns, each in a new process that
-has used the device before the clock starts. Files are in the page cache, so the disk plays no part.
-Memory is how far the anonymous memory of the process on the host (RssAnon) grew at its peak.
+Every figure is a median of rounds. In each round the ways take turns, each in a new process that
+has used the device before the clock starts. Files are in the page cache: the disk is not measured.
+Memory is the peak growth of anonymous memory (RssAnon) of the process on the host.
 
 Exit status: 0; 1 if two ways gave different results; 2 if there is no CUDA device that ONNX Runtime
-or PyTorch can use. `--device cpu` tries the tool without one; its figures say nothing of a device.
+or PyTorch can use. `--device cpu` tries the tool without a device, and measures the CPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 LAYERS: Final = 64
 ITEM_NBYTES: Final = 4
-MIN_WIDTH: Final = 16  # with smaller weights, ONNX Runtime gets them in the model
+MIN_WIDTH: Final = 16  # ONNX Runtime gets smaller weights inside the model
 WARM_NBYTES: Final = 64 * MIB
 SAMPLING_INTERVAL: Final = 0.002
 
@@ -71,9 +71,9 @@ class Figures:
 
     Attributes:
         seconds: The time to make the session, or to copy the tensors.
-        result: The results of the computation; all ways must give the same.
+        result: The computed numbers; equal for all sessions, and for all copies.
         run_seconds: The time of the first run of a session; None for copies.
-        anonymous: Growth of anonymous memory at the peak, in bytes; None if unknown.
+        anonymous: Peak growth of anonymous memory in bytes; None if unknown.
     """
 
     seconds: float
@@ -87,11 +87,11 @@ class Way:
     """A way to bring weights onto the device.
 
     Attributes:
-        name: Its name in the table.
-        runtime: The package that it needs.
-        file: The kind of file that it reads.
-        measure: Measures it once.
-        archived: The way from the archive that it is compared with; None if it is that way.
+        name: The name of the way in the table.
+        runtime: The required package.
+        file: The file to read, relative to the directory of all files.
+        measure: Takes the figures once, given the file and the device.
+        archived: The name of the way from the archive to compare with; None for this way itself.
     """
 
     name: str
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--gib", type=float, default=1.0, help="size of the weights in GiB")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", type=Path, help="where the files are written for the time")
-    parser.add_argument("--json", type=Path, help="a file for the figures of all rounds")
+    parser.add_argument("--directory", type=Path, help="directory for temporary files")
+    parser.add_argument("--json", type=Path, help="write the figures of all rounds to this file")
     parser.add_argument("--device", choices=sorted(PROVIDERS), default="cuda")
     parser.add_argument("--measure", choices=[*WARM, *WAYS], help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = f"{nbytes / MIB:.0f} MiB in {LAYERS} tensors"
     print(f"{size}, medians of rounds: {arguments.rounds}; {', '.join(used)}\n")
     if arguments.device != "cuda":
-        print("no CUDA device was asked for: the figures are of none\n")
+        print("--device cpu: these are figures of the CPU\n")
     print(_table(ways, medians, nbytes))
     if arguments.json is not None:
         told = {
@@ -169,7 +169,7 @@ def _leave_the_path() -> None:
 
 
 def _look(device: str) -> tuple[list[str], dict[str, str]]:
-    """What uses the device, in words, and the other packages, each with the reason."""
+    """Describes the packages that can use the device; names the others, each with the reason."""
     used, missing = [], {}
     for package in WARM:
         found, reason = _in_process(package, device, Path())
@@ -185,7 +185,7 @@ def _look(device: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _try(package: str, device: str) -> tuple[str | None, str | None]:
-    """What the package uses, in words, or None; and the reason if it cannot use the device."""
+    """Describes the package and its device, or returns None and the reason for its failure."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -257,7 +257,7 @@ def _input(width: int) -> Any:
 
 
 def _write(folder: Path, width: int, files: set[str]) -> None:
-    """Writes the archive, and the other files that are asked for from it."""
+    """Writes the archive, and makes the other requested files from the archive."""
     random = np.random.default_rng(seed=0)
     path = folder / ARCHIVE
     with onnxarchive.Writer(path) as writer:
@@ -282,7 +282,7 @@ def _write(folder: Path, width: int, files: set[str]) -> None:
 
 
 class Memory:
-    """Samples how far anonymous memory grows in a block.
+    """Samples the growth of anonymous memory during a block.
 
     Attributes:
         peak: The greatest growth, in bytes; None if unknown.
@@ -452,7 +452,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _ratio(way: Way, medians: Mapping[str, Mapping[str, float | None]]) -> float | None:
-    """The time of the way from the archive, divided by the time of this one."""
+    """The time of the way from the archive, divided by the time of `way`; None if unknown."""
     if way.archived is None:
         return None
     own, archive = (medians[name]["seconds"] for name in (way.name, way.archived))
@@ -483,7 +483,7 @@ def _shown(number: float | None, digits: int) -> str:
 
 
 def _compare(ways: Sequence[Way], rounds: Mapping[str, Sequence[Figures]]) -> int:
-    """Returns status 1, and says so, if two ways that compute the same gave different results."""
+    """Prints the names of ways with different results; returns 1 if there are any, else 0."""
     status = 0
     first: dict[bool, tuple[str, list[float]]] = {}
     for way in ways:

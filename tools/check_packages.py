@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def find_python(version: str) -> str | None:
-    """The path of an interpreter of a version, or None."""
+    """The path of a Python interpreter of this version, or None if missing."""
     for candidate in _candidates(version):
         code = "import sys; print('{}.{}'.format(*sys.version_info))"
         done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
@@ -77,7 +77,7 @@ def check(python: str, wheel: Path, directory: Path) -> None:
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
-    """Runs a command and returns its output. If it fails, prints that and ends this program."""
+    """Runs a command and returns its output; exits with the output if the command fails."""
     done = subprocess.run(
         command,
         env=environment,

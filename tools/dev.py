@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def set_up() -> None:
-    """Makes the environment, unless one of the same description exists."""
+    """Makes the environment unless it matches pyproject.toml and this Python already."""
     made_from = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     made_from += " " + sys.version
     if STAMP.exists() and STAMP.read_text() == made_from:
         return
-    if ENVIRONMENT.is_symlink():  # to one that others use, too: setting up would empty it
+    if ENVIRONMENT.is_symlink():  # a shared environment: setting up would empty it
         sys.exit(f"expected a directory at {ENVIRONMENT}, found a link; remove the link")
     print(f"setting up {ENVIRONMENT} (once, some minutes)", file=sys.stderr)
     try:
@@ -95,7 +95,7 @@ def set_up() -> None:
 def run(*arguments: str, stderr: int | None = None) -> None:
     """Runs the environment's Python in the project's directory.
 
-    Python may write compiled modules there: tests start hundreds of processes.
+    Python may write compiled modules to disk, since tests start hundreds of processes.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([PYTHON, *arguments], cwd=ROOT, env=environment, stderr=stderr, check=True)

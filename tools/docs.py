@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders the reference, the public names and the command line, as pages of HTML.
+"""Renders the reference of the public names and the command line as HTML pages.
 
 python3 tools/dev.py docs              into build/reference
 python3 tools/dev.py docs DIRECTORY    into another directory
@@ -33,7 +33,7 @@ _EXAMPLE = re.compile(r"^Example:\n((?:[ \t]+.*\n|\n)+)", re.MULTILINE)
 
 
 class Annotation(str):
-    """An annotation as it is written, such as `Unpack[Access]`: its `repr` has no quotes."""
+    """An annotation as in the source, such as `Unpack[Access]`; its `repr` has no quotes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -46,7 +46,7 @@ def example(docstring: str) -> str | None:
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yields each command with its parser; one in a group as `assets add`."""
+    """Yields the name and the parser of each command; `assets add` is a name in a group."""
     for name, command in choices(parser()).items():
         actions = choices(command)
         if actions:
@@ -56,7 +56,7 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 
 
 def choices(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands below a command, by name."""
+    """The subcommands of a command, by name."""
     found: dict[str, argparse.ArgumentParser] = {}
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):

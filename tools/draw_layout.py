@@ -2,8 +2,8 @@
 
 python3 tools/dev.py python tools/draw_layout.py [FILE]
 
-It saves a small archive and draws its entries, so the picture has real offsets. The picture has a
-light and a dark form, like those of tools/bench_plot.py.
+Saves a small archive and draws its entries with their real offsets. The picture is light or
+dark, as the viewer prefers, like the pictures of tools/bench_plot.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import onnxarchive
 
 _WIDTH, _HEIGHT = 886, 226
-_LEFT, _TOP, _BAR = 20, 48, 54  # left, top and height of the bar that stands for the file
+_LEFT, _TOP, _BAR = 20, 48, 54  # left, top and height of the file's bar
 _WIDTHS: Final = {"header": 28, "tensor": 150, "assets": 134, "model": 150, "end": 150}
 _COLORS: Final = {"tensor": OURS, "assets": "#2b9a5d", "model": PEER, "end": "#9b5fc0"}
 
 
 def draw() -> str:
-    """The picture: a bar for the file, above it what opening reads, below it a view."""
+    """The SVG: a bar for the file, with the part that `open` reads above and a view below."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "model.onnxa")
         onnxarchive.save(_model(), path, assets={"labels.txt": b"cat\ndog\n"})

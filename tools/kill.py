@@ -1,10 +1,10 @@
 """Kills conversions at every moment and checks the target afterwards.
 
-Each run starts `onnxarchive convert` in its own process and kills it (SIGKILL); the moments are
-spread evenly from its start to somewhat after its usual end. In every other run the target exists
-before, an older archive. After each run the target must be as before or complete: it breaks no rule
-and is byte for byte that of an undisturbed conversion. Beside the target a killed run may leave its
-temporary file and nothing else.
+Each run starts `onnxarchive convert` as a process and kills the process (SIGKILL). The moments of
+the kills are spread evenly from the start of a conversion to shortly after its usual end. In every
+other run the target exists already, as an older archive. After each run the target must be
+unchanged or complete. A complete target breaks no rule, and has the same bytes as after an
+undisturbed conversion. A killed run may leave one temporary file beside the target, nothing else.
 
 Prints a line of figures. Exit status: 0, or 1 if a run left anything else.
 """
@@ -34,7 +34,7 @@ import onnxarchive
 
 MEGABYTE: Final = 1_000_000
 TENSORS: Final = 20
-# The latest kill is after the usual end of a conversion by this part of its usual duration.
+# Time from the usual end of a conversion to the latest kill, as a part of the usual duration.
 BEYOND: Final = 0.15
 UNDISTURBED_RUNS: Final = 3
 
@@ -87,7 +87,7 @@ def write_model(path: Path, megabytes: int, seed: int) -> None:
 
 
 def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
-    """Makes the model and the archives; also returns the seconds that a conversion takes."""
+    """Makes the model and the archives; returns them and the seconds of a conversion."""
     scene = Scene(
         directory / "model.onnx",
         directory / "expected.onnxa",
@@ -112,7 +112,7 @@ def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
 
 
 def moments(runs: int, duration: float) -> Iterator[float]:
-    """When to kill each run, in seconds after its start."""
+    """Yields the time of each kill, in seconds after the start of the run."""
     for run in range(runs):
         yield duration * (1 + BEYOND) * (run + 0.5) / runs
 

@@ -1,8 +1,8 @@
 """Measures sessions with and without packed copies of weights: time and private memory.
 
-Writes archives of 64 layers of 2048 x 2048 weights (float32: 1 GiB; 4 bits: 160 MiB), and runs them
-in one process and in four at once, each with one thread, on inputs of 1 and of 64 rows. Prints a
-table.
+Writes archives of 64 layers of 2048 x 2048 weights (float32: 1 GiB; 4 bits: 160 MiB). Runs each
+model in one process, then in four processes at once, with one thread per process, on inputs of 1
+and of 64 rows. Prints a table.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def private_nbytes() -> int:
 
 
 def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
-    """Makes a session and runs it, at the same time as the other processes."""
+    """Makes and runs a session, at the same time as the other processes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -153,8 +153,8 @@ def row(kind: str, prepack: bool, measured: list[Measured]) -> str:
 def main() -> None:
     """Measures everything and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=64, help="of each model (default 64)")
-    parser.add_argument("--directory", help="for the archives (default: for temporary files)")
+    parser.add_argument("--layers", type=int, default=64, help="layers of each model (default 64)")
+    parser.add_argument("--directory", help="directory for the archives (default: the system's)")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
