@@ -1,12 +1,12 @@
-"""Compares the entries that other zip readers find in archives with those of this library.
+"""Compares the entries found by other zip readers with the entries found by this library.
 
-Each archive that the library accepts is listed and extracted by every reader of zip_readers.py. Its
-names, sizes and CRC-32s, their order and the extracted bytes are compared with the library's own.
-Without ARCHIVE, the archives are the accepted vectors of the conformance suite, and some that are
-made here, the same ones every time.
+Every reader of zip_readers.py lists and extracts each archive that the library accepts. Names,
+sizes, CRC-32s, order and extracted bytes must be the same as the library's. Without ARCHIVE, the
+archives are the accepted vectors of the conformance suite, and archives that this tool makes, equal
+in every run.
 
 Prints a table, and every difference on standard error. Exit status: 0; 1 if there is a difference,
-a reader that --require names is not installed, or the library refuses an ARCHIVE.
+if a reader of --require is not installed, or if the library refuses an ARCHIVE.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zip_readers import READERS, Extracted, Reader, ReaderError
 import onnxarchive
 
 VECTORS: Final = Path(__file__).resolve().parent.parent / "conformance" / "vectors"
-# What a reader gets at once, so that its process ends soon.
+# Limits of one call of a reader, so that each process ends soon.
 BATCH_ARCHIVES: Final = 200
 BATCH_NBYTES: Final = 1 << 24
 SEEDS: Final = range(8)
@@ -104,7 +104,7 @@ def model_of(tensors: Sequence[TensorProto], doc_string: str = "") -> onnx.Model
 
 
 def write_random(path: Path, seed: int) -> None:
-    """Writes an archive of random tensors, some of no bytes, and of some assets."""
+    """Writes an archive of random tensors and random assets, some of both empty."""
     random_ = random.Random(seed)
     tensors = []
     for index in range(random_.randrange(1, 40)):
@@ -144,7 +144,7 @@ def write_zips(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FreeFields:
-    """Values of the fields of an entry's headers in which a reader accepts anything.
+    """Values for the header fields of an entry in which a reader accepts any value.
 
     Attributes:
         made_by: The lower byte of "version made by".
@@ -214,26 +214,26 @@ def write_many(path: Path, count: int) -> None:
 
 
 class SparseFile:
-    """A file for the writer that leaves holes for pieces of zeros."""
+    """A writable file that leaves holes for pieces of zeros."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
     def write(self, data: memoryview, /) -> int:
-        """Writes `data`, or its first bytes, and returns how many."""
+        """Writes `data` or its first bytes; returns the number of bytes written."""
         if np.frombuffer(data, np.uint8).any():
             return self._file.write(data)
         self._file.seek(len(data), os.SEEK_CUR)
         return len(data)
 
     def close(self) -> None:
-        """Sets the size of the file, which may end in a hole, and closes it."""
+        """Extends the file over a hole at the end, and closes the file."""
         self._file.truncate()
         self._file.close()
 
 
 def write_large(path: Path, nbytes: int) -> None:
-    """Writes an archive with an entry of `nbytes` bytes, most of them zeros, and a small one."""
+    """Writes an archive with an entry of `nbytes` bytes, mostly zeros, and a small entry."""
     source = path.with_suffix(".data")
     with open(source, "wb") as file:
         file.truncate(nbytes)
@@ -253,8 +253,8 @@ def make_archives(directory: Path, *, many: bool = False, large: bool = False) -
 
     Args:
         directory: The directory to write to.
-        many: Whether to make those of `COUNTS`, too.
-        large: Whether to make those of `LARGE_SIZES`, too, as sparse files.
+        many: True to add archives of many entries (`COUNTS`).
+        large: True to add sparse archives of large entries (`LARGE_SIZES`).
     """
     model_alone, zips = directory / "model_alone.onnxa", directory / "zips.onnxa"
     onnxarchive.save(model_of([]), model_alone)
@@ -315,10 +315,10 @@ def accepted_vectors() -> list[Accepted]:
 def differences(
     reader: Reader, expected: Sequence[Extracted], found: Sequence[Extracted]
 ) -> Iterator[str]:
-    """Describes the differences of a reader, one in a line.
+    """Describes the differences between a reader and the library, one per line.
 
     Args:
-        reader: The reader. A CRC-32 that it is known not to show is no difference.
+        reader: The reader. If `hides_crc32` is set, a missing CRC-32 is no difference.
         expected: The entries that the library finds.
         found: The entries that the reader finds.
     """
@@ -341,10 +341,10 @@ class Comparison:
     """Results of one reader.
 
     Attributes:
-        archives: How many archives were read.
-        entries: How many entries they have.
+        archives: Number of archives read.
+        entries: Number of entries in all archives read.
         skipped: The archives that the reader cannot read, each with the reason.
-        differences: Every difference, each in a line.
+        differences: Every difference, one per line.
     """
 
     archives: int = 0
@@ -369,7 +369,7 @@ def batches(archives: Sequence[Accepted]) -> Iterator[list[Accepted]]:
 
 
 def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comparison:
-    """Compares the entries that a reader finds with the library's.
+    """Compares the entries found by a reader with the entries found by the library.
 
     Args:
         reader: The reader, which must be installed.
@@ -405,7 +405,7 @@ def compare(reader: Reader, archives: Sequence[Accepted], scratch: Path) -> Comp
 
 
 def required(text: str) -> list[str]:
-    """The names of readers in a list with commas."""
+    """Parses a comma-separated list of names of readers."""
     names = text.split(",")
     unknown = sorted(set(names) - set(READERS))
     if unknown:

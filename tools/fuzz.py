@@ -1,14 +1,14 @@
 """Fuzzes the readers of untrusted bytes with atheris (`pip install atheris`), driven by libFuzzer.
 
-A target is a function of bytes that raises on a finding. An input that the library refuses with an
-error of its own is no finding. Any other error is one, and so are a disagreement that the target
-looks for, 10 seconds for one input, and 2 GiB of memory.
+A target is a function of bytes that raises on a finding. Findings are errors that are not the
+library's own, disagreements that the target looks for, inputs that take 10 seconds, and 2 GiB of
+memory. An input that the library refuses with its own error is no finding.
 
     python3 tools/dev.py python tools/fuzz.py archive --seconds 60
     python3 tools/dev.py python tools/fuzz.py archive --reproduce FILE
 
-Prints the number of inputs, and the file of the input that is a finding. Exit status: 0, 1 if there
-is a finding, or 2 if atheris is missing.
+Prints the number of inputs, and the file of each finding. Exit status: 0; 1 if there is a finding;
+2 if atheris is missing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from onnxarchive.zipformat.local_header import check_local_header
 ROOT: Final = Path(__file__).resolve().parent.parent
 VECTORS: Final = ROOT / "conformance" / "vectors"
 LARGEST_SEED: Final = 1 << 16  # bytes
-# Rules about the data of tensors that this tool checks with code of its own.
+# Rules about the data of tensors that this tool also checks itself.
 DATA_RULES: Final = frozenset({"DATA-6", "TENSOR-4", "TENSOR-5"})
 SIX_BIT_TYPES: Final = (TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2)
 BITS: Final[dict[int, int]] = {
@@ -122,10 +122,10 @@ class Collected(Report):
 
 
 def run_directory(data: bytes) -> bool:
-    """Whether end records, directory and local headers break no rule.
+    """Returns True if end records, directory and local headers break no rule.
 
-    Reading that collects every finding and reading that stops at the first must agree. The entries
-    of an accepted file must fill it without a gap, and Python's zipfile must find the same ones.
+    Collecting all findings and stopping at the first must give the same verdict. The entries of an
+    accepted file must leave no gaps, and Python's zipfile must find the same entries.
     """
     collected = Collected()
     _read_directory(data, collected)
@@ -170,10 +170,10 @@ def _seen_by_zipfile(info: zipfile.ZipInfo) -> tuple[str, int, int, int, int]:
 
 
 def run_wire(data: bytes) -> bool:
-    """Whether protobuf parses a model; the wire reader must agree.
+    """Returns True if protobuf parses a model; the wire reader must agree.
 
-    If it does, stripping the weights and filling them in again must give the same model. Protobuf
-    must parse the stripped bytes exactly if it parses the given ones.
+    Stripping and refilling the weights of a parsed model must give the same model. Protobuf must
+    parse the stripped bytes if and only if protobuf parses the given bytes.
     """
     model = _parsed(data)
     try:
@@ -204,7 +204,7 @@ def _parsed(data: bytes) -> onnx.ModelProto | None:
 
 
 def _may_refuse(error: ArchiveError) -> bool:
-    """Whether an error is about a location that the library reserves; protobuf accepts those."""
+    """True if an error is about a reserved location, which protobuf accepts."""
     return "reserved location" in error.message
 
 
@@ -227,7 +227,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
     try:
         filled = _parsed(b"".join(weights.fill(found.model, of_location)))
     except ArchiveError as error:
-        # Models with such a location are refused anyway.
+        # Models with a location that is not UTF-8 are refused anyway.
         require(
             "a location in UTF-8" in error.message, f"a stripped model cannot be filled: {error}"
         )
@@ -247,7 +247,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
 
 
 def tensors_of(message: Message) -> Iterator[TensorProto]:
-    """Yields every TensorProto below a message. The caller may change the one that it has."""
+    """Yields every TensorProto in a message. The caller may change each yielded tensor."""
     if isinstance(message, TensorProto):
         yield message
         return
@@ -263,7 +263,7 @@ def _location(tensor: TensorProto) -> Any:
 
 
 def _require_raw(tensor: TensorProto, data: bytes) -> None:
-    """Compares raw data with the elements in the one data field that a tensor has."""
+    """Requires raw data to equal the elements in the data field of a tensor."""
     if tensor.HasField("raw_data"):
         expected: bytes = tensor.raw_data
     elif tensor.float_data or tensor.double_data:
@@ -297,10 +297,10 @@ def _element_width(tensor: TensorProto) -> int:
 
 
 def run_archive(data: bytes) -> bool:
-    """Whether a file of these bytes is an archive; see `is_archive`.
+    """Returns True if a file of these bytes is an archive; see `is_archive`.
 
-    Runs the same bytes with correct CRC-32s, too: a fuzzer does not find those by itself, and
-    without them most of the reader is never reached.
+    Tries the bytes with correct CRC-32s, too: a fuzzer does not find correct CRC-32s by itself, and
+    wrong CRC-32s stop the reader early.
     """
     path = _scratch() / "fuzzed.onnxa"
     path.write_bytes(data)
@@ -314,7 +314,7 @@ def run_archive(data: bytes) -> bool:
 
 
 def _with_crc32s(data: bytes) -> bytes:
-    """The file with the CRC-32s of its data; unchanged if its directory cannot be read."""
+    """Corrects the CRC-32s in a file; returns `data` if the directory cannot be read."""
     report = Collected()
     bounds = locate(data[-TAIL_SIZE:], len(data), report)
     if bounds is None:
@@ -336,19 +336,19 @@ def _with_crc32s(data: bytes) -> bytes:
 
 @cache
 def _scratch() -> Path:
-    # If libFuzzer ends the process, `atexit` does not run; then the parent removes this.
+    # If libFuzzer ends the process, `atexit` does not run; the parent removes the directory.
     folder = tempfile.mkdtemp(prefix="onnxarchive-fuzz-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file breaks no rule.
+    """Returns True if a file breaks no rule.
 
-    A full check must find a broken rule if and only if opening, reading and verifying fails. It
-    must find the same broken `DATA_RULES` as this tool. Python's zipfile must read the same from an
-    accepted file. The check and opening must agree on an interrupted edit, and rolling it back must
-    leave an archive or change nothing.
+    A full check must find a broken rule if and only if opening, reading or verifying fails. The
+    check must find the same broken `DATA_RULES` as this tool. Python's zipfile must read the same
+    entries from an accepted file. Checking and opening must agree on interrupted edits. A rollback
+    must leave an archive or change nothing.
     """
     broken: set[str] | None = None
     try:
@@ -442,7 +442,7 @@ def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:
 
 
 def run_source(data: bytes) -> bool:
-    """Whether a file of these bytes can be converted. The resulting archive must break no rule."""
+    """Returns True if these bytes can be converted. The new archive must break no rule."""
     path, target = (_scratch() / name for name in ("fuzzed", "converted.onnxa"))
     path.write_bytes(data)
     options: dict[str, Any] = {"size_threshold": 0, "convert_attribute": True, "dedupe": True}
@@ -461,7 +461,7 @@ def run_source(data: bytes) -> bool:
 
 
 def archives() -> list[bytes]:
-    """Small archives, and those of the conformance suite if it is there."""
+    """Small archives, and the archives of the conformance suite if present."""
     found = [path.read_bytes() for path in sorted(VECTORS.glob("*")) if path.is_file()]
     found = [data for data in found if len(data) <= LARGEST_SEED]
     for model in _models():
@@ -483,7 +483,7 @@ def _with_undo_log(archive: bytes) -> bytes:
 
 
 def serialized_models() -> list[bytes]:
-    """Small models, each complete and as its archive stores it."""
+    """Small models with their weights, and models as stored in archives."""
     found = [model.SerializeToString() for model in _models()]
     for data in archives():
         path = _scratch() / "seed.onnxa"
@@ -566,9 +566,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
-    parser.add_argument("--corpus", type=Path, help="a directory of inputs, which grows")
+    parser.add_argument("--corpus", type=Path, help="directory of inputs; new inputs are added")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="a directory")
-    parser.add_argument("--reproduce", type=Path, help="run the target on this file alone")
+    parser.add_argument("--reproduce", type=Path, help="run the target on this file only")
     arguments = parser.parse_args(argv)
     target = TARGETS[arguments.target]
     if arguments.reproduce:

@@ -1,19 +1,19 @@
 """Kills edits of an archive at random moments and checks the file afterwards.
 
-In each run two writer processes keep changing an archive of two models, in every way there is: a
-new model in place, with and without new tensors, several changes in a block of `edit`, a copy,
-moved entries, a new tensor, a save over everything, a recovery. A reader process keeps reading it.
-Every process announces each operation and reports its end. One writer or both are killed (SIGKILL)
-at a random moment: in an edit, while waiting for the lock, or between edits. The archive is
-recovered by `recover`, by opening it for editing, by an edit or by a save, while the other
-processes go on; then these are killed, too, and it is recovered again.
+In each run two writer processes edit an archive of two models in every way: a new model in place,
+with and without new tensors; several changes in a block of `edit`; a copy; a compaction; a new
+tensor; a save of the whole archive; a recovery. Meanwhile a reader process reads the archive. Every
+process reports the beginning and the end of each operation. One writer or both are killed (SIGKILL)
+at a random moment: in an edit, while waiting for the lock, or between edits. While the other
+processes go on, one of `RECOVERIES` follows, such as `recover`, an edit or a save. Then the other
+processes are killed, too, and `recover` runs once more.
 
-Afterwards no file may be left beside the archive. The archive must break no rule. All edits and
-reads, with the final content as the last read, must fit into one order, each between its
-announcement and its end: no finished edit is lost, an interrupted edit is done or undone as a
-whole, and the reads agree.
+Afterwards the directory must hold no other file, and the archive must break no rule. All edits and
+reads, with the final content as the last read, must fit into one order, each between its reported
+beginning and end: no finished edit is lost, an interrupted edit is complete or undone, and the
+reads agree.
 
-Prints a few lines of figures. Exit status: 0, or 1 if a run showed anything else. Needs `fork`.
+Prints a few lines of figures. Exit status: 0, or 1 if a run broke a condition. Needs `fork`.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ CHANGING_NBYTES: Final = 128 << 10
 ADDED: Final = "added"  # a tensor that most models have
 ASSET: Final = "labels.txt"
 DECODER: Final = "decoder"  # a further model, which never changes
-OWN: Final = "own"  # the tensor that it shares with no other model
+OWN: Final = "own"  # the tensor of the decoder alone
 MIN_PADDING: Final = 64 << 10  # bytes of the model's doc_string
 MAX_PADDING: Final = 4 << 20
 
 WRITERS: Final = ("first writer", "second writer")
 READER: Final = "reader"
 PARENT: Final = "parent"
-# Every edit has a number of its own: number % 3 is the index of its process here.
+# Every edit has its own number; number % 3 is the index of the process in this tuple.
 _TURNS: Final = (*WRITERS, PARENT)
 _TURNS_OF_A_RUN: Final = 1_000_000
 
-# How often each edit is made.
+# Relative frequency of each edit.
 EDITS: Final = {
     "in place": 30,
     "block of edit": 20,
@@ -94,8 +94,8 @@ PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 
 # The latest kill of an edit comes after this multiple of its usual duration.
 BEYOND: Final = 1.2
-PATIENCE: Final = 60.0  # seconds without any event
-USUAL: Final = 0.1  # seconds of an edit before one was timed
+PATIENCE: Final = 60.0  # seconds to wait for an event
+USUAL: Final = 0.1  # assumed seconds of an edit until one is timed
 CLOSE: Final = 0.5  # the share of kills that come soon after the start of an undo log
 
 
@@ -103,13 +103,13 @@ CLOSE: Final = 0.5  # the share of kills that come soon after the start of an un
 
 
 class Traits(NamedTuple):
-    """Traits of the model with some number.
+    """Traits of a numbered model.
 
     Attributes:
-        padding: Bytes of its doc_string.
-        has_added: Whether it has the tensor `ADDED`, as its last.
-        has_asset: Whether a save with this number writes an asset.
-        is_referring: Whether it is given to `replace_model` with tensors that refer to the archive.
+        padding: Bytes of the doc_string.
+        has_added: True if the last tensor of the model is `ADDED`.
+        has_asset: True if a save with this number writes an asset.
+        is_referring: True if `replace_model` gets tensors that refer to the archive.
     """
 
     padding: int
@@ -139,7 +139,7 @@ def weights(number: int) -> list[str]:
 
 @functools.lru_cache(maxsize=32)
 def changing(number: int) -> bytes:
-    """The data of the replaced tensor, which begins with the number."""
+    """The data of the replaced tensor; the first 8 bytes are the number."""
     head = number.to_bytes(8, "little")
     return head + random.Random(number).randbytes(CHANGING_NBYTES - len(head))
 
@@ -158,17 +158,17 @@ def padding(number: int) -> str:
 
 
 def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
-    """Builds the model with some number.
+    """Builds a numbered model.
 
     Args:
-        number: The number.
+        number: The number of the model.
         tensor: The number of the replaced tensor; None refers to the tensor of the archive.
     """
     is_referring = tensor is None and traits(number).is_referring
     initializers = []
     for name in [*weights(number)[:WEIGHTS], CHANGING, *weights(number)[WEIGHTS:]]:
         nbytes = CHANGING_NBYTES if name == CHANGING else WEIGHT_NBYTES
-        # One that is added is not yet in the archive.
+        # The archive may lack `ADDED`, so this tensor never refers to the archive.
         if (tensor is None and name == CHANGING) or (is_referring and name != ADDED):
             made = onnx.TensorProto(
                 name=name, data_type=onnx.TensorProto.UINT8, dims=[nbytes], data_location="EXTERNAL"
@@ -188,7 +188,7 @@ def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
 
 @functools.cache
 def decoder() -> onnx.ModelProto:
-    """The further model: tensors of the default one, and one of its own."""
+    """The further model: two tensors of the default model, and the tensor `OWN`."""
     graph = helper.make_graph([], "decoder", [], [], [])
     for name in (OWN, "weight_1", "weight_0"):
         elements = np.frombuffer(weight(name), np.uint8)
@@ -198,12 +198,12 @@ def decoder() -> onnx.ModelProto:
 
 
 class State(NamedTuple):
-    """The content of an archive, other than its further model.
+    """The content of an archive without the further model.
 
     Attributes:
-        model: The number of its model.
-        tensor: The number of its replaced tensor.
-        has_asset: Whether it has an asset.
+        model: The number of the model.
+        tensor: The number of the replaced tensor.
+        has_asset: True if the archive has the asset.
     """
 
     model: int
@@ -231,7 +231,7 @@ def read_state(archive: Archive) -> State:
     """Reads the content of an open archive.
 
     Raises:
-        WrongError: It is not content that the tool has written.
+        WrongError: The content was not written by this tool.
     """
     number = int(archive.metadata["number"])
     require(archive.model.doc_string == padding(number), f"model {number} has another doc_string")
@@ -245,7 +245,7 @@ def read_state(archive: Archive) -> State:
         require(archive.read(f"assets/{ASSET}") == asset(), "the asset has other bytes")
     data = bytes(archive.read(CHANGING))
     tensor = int.from_bytes(data[:8], "little")
-    require(data == changing(tensor), f"the tensor {CHANGING} has other bytes than any, {tensor}?")
+    require(data == changing(tensor), f"the tensor {CHANGING} has bytes of no edit (number {tensor})")
     require([*archive.models] == ["", DECODER], f"found the models {[*archive.models]}")
     for tensor_of, written in zip(
         archive.models[DECODER].graph.initializer, decoder().graph.initializer, strict=True
@@ -267,8 +267,8 @@ class Operation:
     """An edit or a read of the archive.
 
     Attributes:
-        process: The process that does it.
-        number: Its own number, and that of the model or tensor that it writes.
+        process: The process that performs the operation.
+        number: The number of the operation, and of the written model or tensor.
         kind: One of `EDITS` or `RECOVERIES`.
         seen: The state that was read, once known.
     """
@@ -279,7 +279,7 @@ class Operation:
     seen: State | None = None
 
     def apply(self, state: State) -> State | None:
-        """The state after this operation; None if it cannot have begun with `state`."""
+        """The state after this operation; None if the operation cannot start from `state`."""
         if self.kind in _LOOKS:
             return state if self.seen in (None, state) else None
         if self.kind == "tensor":
@@ -329,7 +329,7 @@ def saved(number: int) -> State:
 
 @dataclass(frozen=True)
 class Event:
-    """A report of a process, or its end.
+    """The begin or end of an operation, a fault of a process, or a kill.
 
     Attributes:
         process: The process.
@@ -338,7 +338,7 @@ class Event:
         number: The operation's number.
         kind: The operation's kind.
         detail: A message, or the state that was read.
-        moment: When, in seconds.
+        moment: The time in seconds, of the monotonic clock.
     """
 
     process: str
@@ -354,9 +354,9 @@ class Event:
 
 
 class Log:
-    """A pipe for the events of all processes, which keeps them when a process is killed.
+    """A pipe for the events of all processes. Events survive the kill of their process.
 
-    A line is short enough to be written at once, so all lines have one order.
+    Each line is short enough for one write, so all lines have one order.
     """
 
     def __init__(self) -> None:
@@ -394,10 +394,10 @@ class DisagreementError(Exception):
 
 
 def possible_states(before: State, events: Sequence[Event]) -> set[State]:
-    """The possible states of an archive after events in which every operation that begins ends.
+    """The possible states of an archive after events. Every operation must have an end.
 
     An operation takes effect at one moment between its beginning and its end. A refused or undone
-    one never does; a killed one does before the kill or never.
+    operation has no effect. A killed operation takes effect before the kill or never.
 
     Args:
         before: The state before.
@@ -432,9 +432,9 @@ def possible_states(before: State, events: Sequence[Event]) -> set[State]:
                 possible = {(state, rest) for state, rest in possible if ended not in rest}
             possible = {(state, rest - {ended}) for state, rest in possible}
             if not possible:
-                raise DisagreementError(f"no order of what was done explains '{event}'")
+                raise DisagreementError(f"no order of the operations explains '{event}'")
     if under_way:
-        raise ValueError(f"these were not ended: {under_way}")
+        raise ValueError(f"operations without an end: {under_way}")
     return {state for state, _ in possible}
 
 
@@ -457,8 +457,8 @@ def _come_into_effect(possible: Iterable[_Possible]) -> Iterator[_Possible]:
 def unfounded(events: Sequence[Event]) -> list[str]:
     """Describes refusals without a cause, and other faults that processes have reported.
 
-    A read or copy may find an unfinished edit if any part of it lies between a kill and the end of
-    the first edit that began after the kill.
+    Between a kill and the end of the first edit that began after the kill, a running read or copy
+    may find an unfinished edit.
     """
     wrong = []
     may_be_unfinished = False
@@ -572,7 +572,7 @@ class Figures:
         killed: Number of writers killed before the end of a run.
         phases: Number of kills, by phase of the edit.
         ended: Number of operations done, by kind, or refused, by error.
-        wrong: Faults.
+        wrong: Descriptions of faults.
     """
 
     runs: int = 0
@@ -608,7 +608,7 @@ class Scene:
         self._state = State(0, 0, True)
         self._state.write(path)
         self._events: list[Event] = []  # of this run
-        self._looked_at = 0  # number of these that were waited for
+        self._looked_at = 0  # number of events already waited for
         self._durations: dict[str, float] = {}  # of the latest operation of each kind, in seconds
 
     def run(self) -> None:
@@ -642,13 +642,13 @@ class Scene:
     # Events
 
     def _take(self, seconds: float = 0) -> None:
-        """Reads the events into the lists; waits up to `seconds` for the first."""
+        """Reads new events; waits up to `seconds` for the first."""
         self._events += self._log.read(seconds)
 
     def _say(
         self, process: str, what: str, number: int = 0, kind: str = "", detail: Any = None
     ) -> None:
-        """Notes an event of this process, or the end of another."""
+        """Records an event of this process, or the kill of another process."""
         self._take()
         self._events.append(Event(process, what, number, kind, detail, time.monotonic()))
 
@@ -690,7 +690,7 @@ class Scene:
         os.waitpid(process, 0)
 
     def _wait_for_log(self) -> None:
-        """Waits for a while until an edit writes an undo log."""
+        """Waits a limited time for an edit to write an undo log."""
         deadline = time.monotonic() + 10 * USUAL
         while time.monotonic() < deadline and ends_whole(self.path):
             time.sleep(0.0002)
@@ -725,7 +725,7 @@ class Scene:
                     if ends_whole(self.path):
                         return ELSEWHERE
                     return LOG if undo.find(file) is None else NEW_END
-            except LockedError:  # the other writer has it
+            except LockedError:  # the other writer holds the lock
                 return ELSEWHERE
 
     # Checks
@@ -775,14 +775,14 @@ class Scene:
 
 
 def ends_whole(path: Path) -> bool:
-    """Whether a file ends with an end record, so that no edit of it is unfinished."""
+    """True if a file ends with an end record: no edit of the file is unfinished."""
     with open(path, "rb") as file:
         file.seek(-EndRecord.SIZE, os.SEEK_END)
         return EndRecord.unpack(file.read()) is not None
 
 
 def kill_many(path: Path, runs: int, seed: int) -> Figures:
-    """Makes this many runs."""
+    """Makes `runs` runs; returns the figures of all runs."""
     scene = Scene(path, seed)
     try:
         for _ in range(runs):
@@ -798,7 +798,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=500, help="kills (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of what is random")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
     parser.add_argument("--directory", help="where to make the temporary directory")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="onnxarchive-kill-", dir=arguments.directory) as made:
