@@ -87,8 +87,8 @@ class Case:
         title: The work, in words.
         measures: The ways; the report compares the first with each of the others.
         targets: The targets of the case.
-        times: Repetitions of each way in a round, whose median is the round's figure; one with
-            --quick or in a single round. Short steps need more.
+        times: Repetitions of each way in a round; 1 with --quick or a single round. The median is
+            the figure of the round. Short steps need more repetitions.
         moves_bytes: True if the time depends on the bytes of the tensors; the report shows GB/s.
         grows: The quantity that grows from measure to measure, or None. The measures of a growing
             case are named "what: how much".

@@ -335,7 +335,7 @@ def save_numpy(place: Place) -> Step:
 
 
 def save_torch(place: Place) -> Step:
-    """Saves tensors over the memory of numpy arrays."""
+    """Saves tensors that share the memory of numpy arrays."""
     import torch
 
     tensors = _made(lambda: {name: torch.from_numpy(array) for name, array in place.arrays()})

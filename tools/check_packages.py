@@ -3,8 +3,8 @@
 
 python3 tools/dev.py python tools/check_packages.py
 
-The wheel is installed into new environments of each version of Python that is on PATH or below
-`~/.pyenv`, one without extras and one with all of them. A missing version is reported.
+Installs the wheel into a new environment for each version of Python on PATH or below `~/.pyenv`:
+first without extras, then with all extras. Reports missing versions.
 """
 
 from __future__ import annotations

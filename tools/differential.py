@@ -88,7 +88,7 @@ NAMES: Final = (
 
 
 def random_bytes(random_: random.Random, data_type: int, count: int) -> bytes:
-    """Random elements of a type, as an archive stores them; unused bits of the last byte are 0."""
+    """Random elements of a type in the form of an archive; unused bits of the last byte are 0."""
     nbits = BIT_WIDTHS[data_type] * count
     data = bytearray(random_.randbytes(-(-nbits // 8)))
     if nbits % 8:

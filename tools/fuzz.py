@@ -371,7 +371,7 @@ def is_archive(path: Path) -> bool:
         require(error.rule in found, f"{error} is not in {found}")
         if broken is not None and DATA_RULES.issuperset(found):
             require(set(found) == broken, f"found {found}, expected {broken}")
-        require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"{error} is not so")
+        require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"wrong: {error}")
         return False
     require(not found and not broken, f"verified with {found} and {broken}")
     loaded = {

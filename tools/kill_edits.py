@@ -245,7 +245,7 @@ def read_state(archive: Archive) -> State:
         require(archive.read(f"assets/{ASSET}") == asset(), "the asset has other bytes")
     data = bytes(archive.read(CHANGING))
     tensor = int.from_bytes(data[:8], "little")
-    require(data == changing(tensor), f"the tensor {CHANGING} has bytes of no edit (number {tensor})")
+    require(data == changing(tensor), f"{CHANGING} has bytes of no edit (number {tensor})")
     require([*archive.models] == ["", DECODER], f"found the models {[*archive.models]}")
     for tensor_of, written in zip(
         archive.models[DECODER].graph.initializer, decoder().graph.initializer, strict=True

@@ -141,7 +141,7 @@ def measure_together(path: Path, prepack: bool, processes: int) -> list[Measured
 
 
 def row(kind: str, prepack: bool, measured: list[Measured]) -> str:
-    """A line of the table: times of the median process, memory of all processes together."""
+    """A line of the table: median times of the processes, and total memory of all processes."""
     start = statistics.median(it.start for it in measured)
     runs = [statistics.median(it.runs[batch] for it in measured) for batch in range(len(BATCHES))]
     cells = [kind, "yes" if prepack else "no", str(len(measured)), f"{start:.2f} s"]
