@@ -503,8 +503,8 @@ class Changes:
     def after_power_failures(self, *, is_new: bool) -> set[bytes]:
         """Contents that may be on the disk, with every size since the last sync.
 
-        Of the unsynced writes, the disk has the first or last ones, one, or all but one, and of
-        these all sectors or every other sector. For a new file fewer states are enough.
+        Of the unsynced writes, the disk has the first or last ones, one, or all but one; of
+        these it has all sectors or every other sector. For a new file fewer states are enough.
         """
         sizes = range(self.synced, len(self.calls) + 1)
         writes = [at for at in sizes[:-1] if self.calls[at].kind == "write"]

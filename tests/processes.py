@@ -18,8 +18,8 @@ _ENDING = [it for it in signal.Signals if it.name in ("SIGHUP", "SIGINT", "SIGTE
 def started(command: Iterable[object], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Runs a process with pipes for its output; kills it and its children after the block.
 
-    SIGHUP, SIGINT and SIGTERM end the process even if the tests ignore them: a shell in the
-    background or nohup may start the tests so, and processes inherit ignored signals.
+    The process does not inherit ignored signals: SIGHUP, SIGINT and SIGTERM end it, also in tests
+    that run in the background of a shell or with nohup.
 
     Args:
         command: The program and its arguments.

@@ -216,7 +216,7 @@ def _wire() -> Iterator[Vector]:
     )
     yield refused(
         "model-length-large",
-        "A length of 5 bytes that is short once it is cut to 32 bits.",
+        "A length of 5 bytes, which is small if cut to 32 bits.",
         "MODEL-3",
         partial(of_proto, model(graph(W, more=b"\x52\x81\x80\x80\x80\x10x")), W),
         "proto-corrupt",
@@ -310,7 +310,7 @@ def _zip64() -> Iterator[Vector]:
     for name, sizes in (("first", (nbytes + 1, nbytes)), ("second", (nbytes, nbytes + 1))):
         yield refused(
             f"sparse-local-field-{name}-lying",
-            f"The {name} size in the Zip64 field of the local header is another one.",
+            f"The {name} size in the Zip64 field of the local header is wrong.",
             "ZIP64-5",
             partial(
                 sparse_big,

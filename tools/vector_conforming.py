@@ -225,7 +225,7 @@ def _conforming_alignment() -> Iterator[Vector]:
     longest = Tensor(name, UINT8, (2,), b"ab")
     yield accepted(
         "padding-none-and-longest",
-        "An entry without padding, and one with 32,767 bytes of it.",
+        "An entry without padding, and an entry with 32,767 bytes of padding.",
         "ALIGN-3 ZIP-6",
         lambda: _padded(longest),
         longest,

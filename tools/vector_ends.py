@@ -1,4 +1,4 @@
-"""The vectors of files with false end records, which mislead readers that search for one."""
+"""The vectors of files with false end records, for readers that search for the end record."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def false_ends() -> Iterator[Vector]:
     )
     yield refused(
         "false-pair",
-        "The signature of a locator, and 20 bytes after it that of an end record.",
+        "The signature of a locator, and 20 bytes later the signature of an end record.",
         "ZIP-16",
         of_tensor(LOCATOR[:4] + b"\xff" * 16 + b"PK\5\6" + b"\xff" * 18),
         "false-end",

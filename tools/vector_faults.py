@@ -238,7 +238,7 @@ def _bad_framing() -> Iterator[Vector]:
     first = len(plain().place()[0].record)
     yield refused(
         "directory-first-record-only",
-        "The directory is said to end with its first record.",
+        "By the end record, the directory ends with its first record.",
         "ZIP-5 MODEL-1",
         image_with(end={"directory_size": first, "count": 1, "disk_count": 1}),
         "cd-size",
@@ -246,7 +246,7 @@ def _bad_framing() -> Iterator[Vector]:
     last = len(plain().place()[3].record)
     yield refused(
         "directory-last-record-only",
-        "The directory is said to begin with its last record.",
+        "By the end record, the directory begins with its last record.",
         "ZIP-1 DATA-1",
         image_with(
             end={
@@ -260,14 +260,14 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "directory-record-cut",
-        "The directory begins one byte late.",
+        "By the end record, the directory lacks its first byte.",
         "ZIP-4",
         image_with(end={"directory_size": plus(-1), "directory_offset": plus(1)}),
         "cd-size",
     )
     yield refused(
         "directory-offset",
-        "The directory is said to begin one byte late.",
+        "By the end record, the directory begins one byte late.",
         "ZIP-5 ZIP-4",
         image_with(end={"directory_offset": plus(1)}),
         "cd-size",
@@ -672,7 +672,7 @@ def _bad_records() -> Iterator[Vector]:
     for name, change, attack in attributes:
         yield refused(
             f"attributes-{name}",
-            "The attributes are not those of a regular file.",
+            "The attributes are wrong for a regular file.",
             "ZIP-11",
             entry_with(0, record=change),
             attack,
@@ -795,7 +795,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
     ):
         yield refused(
             f"zip64-field-{name}",
-            "A Zip64 field of another length than its values have.",
+            "The length of a Zip64 field does not match its values.",
             "ZIP64-4",
             entry_with(0, both=fits, record_extra=extra),
             "extra-length",
@@ -1219,7 +1219,7 @@ def _bad_tensors() -> Iterator[Vector]:
     for name, tensor in sizes:
         yield refused(
             f"tensor-size-{name}",
-            "The size of an entry is not that of its tensor.",
+            "An entry and its tensor differ in size.",
             "TENSOR-3",
             partial(archive, tensor),
             "size-lie",

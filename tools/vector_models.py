@@ -56,7 +56,7 @@ def _conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "models-default-names-nothing",
-        "The default model has no external tensor; the further one has them all.",
+        "All external tensors are in the further model, none in the default model.",
         "DATA-2",
         lambda: with_models((W, V), NO_TENSOR, {"a": model(graph(W, V))}),
         further={"a": (W, V)},
@@ -79,7 +79,7 @@ def _conforming() -> Iterator[Vector]:
     in_attribute = model(graph(more=content(1, node(attribute(5, W.proto)))))
     yield accepted(
         "models-other-place",
-        "An initializer of the default model is a tensor in an attribute of the further one.",
+        "An initializer of the default model is a tensor in an attribute of the further model.",
         "DATA-8",
         lambda: with_models((W,), OF_W, {"a": in_attribute}),
         W,
@@ -202,7 +202,7 @@ def _bad_places() -> Iterator[Vector]:
     )
     yield refused(
         "models-without-a-default",
-        "A further model, and no default one.",
+        "A further model without a default model.",
         "MODEL-1",
         of_order("_a"),
         "model-missing",
@@ -216,7 +216,7 @@ def _bad_places() -> Iterator[Vector]:
     )
     yield refused(
         "models-before-an-asset",
-        "An asset between a further model and the default one.",
+        "An asset between a further model and the default model.",
         "MODEL-4",
         lambda: Image([W.entry, Entry(MODEL_PROTO + b"_a", OF_W), LABELS, archive(W).entries[-1]]),
         "model-order",

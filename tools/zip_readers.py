@@ -67,7 +67,7 @@ class Limit:
     """A kind of archive that a reader cannot read correctly.
 
     Attributes:
-        reason: Why the reader cannot read it.
+        reason: Why the reader fails.
         applies: True if an archive with these entries is of this kind.
     """
 
@@ -241,14 +241,14 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
 
 
 def by_bsdtar(path: Path, directory: Path | None) -> Listing:
-    """Runs libarchive's bsdtar on the file, of which it reads the directory."""
+    """Runs libarchive's bsdtar on the file: bsdtar reads the directory."""
     if directory is not None:
         output_of("bsdtar", "-xf", path, "-C", directory)
     return _bsdtar_listing(output_of("bsdtar", "-tvf", path))
 
 
 def by_bsdtar_from_a_pipe(path: Path, directory: Path | None) -> Listing:
-    """Runs libarchive's bsdtar on a pipe, of which it reads local headers only."""
+    """Runs libarchive's bsdtar on a pipe: bsdtar reads local headers only."""
     if directory is not None:
         output_of("bsdtar", "-xf", "-", "-C", directory, piped=path)
     return _bsdtar_listing(output_of("bsdtar", "-tvf", "-", piped=path))
