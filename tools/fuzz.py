@@ -180,7 +180,10 @@ def run_wire(data: bytes) -> bool:
         graphs: int | None = wire.occurrences(data, "graph")
     except ArchiveError as error:
         graphs = None
-        require(model is None or _may_refuse(error), f"protobuf parses this: {error}")
+        require(
+            model is None or _may_refuse(error),
+            f"protobuf parses this, this library refuses it: {error}",
+        )
     if model is not None and graphs is not None:
         require(bool(graphs) == model.HasField("graph"), f"{graphs} graphs")
         is_model = model.HasField("graph") and model.HasField("ir_version")
@@ -213,7 +216,10 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
         found = weights.strip_weights(data, size_threshold=size_threshold)
         held = [b"".join(decode(data, span)) for span in found.spans]
     except ArchiveError as error:
-        require(model is None or _may_refuse(error), f"protobuf parses this: {error}")
+        require(
+            model is None or _may_refuse(error),
+            f"protobuf parses this, this library refuses it: {error}",
+        )
         return
     stripped = _parsed(found.model)
     require((stripped is None) == (model is None), "stripping makes or spoils a model")

@@ -571,7 +571,7 @@ class Figures:
         runs: Number of runs.
         killed: Number of writers killed before the end of a run.
         phases: Number of kills, by phase of the edit.
-        ended: Number of operations done, by kind, or refused, by error.
+        ended: Number of operations: by kind if done, by name of the error if refused.
         wrong: Descriptions of faults.
     """
 

@@ -353,7 +353,9 @@ def export(
 def _opened(
     path: str | os.PathLike[str], model: str | None, access: Access
 ) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
-    """Opens an archive, and first reads one or all models, since an edit may overwrite them.
+    """Opens an archive and reads one or all models before the block runs.
+
+    During the block an edit may overwrite the models.
 
     Args:
         path: The archive.

@@ -69,7 +69,7 @@ def check_model(
         with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # A sparse file of the archive's size, or an empty file: so far onnx ignores the size.
+            # Sparse, of the archive's size. If this fails, an empty file does: onnx ignores sizes.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(

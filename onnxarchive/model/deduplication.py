@@ -158,7 +158,7 @@ class _Scope:
                 self._leave_alone(parameter.value)
 
     def shadow_names(self) -> None:
-        """Records in each outer scope the names that this graph shadows and keeps."""
+        """Records in each outer scope the names that this graph defines again and keeps."""
         names = self.defined.keys() - self.replaced.keys()
         scope = self.outer
         while scope is not None:

@@ -227,7 +227,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
     Args:
         model: A serialized model.
-        least_nbytes: Least size of each initializer's data in bytes.
+        least_nbytes: If the data of an initializer has fewer bytes, the result is None.
 
     Returns:
         The serialized model without initializers, and the initializers. None if an initializer is

@@ -30,7 +30,7 @@ def open_object(
     Some servers, such as Azure's, do not give the last bytes of an object; another request then
     asks for the size first. A file system of fsspec needs a third request, to detect changes.
 
-    The library follows redirects, also to other hosts and to this machine. Other hosts get all
+    obstore follows redirects, also to other hosts and to this machine. Other hosts get all
     headers except `Authorization` and cookies. If the query of a web address may have a secret,
     such as a signature, redirects are refused; one more request detects them.
 

@@ -116,7 +116,7 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
 
     Args:
         file: The file.
-        least_nbytes: Smallest size of an initializer in bytes.
+        least_nbytes: If the data of an initializer has fewer bytes, the result is None.
 
     Returns:
         The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.

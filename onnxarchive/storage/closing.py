@@ -8,7 +8,7 @@ _Entered = TypeVar("_Entered", bound="Closing")
 
 
 class Closing:
-    """Base of classes with `close`; `with` closes their objects."""
+    """Base of classes that have `close`: the end of a `with` block closes the object."""
 
     def close(self) -> None:
         """Closes the object."""

@@ -96,7 +96,8 @@ class FileData:
     def read_parts(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Ranges of the bytes as copies; see `read`.
 
-        The file is opened once. It is read once if the ranges are at least half of their span.
+        The file is opened once. If all sizes together are at least half of the span from the first
+        range to the last, one read takes the complete span; otherwise each range is read by itself.
 
         Args:
             offsets: Offset of each range in these bytes.

@@ -19,8 +19,8 @@ class RandomAccessData:
         file: The file.
         offset: Offset of the bytes in the file.
         nbytes: Number of the bytes.
-        crc32: CRC-32 of the bytes; None if unknown. temporary: The directory for a temporary copy;
-        None for the system's.
+        crc32: CRC-32 of the bytes; None if unknown.
+        temporary: The directory for a temporary copy; None for the system's.
     """
 
     file: RandomAccessFile

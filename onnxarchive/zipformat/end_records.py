@@ -136,8 +136,8 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
     if bounds.offset + bounds.size != end_offset:
         report.broken(
             "ZIP-5",
-            f"expected the end of the directory at offset {end_offset}, where the end records "
-            f"begin, found {bounds.size} bytes at offset {bounds.offset}",
+            f"expected the directory to end at offset {end_offset}, where the end records begin, "
+            f"found its end at offset {bounds.offset + bounds.size}",
         )
         return None
     if bounds.count > layout.MAX_ENTRIES:

@@ -318,7 +318,9 @@ def _check_attributes(listed: _Listed) -> None:
         )
     if listed.is_folder and (listed.nbytes or record.crc32):
         raise format_error(
-            f"expected a folder to be empty, found {listed.nbytes} bytes", listed.name
+            f"expected the entry of a folder to be empty, found {listed.nbytes} bytes and CRC-32 "
+            f"{record.crc32:#010x}",
+            listed.name,
         )
 
 
