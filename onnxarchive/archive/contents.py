@@ -48,7 +48,7 @@ class Contents:
     models: Mapping[str, CheckedModel]
 
     def refs(self, key: str) -> Sequence[TensorRef]:
-        """The tensors of a key, one at most of each model."""
+        """The tensors with this key; at most one from each model."""
         if len(self.models) == 1:
             (found,) = self.models.values()
             return [found.refs[key]] if key in found.refs else []
@@ -71,7 +71,7 @@ def read_contents(
     Args:
         file: The archive.
         report: Receives each broken rule.
-        max_model_nbytes: Size in bytes above which models, taken together, are reported and not
+        max_model_nbytes: Limit in bytes on all models together; larger ones are reported and not
             read.
     """
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
@@ -135,7 +135,7 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
         report: Receives the broken rule.
 
     Returns:
-        True if they are within both.
+        True if all sizes are within both limits.
     """
     too_large = [name for name, nbytes in sizes.items() if nbytes > MAX_MODEL_NBYTES]
     for name in too_large:
@@ -212,7 +212,7 @@ def check_data(
     Args:
         file: The archive.
         entry: The entry.
-        refs: The tensors that have it as their location, one at most of each model.
+        refs: The tensors whose location is this entry; at most one from each model.
         report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
         counter: Counts the bytes that are read.
     """

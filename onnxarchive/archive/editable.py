@@ -499,7 +499,7 @@ class EditableArchive(Archive):
 
         Args:
             write: Makes the edit.
-            renamed: The id that it gives `model`, or None.
+            renamed: The new id of `model` after a rename, or None.
         """
         with self._writing:
             file = write()

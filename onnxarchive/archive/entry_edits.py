@@ -1,6 +1,6 @@
 """Replaces a tensor of an archive, or adds, replaces and removes assets.
 
-A clone is changed and gets the archive's name, if the file system can share blocks; else a new
+If the file system can share blocks, a clone is changed and gets the archive's name; otherwise a new
 file is written. So views of the old tensors and assets stay as they are.
 """
 

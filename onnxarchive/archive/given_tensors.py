@@ -36,7 +36,7 @@ _FLOAT4 = "FLOAT4E2M1"
 _SAME = (
     "UINT8 INT8 UINT16 INT16 INT32 INT64 BOOL FLOAT16 UINT32 UINT64 COMPLEX64 COMPLEX128 BFLOAT16"
 )
-# PyTorch's names of the types with the same bytes, by ONNX's.
+# PyTorch's names of types by ONNX's, for types whose bytes are equal.
 TORCH_TYPES = {
     **{name: name.lower() for name in _SAME.split()},
     "FLOAT": "float32",
@@ -72,7 +72,7 @@ class GivenTensor:
 
 
 def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
-    """Reads a tensor; its bytes are a view if its memory has the layout of `raw_data`.
+    """Reads a tensor; the bytes are a view of memory in the layout of `raw_data`, else a copy.
 
     Args:
         name: Its name, for messages.
@@ -80,7 +80,7 @@ def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
             or PyTorch.
 
     Raises:
-        UnsupportedFeatureError: ONNX has no data type for it, or it has no bytes that can be read.
+        UnsupportedFeatureError: ONNX lacks its data type, or the tensor has no readable bytes.
         ArchiveFormatError: A TensorProto's data is external, or does not fit its shape.
     """
     try:

@@ -18,7 +18,7 @@ def table(
     rows: Iterable[tuple[Sequence[str], int | None]],
     count: int,
 ) -> str:
-    """A table of the first rows, each with a size and a bar, and the number of the others.
+    """A table of the first rows, each with a size and a bar, and a line that counts the other rows.
 
     Args:
         caption: The line above the table.

@@ -1,4 +1,4 @@
-"""The entries of a plan, kept in columns; single ones are made on access."""
+"""The entries of a plan, in columns; an `Item` is made on access."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Items(Sequence[Item]):
 
     Args:
         items: Entries.
-        small: Small initializers, of which some are entries, too.
-        resolve: Gives the bytes of those whose data is external.
+        small: Small initializers; some of them are entries.
+        resolve: Gives the bytes of small initializers with external data.
 
     Attributes:
         names: The name of each entry.
-        sizes: Size of its data in bytes.
-        rows: Its row in `small`; negative if it is no small initializer.
-        others: The entries that are none, by their number.
+        sizes: Size of each entry's data in bytes.
+        rows: Row of each entry in `small`; negative if the entry is no small initializer.
+        others: The entries that are no small initializers, by index.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Items(Sequence[Item]):
 
     @property
     def indexes_in_graph(self) -> list[int]:
-        """The indexes of the small initializers that are still in their graph."""
+        """Indexes of the small initializers that were not taken out of their graph."""
         if self.small.initializers is None:
             return []
         return [self.small.indexes[row] for row in self.rows if row != _NO_ROW]
@@ -139,7 +139,7 @@ class Items(Sequence[Item]):
         """The data of a small initializer.
 
         Raises:
-            ArchiveFormatError: It has not as many bytes as shape and type need any more.
+            ArchiveFormatError: The data changed: its size no longer fits the shape and type.
         """
         ref = self.small.ref(row)
         if self.small.location_numbers[row] == IN_MODEL:

@@ -26,7 +26,7 @@ class LocalHeaders:
 
     Attributes:
         verified: For each entry 1 if its header was compared and matches, else 0.
-        alignment: Alignment in bytes that the header compared last states.
+        alignment: Alignment in bytes, from the header that was compared last.
     """
 
     def __init__(self, file: RandomAccessFile, listed: Directory) -> None:
@@ -78,14 +78,14 @@ class LocalHeaders:
         self.compare_given(number, header, report)
 
     def compare_given(self, number: int, header: bytes, report: Report) -> None:
-        """As `compare`, of a local header that the caller has read."""
+        """As `compare`, for a local header that the caller has read."""
         if header != pack_local_header(self._listed, number, self.alignment):
             entry, record = self._listed.entries[number], self._listed.records[number]
             alignment = check_local_header(header, entry, record, report)
             self.alignment = alignment or self.alignment
 
     def _are_equal(self, start: int, stop: int) -> bool:
-        """Compares local headers, without unpacking, with those that this library would write."""
+        """True if successive local headers have the bytes that this library would write."""
         expected = pack_local_headers(self._listed, start, stop, self.alignment)
         try:
             return expected is not None and b"".join(self._read(start, stop)) == expected

@@ -1,7 +1,7 @@
-"""Models of onnx_ir: loaded from an archive, and saved, without reading all their tensors.
+"""Loads models of onnx_ir from archives and saves them, without reading all tensors at once.
 
 This is the only module about onnx_ir. It is in this room and not in interop because `save` accepts
-these models. Importing it imports onnx_ir; importing `onnxarchive.ir`, its public front, does not.
+these models. Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
                 piece = piece[written if isinstance(written, int) else len(piece) :]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchiveTensor:
-        """A new tensor over the same bytes, which never change."""
+        """A new tensor over the same bytes: they never change."""
         return _with_names_of(self, self.archive, self.key)
 
     def __repr__(self) -> str:
@@ -200,13 +200,13 @@ def _require_no_loss(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SplitModel:
-    """A model, its proto without large tensors, and these tensors.
+    """A model, split into a proto without large tensors, and the large tensors.
 
     Attributes:
         model: The model.
         proto: The proto. Its large tensors are external; their location is a placeholder.
         large: The large tensors by their path in the proto.
-        archives: The archives that tensors of the model lie in.
+        archives: The archives that hold tensors of the model.
     """
 
     model: onnx_ir.Model
@@ -283,7 +283,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 
 
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
-    """The bytes of `raw_data`: verified and mapped if they are in an archive, else a copy."""
+    """The bytes of `raw_data`: verified views if they are in an archive, else a copy."""
     if isinstance(tensor, ArchiveTensor):
         return verified_data(tensor.archive, tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):

@@ -43,10 +43,10 @@ def without_cache(access: Access) -> StoreAccess:
 
 
 def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether an archive is in a store and not on this machine.
+    """True if the archive is a URL, or a path in a store.
 
     Raises:
-        TypeError: `access` has another key: the caller has misspelled an argument.
+        TypeError: `access` has a key that `Access` lacks, such as a misspelled argument.
     """
     for key in access.keys() - Access.__optional_keys__:
         raise TypeError(f"this function has no argument {key!r}")
@@ -55,7 +55,7 @@ def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str
 
 
 def is_local(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether an archive is named by a path of this machine."""
+    """True if the archive is given as a local path."""
     return isinstance(source, str | os.PathLike) and not is_remote(source, access)
 
 
@@ -71,7 +71,7 @@ def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
 
 
 def exists(path: str, access: Access) -> bool:
-    """Whether there is a file or a remote object."""
+    """True if the file or remote object exists."""
     if not is_remote(path, access):
         return os.path.lexists(path)
     from onnxarchive.remote.objects import has_object
@@ -80,7 +80,7 @@ def exists(path: str, access: Access) -> bool:
 
 
 def files_of(source: object, access: Access) -> list[str]:
-    """A list of the source's path if it is a file of this machine, else an empty list."""
+    """A list with the path of a local source; an empty list for other sources."""
     return [os.fspath(source)] if is_local(source, access) else []
 
 
@@ -90,7 +90,7 @@ def opened(
 ) -> Iterator[RandomAccessFile]:
     """Opens a source; a file of this machine is locked against edits while the block runs.
 
-    It is closed if the block raises, and else remains open.
+    The source is closed if the block raises an error, and otherwise stays open.
 
     Args:
         source: The source.
@@ -98,7 +98,7 @@ def opened(
         access: How a remote archive is reached.
 
     Raises:
-        UnfinishedEditError: The block found no archive, since an edit was interrupted.
+        UnfinishedEditError: An edit was interrupted, so the block found no archive.
         LockedError: The archive stayed locked.
         ArchiveFormatError: It is not a regular file.
         TypeError: `source` is of another type.
@@ -129,11 +129,11 @@ def opened_archive(
 
     Args:
         path: The archive.
-        rule: The rule that is broken if it is no regular file, or None.
+        rule: The rule to name in the error if the path is no regular file, or None.
         timeout: Seconds to wait for the lock; None waits without limit.
 
     Raises:
-        UnfinishedEditError: The block found no archive, since an edit was interrupted.
+        UnfinishedEditError: An edit was interrupted, so the block found no archive.
         LockedError: The archive stayed locked.
         ArchiveFormatError: It is not a regular file.
         OSError: It cannot be opened.

@@ -61,5 +61,5 @@ class WriteOptions:
 
     @property
     def thread_count(self) -> int:
-        """`jobs` as a number."""
+        """The number of threads: `jobs`, or one per core for None."""
         return threads.require_jobs(self.jobs)

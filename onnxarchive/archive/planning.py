@@ -1,6 +1,6 @@
 """Plans archives: their entries, with keys and sources of data.
 
-Planning reads no tensor that is stored outside the model. Writing goes once through the `Plan`.
+Planning reads no tensor that is stored outside the model. Writing reads the `Plan` once, in order.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class SerializedModel:
 
     Attributes:
         data: Its bytes.
-        held: The bytes of external tensors that are put into it, by location.
+        held: Bytes to insert for external tensors, by location.
     """
 
     data: Buffer
@@ -156,7 +156,7 @@ class ModelToStore:
     Attributes:
         model: The model. It is not changed.
         resolve: Gives the bytes of a tensor whose data is external already.
-        small: Its small initializers (`find_small` or `take_out`); None if not looked for.
+        small: The model's small initializers (`find_small` or `take_out`); None if nobody searched.
     """
 
     model: onnx.ModelProto
@@ -282,7 +282,7 @@ def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -
     """All models of an archive by id.
 
     Raises:
-        ValueError: The id of a further one is empty.
+        ValueError: The id of a further model is empty.
     """
     if further and "" in further:
         raise ValueError("models: expected an id such as 'decoder', got '', the default model's id")

@@ -117,7 +117,7 @@ class Archive(Closing):
 
     @property
     def _file(self) -> RandomAccessFile:
-        """What the archive is read from."""
+        """The file from which the archive is read."""
         return self._snapshot.file
 
     @property
@@ -238,7 +238,7 @@ class Archive(Closing):
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[Snapshot]:
-        """The state; this object does not overwrite its model while the block runs."""
+        """The current state; during the block, no edit by this object overwrites the models."""
         yield self._snapshot
 
     def _read_model(self, name: str) -> memoryview:
@@ -256,7 +256,7 @@ class Archive(Closing):
 
     @contextlib.contextmanager
     def _unedited(self, snapshot: Snapshot) -> Iterator[None]:
-        """Keeps editors out while the block runs, unless another file has the archive's path.
+        """Locks out editors during the block, unless another file has taken the archive's path.
 
         Raises:
             ArchiveError: The file has another directory than `snapshot`, or an unfinished edit.
@@ -354,7 +354,7 @@ class Archive(Closing):
         """Refuses to replace this archive if others have edited it since it was opened.
 
         Args:
-            path: The file to replace; nothing is refused if it is another one.
+            path: The file to replace; a path other than the archive's is never refused.
             file: The file at `path`, locked: on some file systems a locked file cannot be read
                 through another descriptor. None opens it.
 
@@ -453,7 +453,7 @@ class Archive(Closing):
             snapshot.fetch([snapshot.entries.index_of[name] for name in names])
 
     def _fetch_missing(self, names: Iterable[str]) -> None:
-        """Fetches the entries that a cache lacks, together; does nothing with other archives."""
+        """Fetches entries that the cache lacks, together; does nothing without a cache."""
         if not self._file.is_complete:
             self._fetch_entries(names)
 
@@ -471,10 +471,10 @@ class Archive(Closing):
         return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
 
     def __reduce__(self) -> tuple[Callable[..., Archive], tuple[str, int, str]]:
-        """Pickles the path, the limit and the model's id, with which the archive is opened again.
+        """Pickles the path, the limit and the model's id; unpickling opens the archive with them.
 
         Raises:
-            TypeError: The archive is not one in a file.
+            TypeError: The archive is not a local file.
             ValueError: It is closed.
         """
         file = self._file
@@ -539,19 +539,19 @@ def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
 
     Raises:
         ArchiveFormatError: The local header does not match.
-        ChecksumError: The bytes have changed; this is known after the last piece.
+        ChecksumError: The bytes have changed; raised after the last piece.
     """
     archive._require_header(name)
     return summed(archive._file, archive.entries[name], Report())
 
 
 class StreamedEntry:
-    """Data of an entry, read while it is iterated over; its local header is compared first.
+    """Data of an entry. Iterating compares the local header, then reads the data in pieces.
 
     Attributes:
         nbytes: Its size in bytes.
         crc32: Its CRC-32.
-        place: The file and the offset in it.
+        place: Identity of the file, and the offset of the data in the file.
     """
 
     def __init__(self, archive: Archive, name: str) -> None:

@@ -1,7 +1,7 @@
 """Finds interrupted edits of archives and rolls them back.
 
-An interrupted edit has left its undo log at the end of the archive (see `undo`), so the file alone
-decides. It is rolled back only if the result is an archive.
+An interrupted edit leaves its undo log at the end of the archive (see `undo`): no other file is
+needed. It is rolled back only if the result is an archive.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
     are not removed if the directory cannot be listed.
 
     Args:
-        path: The archive. It need not exist: its first `save` may have been killed.
+        path: The archive. The file need not exist: its first `save` may have been killed.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Returns:
@@ -197,7 +197,7 @@ def _placement(file: MappedFile, offset: int) -> Placement | None:
 
 
 def _is_leftover(file: MappedFile) -> bool:
-    """True if a file begins like an archive, as far as that reached the disk."""
+    """True if the part of a file that reached the disk is the beginning of an archive."""
     begun = file.read(0, LocalHeader.MAX_SIZE)
     local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
     if local is None:

@@ -39,7 +39,7 @@ def entry_data(archive: Archive, name: str) -> EntryData:
 
 
 def verified_data(archive: Archive, name: str) -> EntryData:
-    """As `entry_data`, with the CRC-32 compared; an error names the archive.
+    """As `entry_data`, after comparing the CRC-32; errors name the archive.
 
     Raises:
         ChecksumError: The bytes have changed.
@@ -49,7 +49,7 @@ def verified_data(archive: Archive, name: str) -> EntryData:
 
 
 def entry_items(archive: Archive, names: Iterable[str]) -> list[Item]:
-    """Entries of an archive as entries to write, with the same data."""
+    """Entries of an archive as items of a plan, with the same data."""
     return [
         Item(name, archive.entries[name].nbytes, partial(entry_data, archive, name))
         for name in names
@@ -62,7 +62,7 @@ def asset_items(archive: Archive) -> list[Item]:
 
 
 def verified_assets(archive: Archive) -> list[Item]:
-    """The assets as entries to write, verified when they are."""
+    """The assets as items of a plan, verified when they are written."""
     return [
         replace(item, data=partial(verified_data, archive, item.name))
         for item in asset_items(archive)
@@ -136,7 +136,7 @@ def save_referring(
         options: Its options.
 
     Raises:
-        ArchiveFormatError: As for `referred_key`; or the new archive would break a rule.
+        ArchiveFormatError: As for `referred_key`, or the new archive would break a rule.
         ChecksumError: Bytes of the archive have changed.
         ArchiveError: `path` is the archive, and others have changed it since it was opened.
         OSError: The new archive cannot be written.

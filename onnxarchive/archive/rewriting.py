@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
-# Errors of a mount point, and of a directory in which a user cannot replace the files of others.
+# From a mount point, or a directory in which a user cannot replace other users' files.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 # A model whose external tensors may refer to the archive, or the path of a .onnx.
@@ -245,7 +245,7 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
     """Resolves the tensors of a source; bytes in the archive, as of a link, become its entries.
 
     Raises:
-        ArchiveFormatError: Bytes of a tensor lie in the model or the directory of the archive.
+        ArchiveFormatError: The bytes of a tensor are in the archive, but in its model or directory.
     """
     entries = [archive.entries[name] for name in kept_names(archive)]
     name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
@@ -318,7 +318,7 @@ def _plan_keeping_all(
         plan: The plan of a new archive of these models, if there is one.
 
     Raises:
-        ValueError: The models have no tensor for an entry.
+        ValueError: No model uses the tensor of an entry.
     """
     temporary = directory_of(archive._local_file.absolute_path)
     assigned = Keys(archive._keys)

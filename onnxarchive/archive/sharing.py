@@ -37,7 +37,7 @@ class _Content:
 
 
 class _Alike:
-    """Entries of one data type and dims; none is read before `find` is called."""
+    """Entries with equal data type and dims; no data is read before `find` is called."""
 
     def __init__(self) -> None:
         self._unread: list[tuple[str, Callable[[], Data]]] = []
@@ -90,7 +90,7 @@ class SharedEntries:
         """Begins another model, which may share all entries that were added before.
 
         Args:
-            taken: The keys that it names already.
+            taken: Keys that the model already uses.
         """
         self._taken = {*taken}
         self._numbers.clear()
@@ -129,12 +129,12 @@ class SharedEntries:
 
 
 def type_and_dims(ref: TensorRef) -> object:
-    """Data type and dims of a tensor, which models that share it agree on (DATA-8)."""
+    """Data type and dims of a tensor: equal in all models that share the tensor (DATA-8)."""
     return ref.tensor.data_type, tuple(ref.tensor.dims)
 
 
 def _are_same(first: Data, second: Data) -> bool:
-    """Whether data is equal; data in the same place is not read."""
+    """True if the data is equal; data in one place is equal without being read."""
     if first.nbytes != second.nbytes:
         return False
     place = _place(first)
@@ -142,7 +142,7 @@ def _are_same(first: Data, second: Data) -> bool:
 
 
 def _place(data: Data) -> object:
-    """The file of data and its offset there, or its address in memory; None if it has neither."""
+    """The file of the data and the offset there, or the address in memory; None if unknown."""
     if isinstance(data, FileData):
         return data.identity, data.offset
     if isinstance(data, RandomAccessData):

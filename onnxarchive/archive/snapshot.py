@@ -230,7 +230,7 @@ class Snapshot:
         """The tensor of an entry as an array; see `Archive.tensor_by_key`."""
         data_type, shape = self._shapes[number]
         if data_type.is_viewed and self.headers.verified[number] and self.file.is_mapped:
-            # As below, in two thirds of the time.
+            # For speed: the same as below, in two thirds of the time.
             listed = self.directory.entries
             offset = listed.data_offsets[number]
             view = self.file.reaching(offset + listed.sizes[number])
@@ -299,7 +299,7 @@ class NamedEntries(Mapping[str, Entry]):
     """
 
     def __init__(self, entries: Entries) -> None:
-        """Takes the entries, no two of which have the same name."""
+        """Takes entries with distinct names."""
         self.names = entries.names
         self._entries = entries
 
@@ -384,7 +384,7 @@ class Initializers:
         self._index_of = dict(zip(self.names, indexes, strict=True))
 
     def _leave_out_ambiguous(self, names: Sequence[str]) -> Sequence[int]:
-        """Removes the names that are ambiguous; gives the indexes of the initializers left."""
+        """Removes ambiguous names; gives the indexes of the other initializers."""
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
         indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
         self.names = [self.names[i] for i in indexes]

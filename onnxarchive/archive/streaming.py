@@ -152,7 +152,7 @@ class Writer(Closing):
             return {name: self._write(name, tensor) for name, tensor in given}
 
     def _require_new(self, names: Iterable[str]) -> None:
-        """Refuses names that are empty or have been added, and repetitions among these."""
+        """Refuses names that are empty, were added before, or are given twice."""
         self._require_open()
         new: set[str] = set()
         for name in names:
@@ -232,7 +232,7 @@ class Writer(Closing):
             self._replacement.commit()
 
     def _plan(self, models: Mapping[str, onnx.ModelProto]) -> Plan:
-        """Plans the models and the tensors that they hold, and refuses what a reader refuses."""
+        """Plans the models and the tensors in them; refuses models that a reader would refuse."""
         items = Items()
         planned: dict[str, PlannedModel] = {}
         unused = dict(self._added)
@@ -259,7 +259,7 @@ class Writer(Closing):
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
-        """Discards the archive if a write fails: the bytes so far are useless."""
+        """Discards the archive if a write fails: it cannot be completed."""
         try:
             yield
         except BaseException as error:

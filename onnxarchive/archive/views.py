@@ -1,4 +1,4 @@
-"""The tensors of an archive by name, as views of its file, and its assets, as copies."""
+"""Mappings of an archive: tensors as views of its file, assets as copies, metadata and models."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class ReadOnlyMetadata(Mapping[str, str]):
 
 
 class Models(Mapping[str, onnx.ModelProto]):
-    """The models of an archive by id, as of its opening or last edit.
+    """The models of an archive by id, as they were when this object was made.
 
     Args:
         snapshot: The state of the archive.

@@ -1,4 +1,4 @@
-"""Writes planned archives: one pass over the entries, which threads fetch ahead."""
+"""Writes planned archives in one pass over the entries; threads fetch data ahead."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class FetchedEntry:
         nbytes: Size of its data in bytes.
         crc32: CRC-32 of its data.
         stream: Its data, in pieces.
-        is_constant: Whether `crc32` was computed from `stream`, which cannot have changed since.
+        is_constant: True if `crc32` belongs to data that cannot have changed since it was computed.
     """
 
     name: str
@@ -178,7 +178,7 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
 
     Args:
         item: The item.
-        copied_size: Largest size in bytes of data that is copied, unless nobody can change it.
+        copied_size: Data of at most this many bytes is copied first, unless it cannot change.
 
     Raises:
         ArchiveFormatError: The data has another size than the item, or breaks a rule about the
@@ -227,7 +227,7 @@ def write_entry(
     target: ZipWriter,
     counted: Callable[[Iterable[memoryview]], Iterable[memoryview]] = iter,
 ) -> None:
-    """Writes an entry; `counted` takes its pieces and yields them unchanged."""
+    """Writes an entry; `counted` counts the pieces of its data and yields them unchanged."""
     target.add_stream(
         entry.name,
         entry.nbytes,
