@@ -1,15 +1,16 @@
 """Archives: reading, checking, writing, editing and recovery.
 
-Reading: `opening` opens an `Archive` (`reading`), `openable` its source. `contents` reads directory
-and models, `local_headers` compares the local headers, `snapshot` finds the bytes of entries, which
-`views` shows as tensors and assets, `html` as tables in notebooks. `rules` checks an archive.
+Reading: `opening` opens an `Archive` (`reading`), and `openable` the source of an archive.
+`contents` reads directory and models, `local_headers` compares local headers, `snapshot` finds the
+bytes of entries. `views` shows entries as tensors and assets, `html` as tables in notebooks.
+`rules` checks an archive.
 
-Writing: `planning` decides by `options` which tensors are stored outside the model, as `items`, and
-`sharing` which ones models share. `writing` writes the plan (`small_items` many small entries at
-once, for speed). `saving` saves models in memory, `streaming` given tensors (`given_tensors`).
-`libraries` recognises objects of other libraries, `onnx_ir` loads and saves models of that one.
+Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
+share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves
+models in memory, `streaming` single tensors (`given_tensors`). `libraries` recognises objects of
+other libraries; `onnx_ir` loads and saves models of onnx_ir.
 
-Editing: `editing` and `editable` lock an archive, `rewriting` and `entry_edits` write its new end
-or a new file, `recovery` rolls back an interrupted edit. `referring` has models whose tensors are
+Editing: `editing` and `editable` lock an archive; `rewriting` and `entry_edits` write a new end or
+a new file; `recovery` rolls back an interrupted edit. `referring` saves models whose tensors are
 entries of an archive. This room imports sources and all rooms below.
 """

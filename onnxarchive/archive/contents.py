@@ -1,7 +1,7 @@
 """Reads an archive except the data of tensors and assets, and checks that data on request.
 
-End records, directory and models are read by position and not through a map: a file that is
-truncated meanwhile gives an error and not a SIGBUS.
+End records, directory and models are read by position, not from a map: if the file is truncated
+meanwhile, reading raises an error instead of SIGBUS.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from onnxarchive.zipformat.entries import EMPTY, Directory, Entries, Entry
 from onnxarchive.zipformat.false_ends import SEARCHED_SIZE
 
 MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
-# Most bytes of headers and padding that are read along with the models; only a hostile archive has
-# more.
+# Limit in bytes on headers and padding that are read along with the models; only a hostile archive
+# exceeds this.
 _MAX_BESIDE = 1 << 20
 
 
@@ -40,8 +40,7 @@ class Contents:
 
     Attributes:
         directory: The directory.
-        models: The models that can be read, by id: the default one, whose id is `""`, then the
-            further ones in their order.
+        models: The readable models by id: the default model (`""`) first, then the others by id.
     """
 
     directory: Directory
@@ -102,7 +101,7 @@ def _read_models(
     report: Report,
     max_model_nbytes: int,
 ) -> dict[str, bytes]:
-    """The bytes of each model by its entry's name, the default one first; {} if too large."""
+    """The bytes of each model by entry name, the default model first; {} if they are too large."""
     found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
     sizes = {name: found[name].nbytes for name in sorted(found)}  # the default one is the shortest
     if not check_model_sizes(sizes, max_model_nbytes, report):
@@ -119,7 +118,7 @@ def _read_models(
 
 
 def model_numbers(names: Sequence[str]) -> range:
-    """Indexes of the entries that hold models, which are the last ones."""
+    """Indexes of the models' entries, which are the last entries."""
     first = len(names)
     while first and keys.is_model(names[first - 1]):
         first -= 1
@@ -127,7 +126,7 @@ def model_numbers(names: Sequence[str]) -> range:
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
-    """Compares the sizes of models with the format's limit and the caller's (MODEL-2).
+    """Compares the sizes of models with the limits of format and caller (MODEL-2).
 
     Args:
         sizes: Size of each model in bytes, by its entry's name.
@@ -190,7 +189,7 @@ def _models(
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
-    """Compares size and CRC-32 of the bytes of an entry with its directory record (ZIP-15)."""
+    """Compares size and CRC-32 of an entry's data with its directory record (ZIP-15)."""
     if (nbytes, crc32) != (entry.nbytes, entry.crc32):
         report.broken(
             "ZIP-15",
@@ -207,14 +206,14 @@ def check_data(
     report: Report,
     counter: ProgressCounter,
 ) -> None:
-    """Reads an entry once, in pieces, for the rules that need its bytes.
+    """Checks the rules about an entry's data, which is read once, in pieces.
 
     Args:
         file: The archive.
         entry: The entry.
         refs: The tensors whose location is this entry; at most one from each model.
         report: Receives each broken rule (ZIP-15, DATA-6, TENSOR-4, TENSOR-5).
-        counter: Counts the bytes that are read.
+        counter: Counts the bytes read.
     """
     pieces = summed(file, entry, report)
     if refs and tensors.array_type(refs[0].tensor) is not None:  # the same in all models
@@ -238,7 +237,7 @@ def check_data(
 
 
 def summed(file: RandomAccessFile, entry: Entry, report: Report) -> Iterator[memoryview]:
-    """The bytes of an entry in pieces; its CRC-32 is compared after the last (ZIP-15)."""
+    """Yields the bytes of an entry in pieces, then compares their CRC-32 (ZIP-15)."""
     found = Crc32()
     for piece in found(file.pieces(entry.data_offset, entry.nbytes)):
         yield memoryview(piece)

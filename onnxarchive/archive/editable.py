@@ -56,24 +56,24 @@ class _Text:
     def __set__(self, archive: EditableArchive, value: str) -> None:
         _require_text(archive, self._name, value)
         with archive.edit() as model:
-            model.ClearField(self._name)  # an empty text is stored as none
+            model.ClearField(self._name)  # an empty text is stored as an absent field
             if value:
                 setattr(model, self._name, value)
 
 
 class EditableArchive(Archive):
-    """An archive whose model can be edited, as `open` returns it with mode `"r+"`.
+    """An archive that can be edited, returned by `open` with mode `"r+"`.
 
-    Every assignment changes the file at once, as `replace_model` does; assignments in a block of
-    `edit` change it together when the block ends. A change is made completely or not at all, even
-    in a crash. Afterwards this object shows the new state; earlier views stay as they are. The file
-    is locked during a change only.
+    Each assignment changes the file at once, like `replace_model`; assignments in an `edit` block
+    are written together when the block ends. A change is made completely or not at all, even in a
+    crash. This object then shows the new state; earlier views do not change. The file is locked
+    only during a change.
 
-    Several threads may use it: one edits at a time, the others read the state before the edit. A
-    forked process may read, but not edit.
+    Several threads may use one archive: while one thread edits, the others read the state before
+    the edit. A forked process may read, but not edit.
 
-    A method does what the function of the same name does and also raises its errors; `edit` and
-    `rename` raise those of `onnxarchive.replace_model`. In a block of `edit`, use only `edit`,
+    Each method works like the function of the same name and raises the same errors; `edit` and
+    `rename` raise the errors of `onnxarchive.replace_model`. In an `edit` block, use only `edit`,
     `rename` and assignments.
 
     Example:
@@ -94,11 +94,11 @@ class EditableArchive(Archive):
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
         self._process = os.getpid()
         self._editor = threading.RLock()  # held by the thread that edits
-        self._writing = threading.RLock()  # held until the state follows the file
-        # Of this thread: `is_editing`; in a block of `edit` also its `model`, and the `task` that
+        self._writing = threading.RLock()  # held while file and state differ
+        # Per thread: `is_editing`; in an `edit` block also its `model` and the asyncio `task` that
         # entered the block.
         self._draft = threading.local()
-        self._shown: onnx.ModelProto | None = None  # the model that `model` has given
+        self._shown: onnx.ModelProto | None = None  # the model last returned by `model`
         with opened_for_edit(path, is_writable=None, timeout=timeout) as file:
             roll_back(file)
             super().__init__(file, max_model_nbytes, model)
@@ -111,8 +111,8 @@ class EditableArchive(Archive):
     def model(self) -> onnx.ModelProto:
         """The model; its large tensors are external, with their keys as location.
 
-        In a block of `edit` it is the model that will be written. Elsewhere changes of it are lost,
-        with a warning from `close`, unless it is assigned again.
+        In an `edit` block this is the model that will be written. Elsewhere, changes of the model
+        are lost, with a warning from `close`, unless it is assigned to this property.
         """
         model = self._drafted
         if model is None:
@@ -125,11 +125,11 @@ class EditableArchive(Archive):
         if drafted is None:
             self.replace_model(model)
         else:
-            drafted.CopyFrom(model)  # the block keeps using the object that it was given
+            drafted.CopyFrom(model)  # the block keeps using this object
 
     @property
     def metadata(self) -> Metadata:
-        """The model's metadata; assigning and deleting changes the archive."""
+        """The model's metadata; assigning or deleting items changes the archive."""
         return Metadata(self)
 
     # Texts of the model; assigning one changes the archive.
@@ -179,7 +179,7 @@ class EditableArchive(Archive):
                 yield changed
             finally:
                 del self._draft.model, self._draft.task
-            require_process(self._process)  # a fork may have left the block, too
+            require_process(self._process)  # the block may have ended in a forked process, too
             if changed != current.model:
                 options = EditOptions(compact=compact, copy=copy)
                 self._write(partial(write_model, current, changed, options))
@@ -416,7 +416,7 @@ class EditableArchive(Archive):
         """Closes the file, after waiting for an edit by another thread. Views stay valid.
 
         Raises:
-            LockedError: This thread is editing, as in a block of `edit`.
+            LockedError: This thread is editing, for example in an `edit` block.
 
         Example:
             archive = onnxarchive.open("model.onnxa", "r+")
@@ -435,7 +435,7 @@ class EditableArchive(Archive):
         shown, self._shown = self._shown, None
         name = model_entry(self.model_id)
         is_large = self.entries[name].nbytes >= _MAX_COMPARED_NBYTES
-        if shown is None or is_large or shown is not self._snapshot.model:  # may parse it
+        if shown is None or is_large or shown is not self._snapshot.model:  # may parse the model
             return
         with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
             if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
@@ -447,9 +447,9 @@ class EditableArchive(Archive):
 
     @property
     def _drafted(self) -> onnx.ModelProto | None:
-        """The model that the block of `edit` of this thread and task will write, or None.
+        """The model of this thread's and asyncio task's `edit` block; None outside of a block.
 
-        If a block was entered outside of all tasks, tasks that it runs are part of it.
+        A block that was entered outside of any task includes the tasks that it runs.
         """
         model: onnx.ModelProto | None = getattr(self._draft, "model", None)
         if model is None or not self._draft.is_editing:
@@ -478,14 +478,14 @@ class EditableArchive(Archive):
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
-                file = self._local_file  # of the last edit
+                file = self._local_file  # as of the last edit
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:
                         file.require_writable()
                         require_one_name(path, file)
                     roll_back(file)
-                    os.stat(path)  # an archive that is gone is named
+                    os.stat(path)  # if the archive is gone, the error names it
                     if not (file.is_at(path) and self._snapshot.is_in(file)):
                         raise self._changed()
                     yield Archive(file, self.max_model_nbytes, self.model_id)
@@ -495,7 +495,7 @@ class EditableArchive(Archive):
                     self._editor.release()
 
     def _write(self, write: Callable[[], MappedFile], renamed: str | None = None) -> None:
-        """Makes an edit, and reads the state that it has written.
+        """Makes an edit, and reads the new state.
 
         Args:
             write: Makes the edit.
@@ -518,12 +518,12 @@ class EditableArchive(Archive):
     def _unless_forked(
         self, lock: contextlib.AbstractContextManager[object]
     ) -> contextlib.AbstractContextManager[object]:
-        """The lock; none in a fork, where the thread that may hold it does not exist."""
+        """The lock; none in a forked process, which lacks the thread that may hold the lock."""
         return lock if os.getpid() == self._process else contextlib.nullcontext()
 
 
 def _require_text(archive: Archive, place: str, value: object) -> None:
-    """Refuses anything but a string, with a TypeError."""
+    """Raises a TypeError unless the value is a string."""
     if not isinstance(value, str):
         raise TypeError(
             f"{archive.path}: expected a string for {place}, found {type(value).__name__}; convert "
@@ -532,8 +532,8 @@ def _require_text(archive: Archive, place: str, value: object) -> None:
 
 
 def _running_task() -> object:
-    """The task of asyncio that runs in this thread, or None."""
-    # Unless asyncio was imported, completely, there is no task.
+    """The asyncio task that runs in this thread, or None."""
+    # There is no task before asyncio is completely imported.
     current_task = getattr(sys.modules.get("asyncio"), "current_task", None)
     try:
         return None if current_task is None else current_task()

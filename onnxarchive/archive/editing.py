@@ -1,13 +1,13 @@
-"""Edits of archives, which neither read nor move weights.
+"""Edits archives without reading or moving weights.
 
-The models are the last entries, so another model is a new end of the file: new tensors, models,
-directory and end records. If the file system can share blocks, the new end is written to a clone,
-which then gets the archive's name; else to the file itself, with an undo log at its end until it is
-complete. After a crash the archive is the old one or the new one. An edit that moves entries writes
-a new file, and only on request.
+The models are the last entries, so replacing a model only needs a new end of the file: new tensors,
+models, directory and end records. If the file system can share blocks, the new end is written to a
+clone, which then replaces the archive. Otherwise it is written to the file itself, with an undo log
+at the end of the file until the edit is complete. After a crash the archive is the old or the new
+one. Moving entries needs a new file: edits of models do so only on request (`compact`).
 
-An edit locks the archive before it reads the state that it changes, and until it has read the new
-one. So no other edit is lost.
+An edit locks the archive before reading the old state and until the new state is read, so no other
+edit is lost.
 """
 
 from __future__ import annotations
@@ -66,42 +66,43 @@ def replace_model(
     """Replaces a model of an archive, or adds one; weights are neither read nor moved.
 
     Only the end of the file is written: new tensors, models, directory and end records. So the time
-    does not depend on the size of the weights. Entries keep their places and keys, and views of
-    them stay valid; new tensors follow them. After a crash the archive is the old or the new one;
+    does not depend on the size of the weights. Existing entries keep their offsets and keys, and
+    their views stay valid; new tensors follow. After a crash the archive is the old or the new one;
     some crashes need `recover`.
 
-    A tensor of the new model uses an entry of the archive if its location is the entry's key, if it
-    points into the archive as a link does, or if `save` would give it the same key and bytes. If
-    the archive has several models, an entry with its data type, dims and bytes is enough. All
-    other tensors are added.
+    A tensor of the new model uses an existing entry if its location is the entry's key, if its
+    external data is the entry's data in the archive file (as in a link), or if `save` would write
+    it with the entry's key and bytes. In an archive of several models, equal data type, dims and
+    bytes suffice. All other tensors are added.
 
     Args:
         path: The archive.
-        model: The model, such as a changed `Archive.model`, whose external tensors have keys as
-            location; or the path of a `.onnx`, such as a link, with its external data.
+        model: The model, such as a changed `Archive.model`; the locations of its external tensors
+            must be keys. Or the path of a `.onnx` with its external data, such as a link.
         name: Id of the model, such as `"decoder"`; `""` for the default one. An unknown id adds a
             model.
         compact: Whether to rewrite the archive as `save` does: in the order of the models, with
             keys derived from tensor names, and without tensors that no model uses. An archive that
             is already in this order is not rewritten.
-        copy: Whether to write a new file. It is needed if `path` is a symbolic link or the file has
-            other hard links: these then keep the old content.
-        size_threshold: Tensors of this many bytes or more are stored outside the model. None
-            leaves the tensors of the replaced model where they are; for a new model, or with
+        copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
+            hard links. The link's target or the other hard links keep the old content.
+        size_threshold: Tensors of this many bytes or more are stored outside the model. None leaves
+            tensors where they are: those of the replaced model or, for a new model or with
             `compact`, those of all models.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for True if the archive has such a tensor outside.
+            None for True if these models (see `size_threshold`) already have such a tensor outside,
+            else False.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
-        ValueError: No model would use a tensor of the archive, and `compact` is False; `name` is
-            not an id; or the file has several names, and `copy` is False. Nothing is changed.
+        ValueError: A tensor of the archive would be unused, and `compact` is False; `name` is not
+            an id; or the file has several names, and `copy` is False. Nothing is changed.
         LockedError: The archive stayed locked until `timeout`.
-        ArchiveFormatError: The file is not an archive, a tensor refers to no entry of it, or the
+        ArchiveFormatError: The file is not an archive, an external tensor matches no entry, or the
             model would break a rule.
-        ChecksumError: Bytes of the archive to copy do not match their CRC-32.
-        ArchiveError: Writing failed, and so did rolling back; `recover` rolls back later.
+        ChecksumError: Bytes copied from the archive do not match their CRC-32.
+        ArchiveError: Writing and rolling back failed; `recover` can roll back later.
         OSError: The archive or its directory cannot be read or written; the archive is unchanged.
 
     Example:
@@ -188,7 +189,7 @@ def change_model(
 
     Args:
         path: The archive. It stays locked while `change` runs, so `change` cannot open it.
-        change: Takes a copy of the model, which it may change, and returns the new model.
+        change: A function that takes a copy of the model, may change it, and returns the new model.
         name: Id of the model, such as `"decoder"`; `""` for the default one.
         compact: Whether to rewrite the archive without tensors that no model uses.
         copy: Whether to write a new file; see `replace_model`.
@@ -207,7 +208,7 @@ def change_model(
     with _locked(path, timeout, copy=copy, model=name) as archive:
         process = os.getpid()
         changed = change(copied(archive.model))
-        require_process(process)  # a fork may have returned from the function, too
+        require_process(process)  # `change` may have returned in a forked process, too
         if changed != archive.model:
             _release(write_model(archive, changed, EditOptions(compact=compact, copy=copy)))
 
@@ -225,9 +226,9 @@ def replace_tensor(
     """Replaces the elements of an initializer; see `replace_model` for the other errors.
 
     A new file replaces the archive, so existing views and sessions keep the old elements. If the
-    file system can share blocks, only the changed bytes are written. A tensor in the model itself,
-    or shared with another model, is replaced by `replace_model`; other models keep the old
-    elements.
+    file system can share blocks, only the changed bytes are written. If the tensor is in the model
+    itself or shared with other models, the model is replaced as by `replace_model`; the other
+    models keep the old elements.
 
     Args:
         path: The archive.
@@ -318,7 +319,7 @@ def change_assets(
     """Adds, replaces and removes assets in one edit; see `replace_model` for the other errors.
 
     A new file replaces the archive, so existing views stay valid. If the file system can share
-    blocks, only assets, models and tensors that lie after an asset are written.
+    blocks, only models, assets, and tensors stored after an asset are written.
 
     Args:
         path: The archive.
@@ -329,7 +330,7 @@ def change_assets(
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
     Raises:
-        TensorNotFoundError: There is no asset of a path in `removed`.
+        TensorNotFoundError: A path in `removed` has no asset.
         ValueError: A path is not allowed (rules ASSET-1, NAME-2), or a file is the archive.
         OSError: A file cannot be read.
 
@@ -359,7 +360,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     """Refuses to change a file that has several names.
 
     Raises:
-        ValueError: It has several hard links, or `path` is a symbolic link.
+        ValueError: The file has several hard links, or `path` is a symbolic link.
     """
     names = os.fstat(file.fileno()).st_nlink
     found = None
@@ -375,6 +376,6 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
 
 
 def _release(file: MappedFile) -> None:
-    """Closes a file that an edit has written, and unlocks it: a fork may share the lock."""
+    """Unlocks and closes the file of an edit; closing is not enough if a fork shares the lock."""
     with file:
         locking.unlock(file.fileno())

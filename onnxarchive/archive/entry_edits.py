@@ -59,7 +59,7 @@ def write_tensor(
     """Replaces the elements of an initializer; see `onnxarchive.replace_tensor`.
 
     Returns:
-        The file that then has the archive's path, open and still locked.
+        The file at the archive's path after the edit, open and still locked.
     """
     ref = archive.tensors.ref(name)
     elements = np.asarray(array)
@@ -91,7 +91,7 @@ def write_assets(
     """Adds, replaces and removes assets; see `onnxarchive.change_assets`.
 
     Returns:
-        The file that then has the archive's path, open and still locked.
+        The file at the archive's path after the edit, open and still locked.
     """
     assets = {item.name: item for item in asset_items(archive)}
     for path in removed:
@@ -125,7 +125,7 @@ def write_assets(
 def _replace_entry(
     archive: Archive, key: str, data: memoryview, progress: Progress | None
 ) -> MappedFile:
-    """Writes a clone, or a new archive, in which the entry of a tensor has other bytes."""
+    """Replaces the bytes of a tensor's entry, in a clone or a new archive."""
     crc32 = checksums.crc32(data)
     header = _header_with(archive, key, crc32)
     kept = _records_with(archive, key, crc32)
@@ -158,7 +158,7 @@ def _replace_entry(
 
 
 def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
-    """The local header of an entry with another CRC-32."""
+    """The local header of an entry, with this CRC-32 instead of its own."""
     archive.read(key)  # compares its local header with the directory
     entry = archive.entries[key]
     packed = archive._local_file.read(entry.header_offset, entry.data_offset - entry.header_offset)
@@ -168,7 +168,7 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
 
 
 def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
-    """Number and directory records of the entries that stay, that of `key` with another CRC-32."""
+    """Number and packed directory records of all entries except models; `key` gets this CRC-32."""
     records, number = archive._records, archive.entries.index_of[key]
     count = len(kept_names(archive))
     changed = replace(records[number], crc32=crc32)
@@ -176,7 +176,7 @@ def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
 
 
 def _models_without_checksum(archive: Archive, key: str) -> tuple[Item, ...]:
-    """The models as entries, without a SHA-1 of the old bytes of a tensor."""
+    """The models as entries, without the `checksum` (SHA-1) of the tensor with this key."""
     models: dict[str, SerializedModel] = {}
     for identifier, model in archive.models.items():
         serialized: Buffer = archive.read(keys.model_entry(identifier))

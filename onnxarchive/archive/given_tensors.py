@@ -1,4 +1,4 @@
-"""Tensors given to `Writer`, of numpy, onnx, onnx_ir and PyTorch, as data type, dims and bytes.
+"""Data type, dims and bytes of tensors given to `Writer`: numpy, onnx, onnx_ir, PyTorch.
 
 Other libraries are recognised by the names of their classes and not imported.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         """`torch.Tensor`; this room does not import torch, not even for its types."""
 
         def detach(self) -> Any:
-            """The tensor without its history."""
+            """The tensor without its autograd history."""
 
     Tensor: TypeAlias = ArrayLike | onnx.TensorProto | onnx_ir.TensorProtocol | TorchTensor
 
@@ -46,9 +46,9 @@ TORCH_TYPES = {
     "FLOAT8E5M2": "float8_e5m2",
     "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
     "FLOAT8E8M0": "float8_e8m0fnu",
-    _FLOAT4: "float4_e2m1fn_x2",  # two numbers in an element
+    _FLOAT4: "float4_e2m1fn_x2",  # each element holds two numbers
 }
-# PyTorch has these types in name only: an element takes a byte, and no operator makes one.
+# PyTorch only names these types: an element takes a whole byte, and no operator creates one.
 _BYTES_IN_TORCH = ("INT4", "UINT4", "INT2", "UINT2")
 _BY_TORCH_NAME = {torch_name: name for name, torch_name in TORCH_TYPES.items()} | {
     name.lower(): name for name in _BYTES_IN_TORCH
@@ -137,7 +137,7 @@ def _of_torch(tensor: Any) -> GivenTensor:
         dims = (*dims[:-1], 2 * dims[-1])
         return GivenTensor(data_type, dims, Stored(codes.data))
     native = data_type.dtype
-    if not dtypes.is_extension(native):  # they have no byte order
+    if not dtypes.is_extension(native):  # extension types have no byte order
         native = native.newbyteorder("=")
     return GivenTensor(data_type, dims, Stored(dtypes.as_raw_data(codes.view(native))))
 

@@ -1,4 +1,4 @@
-"""Tables as HTML, which notebooks show for an archive, its tensors, entries and assets."""
+"""HTML tables of an archive's tensors, entries and assets, for notebooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(
     Args:
         caption: The line above the table.
         header: Names of the columns before the size.
-        rows: The texts of these columns, and the size in bytes, or None.
+        rows: For each row the texts of these columns, and the size in bytes or None.
         count: The number of rows in all.
     """
     first = list(islice(rows, MAX_ROWS))

@@ -25,8 +25,8 @@ class Item:
     Attributes:
         name: Its name.
         nbytes: Size of its data in bytes.
-        data: Gives its data when it is written, in any thread: mapped, or a copy of this tensor
-            alone that is dropped afterwards.
+        data: Called in any thread when the entry is written; gives a view of a map, or a copy of
+            only this entry's data that is dropped after writing.
         ref: Its tensor; None for an asset or a model.
     """
 
@@ -91,7 +91,7 @@ class Items(Sequence[Item]):
             self.others[number] = replace(item, name=names[number])
 
     def tensor_names(self) -> Iterator[str]:
-        """Makes the name of each tensor, in order; before `rename`."""
+        """The name of each entry's tensor, in order; call this before `rename`."""
         for number, row in enumerate(self.rows):
             yield self.others[number].name if row == _NO_ROW else self.small.name(row)
 

@@ -9,7 +9,7 @@ def is_instance(value: object, library: str, name: str) -> bool:
     Args:
         value: The object.
         library: The library's top module, such as `"torch"`.
-        name: The class's name, such as `"Tensor"`, whatever module of the library has it.
+        name: The name of the class, such as `"Tensor"`, in any module of the library.
     """
     bases = ((base.__module__.split(".")[0], base.__name__) for base in type(value).__mro__)
     return (library, name) in bases

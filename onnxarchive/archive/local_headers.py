@@ -14,7 +14,7 @@ from onnxarchive.zipformat.local_header import check_local_header
 from onnxarchive.zipformat.local_headers_at_once import pack_local_header, pack_local_headers
 
 _MAX_AHEAD = 256  # headers
-_WINDOW_SIZE = 1 << 17  # bytes that are read at once if several headers are in them
+_WINDOW_SIZE = 1 << 17  # bytes; headers within such a range are read at once
 
 
 class LocalHeaders:
@@ -35,12 +35,12 @@ class LocalHeaders:
         self.verified = bytearray(len(listed.entries))
         self._ahead = 1
         self._next = -1
-        self.alignment = layout.MIN_ALIGNMENT  # of the next header, most likely
+        self.alignment = layout.MIN_ALIGNMENT  # the usual alignment
 
     def require(self, number: int) -> None:
-        """Compares a local header with its directory record, unless that was done before.
+        """Compares a local header with its directory record, unless it is verified already.
 
-        Headers of the next entries may be compared with it.
+        The headers of the next entries may be compared at the same time.
 
         Args:
             number: Index of the entry.
@@ -62,7 +62,7 @@ class LocalHeaders:
         """Compares every local header with its directory record.
 
         Raises:
-            ArchiveFormatError: One does not match.
+            ArchiveFormatError: A local header does not match.
         """
         for number in range(len(self.verified)):
             self.require(number)
@@ -89,7 +89,7 @@ class LocalHeaders:
         expected = pack_local_headers(self._listed, start, stop, self.alignment)
         try:
             return expected is not None and b"".join(self._read(start, stop)) == expected
-        except OSError:  # only the first header is needed
+        except OSError:  # the headers ahead need not be readable
             return False
 
     def _read(self, start: int, stop: int) -> list[bytes]:

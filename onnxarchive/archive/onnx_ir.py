@@ -49,7 +49,7 @@ class _Elements:
 
 
 class ArchiveTensor(onnx_ir.Tensor[Any]):
-    """A tensor of onnx_ir whose bytes lie in an archive; it keeps the file open and mapped.
+    """A tensor of onnx_ir whose bytes are in an archive; the tensor keeps the file open and mapped.
 
     Nothing is read before the first access, which compares the entry's local header with the
     directory. `onnxarchive.save` also compares the CRC-32 when it writes the tensor. `numpy` gives
@@ -110,7 +110,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
     def tofile(self, file: SupportsWrite) -> None:
         """Writes the bytes of `raw_data` to a binary file, a few MiB at a time."""
         for piece in pieces(self.raw):
-            while piece.nbytes:  # an unbuffered file may write fewer bytes than it is given
+            while piece.nbytes:  # an unbuffered file may write fewer bytes than given
                 written = file.write(piece)
                 piece = piece[written if isinstance(written, int) else len(piece) :]
 
@@ -181,7 +181,7 @@ def _load(archive: Archive) -> onnx_ir.Model:
 
 
 def _require_no_loss(model: onnx.ModelProto) -> None:
-    """Refuses sparse tensors and training_info, which onnx_ir drops or refuses without a name."""
+    """Refuses sparse tensors and training_info, which onnx_ir drops or does not name in errors."""
     for ref in tensors.walk(model):
         if any(field.startswith("sparse_") for field, _ in ref.path):
             raise UnsupportedFeatureError(
@@ -228,26 +228,26 @@ class SplitModel:
 
     def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
         """The archives of this model that saving it to `path` would replace."""
-        # The tensors keep the archive that they were loaded from when the model is saved again.
+        # Tensors refer to the archive that they were loaded from, also after the model was saved.
         if self.origin is not None and self.origin._is_at(path):
             return [self.origin]
         return [archive for archive in self.archives if archive._is_at(path)]
 
     def saved_as(self, file: MappedFile, model: str) -> None:
-        """Sets the origin to a new file, still locked, in which the model has the id `model`."""
+        """Sets the origin to a saved file, still locked; `model` is the id of the model in it."""
         self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened(), model=model))
 
 
 def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
     """Splits a model into a proto and its large tensors.
 
-    onnx_ir would read all tensors to serialize a model. So a clone, which shares the tensors, is
-    serialized with external placeholders instead of the large ones.
+    onnx_ir would read all tensors to serialize a model. So a clone that shares the tensors is
+    serialized, with external placeholders for the large tensors.
 
     Args:
         model: The model. It is not changed.
-        size_threshold: Size in bytes from which tensors count as large. External tensors always do,
-            strings never.
+        size_threshold: Tensors of this many bytes or more are large; external tensors always are,
+            string tensors never.
     """
     clone = model.clone()
     large: list[onnx_ir.TensorProtocol] = []

@@ -25,20 +25,20 @@ Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
 
 
 class StoreAccess(TypedDict, total=False):
-    """How a store is reached; `onnxarchive.open` describes it."""
+    """Options for reaching a store; see `onnxarchive.open`."""
 
     store: Any
     storage_options: Mapping[str, Any] | None
 
 
 class Access(StoreAccess, total=False):
-    """How remote archives are reached; `onnxarchive.open` describes it. Files ignore it."""
+    """Options for reaching remote archives; see `onnxarchive.open`. Local files ignore them."""
 
     cache: str | os.PathLike[str] | bool | None
 
 
 def without_cache(access: Access) -> StoreAccess:
-    """The access without its cache."""
+    """The options without `cache`."""
     return StoreAccess(store=access.get("store"), storage_options=access.get("storage_options"))
 
 
@@ -60,10 +60,10 @@ def is_local(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]
 
 
 def require_path(source: Openable, access: Access) -> str | os.PathLike[str]:
-    """The path of an archive that is to be edited.
+    """The path of an archive to edit.
 
     Raises:
-        UnsupportedFeatureError: It is not a file of this machine.
+        UnsupportedFeatureError: The source is not a local file.
     """
     if is_local(source, access):
         return source
@@ -88,22 +88,22 @@ def files_of(source: object, access: Access) -> list[str]:
 def opened(
     source: Openable, *, timeout: float | None = None, **access: Unpack[Access]
 ) -> Iterator[RandomAccessFile]:
-    """Opens a source; a file of this machine is locked against edits while the block runs.
+    """Opens a source; a local file is locked against edits while the block runs.
 
     The source is closed if the block raises an error, and otherwise stays open.
 
     Args:
         source: The source.
         timeout: Seconds to wait for the lock of a file; None waits without limit.
-        access: How a remote archive is reached.
+        access: Options for reaching a remote archive.
 
     Raises:
         UnfinishedEditError: An edit was interrupted, so the block found no archive.
         LockedError: The archive stayed locked.
-        ArchiveFormatError: It is not a regular file.
+        ArchiveFormatError: The file is not a regular file.
         TypeError: `source` is of another type.
         ValueError: A file object is not seekable or not binary.
-        OSError: It cannot be opened.
+        OSError: The source cannot be opened.
     """
     if is_local(source, access):
         with (
@@ -135,14 +135,14 @@ def opened_archive(
     Raises:
         UnfinishedEditError: An edit was interrupted, so the block found no archive.
         LockedError: The archive stayed locked.
-        ArchiveFormatError: It is not a regular file.
-        OSError: It cannot be opened.
+        ArchiveFormatError: The file is not a regular file.
+        OSError: The file cannot be opened.
     """
     with with_path(path), files.opened(path, rule=rule, timeout=timeout) as file:
         try:
             yield file
         except ArchiveFormatError:
-            from onnxarchive.archive import recovery  # not needed to open what is whole
+            from onnxarchive.archive import recovery  # not needed to open a complete archive
 
             recovery.require_finished(file)
             raise

@@ -73,21 +73,21 @@ def open(
             an edit that a crash interrupted.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
             for the default one.
-        timeout: Seconds to wait while another process edits the file, and with `"r+"` also while
-            one opens it; None waits without limit, 0 fails at once.
+        timeout: Seconds to wait while another process edits the file or, with `"r+"`, opens it;
+            None waits without limit, 0 fails at once.
         max_model_nbytes: Limit in bytes on all models together, without external tensors. It bounds
             the memory that an untrusted file can take. The format allows 2 GiB for each model.
         prefetch: Reads a local file ahead, for programs that use most weights. `"willneed"`: the
             system reads it in the background (`madvise`), which helps if tensors are not used in
-            file order. `"populate"`: `open` reads and maps all of it before it returns
-            (`MAP_POPULATE`), so it counts as resident memory. None: pages are read when they are
-            used. An edit of the archive ends the prefetch.
+            file order. `"populate"`: `open` reads and maps the whole file before it returns
+            (`MAP_POPULATE`), so the file counts as resident memory. None: pages are read when they
+            are used. An edit of the archive ends the prefetch.
         access: For remote archives only:
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
             credentials, region, timeouts, ...
-            `cache`: A directory for a local copy of what is read, or True for the user's cache
-            directory. Views are then maps of the copy, which processes share. An object without
-            ETag or version is not cached.
+            `cache`: A directory for local copies of the data read, or True for the user's cache
+            directory. Views are then maps of a copy, which processes share. An object without ETag
+            or version is not cached.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:
@@ -96,7 +96,7 @@ def open(
     Raises:
         ArchiveFormatError: The file is not an archive: its end records, directory or models break
             a rule of the specification.
-        UnfinishedEditError: An edit of it was interrupted, and `mode` is `"r"`.
+        UnfinishedEditError: An edit of the archive was interrupted, and `mode` is `"r"`.
         ModelNotFoundError: There is no model of this id.
         LockedError: The archive stayed locked until `timeout`.
         ObjectChangedError: A remote archive changed while it was opened.
@@ -144,8 +144,8 @@ def load(
     The model equals the one that was saved, except that all elements are in `raw_data`, and that a
     `data_location` of DEFAULT is not set.
 
-    It does not remember its archive: `save(load(path), path)` replaces the whole file and loses
-    assets and other models. `replace_model(path, model)` keeps them.
+    The model does not remember its archive: `save(load(path), path)` replaces the whole file and
+    loses assets and other models. `replace_model(path, model)` keeps them.
 
     Args:
         source: The archive, as in `open`.

@@ -1,6 +1,7 @@
 """Plans archives: their entries, with keys and sources of data.
 
-Planning reads no tensor that is stored outside the model. Writing reads the `Plan` once, in order.
+Planning reads tensors stored outside the models only to find equal ones. Writing reads the `Plan`
+once, in order.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.spooling import spool
 from onnxarchive.zipformat import layout, writer
 
-# Tensors that stay in the model are mapped, not copied, from this many bytes on.
+# Tensors of this many bytes or more that stay in the model are mapped, not copied.
 MAPPED_SIZE = 1 << 20
-_MAX_MAPPED_FILES = 64  # each map has a descriptor
+_MAX_MAPPED_FILES = 64  # each map needs a file descriptor
 _Model = TypeVar("_Model")
 
 
@@ -44,7 +45,7 @@ class Plan:
 
     Attributes:
         items: Its tensors and assets, in order.
-        models: Its models, which follow them.
+        models: Its models, as the last entries.
         saved_nbytes: Bytes that are not written because identical initializers became one.
         shared_nbytes: Bytes that are not written because models share tensors.
     """
@@ -75,7 +76,7 @@ class Plan:
         Args:
             alignment: Alignment of the data of every entry, in bytes.
             offset: Offset of the first entry in the archive, in bytes.
-            kept: Number of entries before it, and their packed directory records.
+            kept: Number of entries before `offset`, and their packed directory records.
         """
         count, directory_size = kept[0] + len(self.items) + len(self.models), len(kept[1])
         for entries in self.parts:
@@ -92,11 +93,11 @@ class PlannedModel:
 
     Attributes:
         items: The entries to write for it, in the order of the model.
-        model: A copy of the model in which these tensors are external, without small initializers.
-        locations: The keys of the external tensors in `model`, also of those whose entries other
-            models have.
-        held: Bytes of large tensors that stay in the model, by placeholder. In `model` they are
-            external until it is serialized, with their placeholders as locations.
+        model: A copy of the model without small initializers; tensors outside are external.
+        locations: The keys of the external tensors in `model`, including keys of entries that are
+            written already or planned for other models.
+        held: Bytes of large tensors that stay in the model, by placeholder. Until `model` is
+            serialized, these tensors are external, with the placeholders as locations.
     """
 
     items: Items
@@ -113,7 +114,7 @@ class PlannedModel:
         """The bytes of the model.
 
         Raises:
-            ArchiveFormatError: It is too large.
+            ArchiveFormatError: The model is too large.
         """
         data = proto.serialize(self.model, self.items.small_fields())
         return SerializedModel(data, self.held)
@@ -139,7 +140,7 @@ def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
         models: The models by id.
 
     Raises:
-        ArchiveFormatError: One is too large, or they have too many messages together (MODEL-3).
+        ArchiveFormatError: A model is too large, or the models have too many messages (MODEL-3).
     """
     if len(models) > 1:
         proto.check_messages_together([model.data for model in models.values()], Report())
@@ -181,7 +182,7 @@ def open_assets(assets: Mapping[str, Asset] | None) -> tuple[Item, ...]:
 
     Raises:
         ValueError: A path is not allowed (rule ASSET-1).
-        ArchiveFormatError: A file is not a regular one.
+        ArchiveFormatError: A file is not a regular file.
         OSError: A file cannot be opened.
     """
     items = []
@@ -215,18 +216,18 @@ def plan_archive(
 ) -> Plan:
     """Plans the archive of one or several models.
 
-    No tensor that is stored outside is read, except those of several models that may be equal.
+    Tensors stored outside the models are read only to find equal ones (further models, `dedupe`).
 
     Args:
-        models: The models by id; that of the default one is `""`.
+        models: The models by id; `""` is the id of the default model.
         options: The options of the archive.
-        kept_assets: Assets that the source has.
-        temporary: Directory for a temporary file, which takes large tensors that stay in a model
-            and cannot be mapped; None for the system's.
+        kept_assets: Assets of the source; `options.assets` overrides them.
+        temporary: Directory for a temporary copy of large tensors that stay in a model and cannot
+            be mapped; None for the system's directory.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or a model is too large without its tensors.
-        ValueError: The path of an asset is not allowed, or the id of a model.
+        ValueError: The path of an asset or the id of a model is not allowed.
     """
     require_model_ids(models)
     assets = {item.name: item for item in (*kept_assets, *open_assets(options.assets))}
@@ -271,7 +272,7 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """Data that models share, with the CRC-32 of the comparison, which the writer verifies."""
+    """Data that models share, with the CRC-32 found by comparing; the writer verifies it."""
     found = data()
     if isinstance(found, FileData | Stored) and found.crc32 is None:
         return replace(found, crc32=crc32)
@@ -293,7 +294,7 @@ def require_model_ids(ids: Iterable[str]) -> None:
     """Checks the ids of models.
 
     Raises:
-        ValueError: One is not allowed (rule MODEL-4).
+        ValueError: An id is not allowed (rule MODEL-4).
     """
     for identifier in ids:
         if identifier != "" and not (isinstance(identifier, str) and keys.is_model_id(identifier)):
@@ -317,15 +318,15 @@ def plan_model(
         model: The model. It is not changed.
         resolve: Gives the bytes of a tensor whose data is external already.
         options: The options of the archive.
-        stored: The keys of tensors whose entries are written already.
+        stored: The keys of tensors whose entries are written already, by path.
         assigned: The keys that are assigned already.
-        shared: The entries of other models, which this one may share; its own are added.
+        shared: The entries of other models, which this model may share; its own entries are added.
         temporary: Directory for a temporary file; None for the system's.
         small: Small initializers (`find_small`), which are serialized apart from the copy of the
-            model. Only if nothing is stored or shared.
+            model. Not with `stored` or `shared`.
 
     Raises:
-        ArchiveFormatError: A tensor cannot be stored, or the model is too large without them.
+        ArchiveFormatError: A tensor cannot be stored, or the rest of the model is too large.
     """
     if shared:
         shared.begin_model((stored or {}).values())
@@ -342,18 +343,18 @@ def plan_model(
     copy = with_locations(model, {**planned.locations, **placeholders}, without=left_out)
     for path, raw_data in copied.items():
         tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
-    for path in planned.idle:  # no reader would take it (rule DATA-7)
+    for path in planned.idle:  # which readers refuse (rule DATA-7)
         walking.at(copy, _path_without(path, left_out)).ClearField("external_data")
     views = {placeholders[path]: view for path, view in held.items()}
     return PlannedModel(planned.items, copy, planned.locations, views)
 
 
 class _Tensors:
-    """The tensors of a model, as they are planned.
+    """Plans the tensors of a model.
 
     Attributes:
         items: The entries to write, in the order of the model.
-        locations: The keys of tensors that are stored outside, without the small initializers.
+        locations: The keys of tensors that are stored outside, by path, except small initializers.
         staying: External tensors that go into the model, with their sizes in bytes.
         idle: Tensors with an `external_data` field that has no effect.
     """
@@ -376,7 +377,7 @@ class _Tensors:
         self.idle: list[Path] = []
 
     def take_all(self, stored: Mapping[Path, str]) -> None:
-        """Decides for each tensor where it goes, unless its entry is written already."""
+        """Decides for each tensor if it is stored outside, unless its entry is written already."""
         self.locations.update(stored)
         small = self.items.small
         next_index = 0
@@ -415,7 +416,7 @@ class _Tensors:
             self.idle.append(ref.path)
 
     def assign_keys(self, assigned: Keys) -> None:
-        """Gives a key to each tensor that leaves and shares none."""
+        """Assigns a key to each tensor that gets an entry of its own."""
         self.items.rename(assigned.assign_all(self.items.tensor_names))
         for item in self.items.others.values():
             assert item.ref is not None
@@ -427,7 +428,7 @@ def _path_without(path: Path, left_out: Sequence[int]) -> Path:
 
     Args:
         path: Its path in the model.
-        left_out: Their indexes, in ascending order.
+        left_out: Indexes of these initializers, in ascending order.
     """
     *graph, (field, index) = path
     if (*graph,) != MAIN_GRAPH or field != tensors.INITIALIZER or index is None:
@@ -438,7 +439,7 @@ def _path_without(path: Path, left_out: Sequence[int]) -> Path:
 def _staying(
     staying: Iterable[tuple[TensorRef, int]], resolve: Resolve
 ) -> tuple[dict[Path, bytes], dict[Path, Data]]:
-    """The data of external tensors that go into the model: of small ones copied, of large ones."""
+    """Copies of small external tensors that go into the model, and the data of large ones."""
     small: dict[Path, bytes] = {}
     large: dict[Path, Data] = {}
     for ref, nbytes in staying:
@@ -451,9 +452,9 @@ def _staying(
 
 
 def _verified(ref: TensorRef, data: Data) -> Data:
-    """Checks the CRC-32 of data before it goes into the model, which states none for it.
+    """Compares the CRC-32 of data before it goes into the model, which keeps no CRC-32.
 
-    Other data has no CRC-32, or checks it when it is read.
+    Data of other classes has no CRC-32, or compares it when it is read.
     """
     if isinstance(data, Stored) and data.crc32 is not None:
         found = Crc32.of(data).value
@@ -466,7 +467,7 @@ def _verified(ref: TensorRef, data: Data) -> Data:
 
 
 def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
-    """Maps data. Data in no file, or in too many files, is first copied to a temporary file."""
+    """Maps data; data that is in no file, or in too many files, is copied to a temporary file."""
     maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
     views: dict[Path, memoryview] = {}
     sizes: dict[Path, int] = {}  # of data in the temporary file
@@ -496,7 +497,7 @@ def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> 
 
     Args:
         data: The data.
-        maps: The map of each file that is not open, by path and identity; a new map is added.
+        maps: The maps made so far, by path and identity of the file; a new map is added.
     """
     if isinstance(data, Stored) and isinstance(data.view.obj, mmap.mmap):
         return data.view
@@ -520,10 +521,10 @@ def _raw_data(ref: TensorRef) -> Data:
 
 
 def require_names(names: Iterable[str]) -> None:
-    """Refuses assets that differ only in case, and one that is the folder of another.
+    """Refuses assets whose paths differ only in case, or are a folder of another asset.
 
     Raises:
-        ValueError: There are such.
+        ValueError: There are such assets.
     """
     try:
         keys.check_names([*names, MODEL_PROTO], Report())

@@ -1,10 +1,10 @@
 """`Archive`: entries, model and tensors of an open archive.
 
-Opening reads end records, directory and model, by position and not through the map, and raises on
-each broken rule that they show. The local header of an entry is compared with the directory when
-the entry is first read; that of the model on opening. Tensors are views of one map of the file, so
-a weight is read when its view is; of a file that is not mapped they are arrays in memory, given
-after their CRC-32 was compared.
+Opening reads end records, directory and models by position, not from the map, and raises an error
+if they break a rule. The local header of an entry is compared with the directory when the entry is
+first read; those of the models on opening. Tensors are views of one map of the file, so a weight is
+read from the disk when its view is used. If the file is not mapped, tensors are arrays in memory,
+whose CRC-32s were compared.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ if TYPE_CHECKING:
 
 
 class Archive(Closing):
-    """An open ONNX archive, as `onnxarchive.open` returns it.
+    """An open ONNX archive, returned by `onnxarchive.open`.
 
     Arrays are read-only views of the mapped file. From a file object, or a remote archive without a
     cache, they are read-only arrays in memory. They stay valid after `close`, and after this
-    library edits or replaces the archive. If another program rewrites the file, they change; if it
-    truncates the file, reading them ends the process with SIGBUS. Several threads may use an
+    library edits or replaces the archive. If another program rewrites the file, the arrays change;
+    if it truncates the file, reading them ends the process with SIGBUS. Several threads may use an
     archive at once.
 
     An archive in a file can be pickled, for worker processes. Unpickling calls `open` with the same
@@ -81,7 +81,7 @@ class Archive(Closing):
     def __init__(
         self, file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
     ) -> None:
-        """Reads the archive in `file`, which from then on belongs to this object."""
+        """Reads the archive in `file`, and takes over the file."""
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
@@ -122,10 +122,10 @@ class Archive(Closing):
 
     @property
     def _local_file(self) -> MappedFile:
-        """The open file of this machine.
+        """The open local file of the archive.
 
         Raises:
-            UnsupportedFeatureError: The archive has none.
+            UnsupportedFeatureError: The archive is not in a local file.
         """
         local = self._file.mapped_file
         if isinstance(local, MappedFile):
@@ -259,13 +259,13 @@ class Archive(Closing):
         """Locks out editors during the block, unless another file has taken the archive's path.
 
         Raises:
-            ArchiveError: The file has another directory than `snapshot`, or an unfinished edit.
+            ArchiveError: The directory has changed since `snapshot`, or an edit is unfinished.
         """
         if not isinstance(snapshot.file, MappedFile):
             yield
             return
         with contextlib.ExitStack() as resources:
-            from onnxarchive.archive import recovery  # not needed to open what is whole
+            from onnxarchive.archive import recovery  # not needed to open a complete archive
 
             is_edited = False
             try:
@@ -279,7 +279,7 @@ class Archive(Closing):
             except (LockedError, UnfinishedEditError):
                 is_edited = True
             except (ArchiveError, OSError):
-                pass  # another file has the path by now, or none
+                pass  # the path now has another file, or none
             if is_edited:
                 raise self._changed()
             yield
@@ -322,11 +322,11 @@ class Archive(Closing):
             The arrays by name, each as `tensors` gives it.
 
         Raises:
-            TensorNotFoundError: No initializer has one of the names, or several have it.
+            TensorNotFoundError: A name belongs to no initializer, or to several.
             ArchiveFormatError: A local header does not match the directory.
             ChecksumError: Remote bytes do not match their CRC-32.
             ValueError: The archive is closed.
-            OSError: They cannot be read.
+            OSError: The data cannot be read.
 
         Example:
             with onnxarchive.open("model.onnxa") as archive:
@@ -355,11 +355,11 @@ class Archive(Closing):
 
         Args:
             path: The file to replace; a path other than the archive's is never refused.
-            file: The file at `path`, locked: on some file systems a locked file cannot be read
-                through another descriptor. None opens it.
+            file: The locked file at `path`, or None to open the file. On some file systems a locked
+                file can only be read through its own descriptor.
 
         Raises:
-            ArchiveError: The archive has another directory by now.
+            ArchiveError: The directory of the archive has changed.
             OSError: The archive is gone, or cannot be read.
         """
         if self._is_at(path):
@@ -368,7 +368,7 @@ class Archive(Closing):
                     raise self._changed()
 
     def _is_at(self, path: str | os.PathLike[str]) -> bool:
-        """True if saving at `path` would replace this archive, or the file that has its path."""
+        """True if saving at `path` would replace this archive, or the file now at its path."""
         if not isinstance(self._file, MappedFile):
             return False
         own = os.path.realpath(self._file.absolute_path)
@@ -443,7 +443,7 @@ class Archive(Closing):
     def _fetch_entries(self, names: Iterable[str]) -> None:
         """Compares the local headers of entries, and fetches the data that a map lacks.
 
-        A file that is not mapped is not read.
+        Does nothing if the file is not mapped.
 
         Raises:
             ArchiveFormatError: A local header does not match the directory.
@@ -483,7 +483,7 @@ class Archive(Closing):
                 f"{self.path}: expected a local file to pickle, found an archive in memory or at a "
                 "URL; open it in the process that uses it"
             )
-        file.fileno()  # raises if it is closed
+        file.fileno()  # raises if the file is closed
         return type(self)._reopened, (file.absolute_path, self.max_model_nbytes, self.model_id)
 
     @classmethod
@@ -500,7 +500,7 @@ class Archive(Closing):
 
 
 def complete_model(archive: Archive) -> onnx.ModelProto:
-    """Puts the bytes of every tensor into the archive's own model, which ends its use.
+    """Puts the bytes of all tensors into the archive's own model; the archive is then unusable.
 
     Raises:
         ChecksumError: The bytes of a tensor do not match their CRC-32.
@@ -515,7 +515,7 @@ def read_all_verified(archive: Archive, names: Sequence[str]) -> Iterator[memory
     """The bytes of entries as `Archive.read` gives them, fetched together and verified.
 
     Raises:
-        ChecksumError: They have changed.
+        ChecksumError: The bytes have changed.
     """
     for name, data in zip(names, archive._read_all(names), strict=True):
         if archive._file.is_complete:  # other bytes were verified when they were fetched
@@ -527,7 +527,7 @@ def read_verified(archive: Archive, name: str) -> memoryview:
     """The bytes of an entry as `Archive.read` gives them, verified by their CRC-32.
 
     Raises:
-        ChecksumError: They have changed.
+        ChecksumError: The bytes have changed.
     """
     data = archive.read(name)
     check_crc32(archive.entries[name], len(data), checksums.crc32(data), Report())
@@ -555,7 +555,7 @@ class StreamedEntry:
     """
 
     def __init__(self, archive: Archive, name: str) -> None:
-        """Takes the entry by its name."""
+        """Finds the entry with this name."""
         entry = archive.entries[name]
         self.nbytes, self.crc32 = entry.nbytes, entry.crc32
         self.place = archive._file.identity, entry.data_offset

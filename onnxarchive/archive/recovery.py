@@ -1,7 +1,7 @@
 """Finds interrupted edits of archives and rolls them back.
 
 An interrupted edit leaves its undo log at the end of the archive (see `undo`): no other file is
-needed. It is rolled back only if the result is an archive.
+needed. The edit is rolled back only if the result is an archive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.layout import Placement
 from onnxarchive.zipformat.records import METHOD_STORED, EndRecord, LocalHeader
 
-_USUAL_HEADER_SIZE = 512  # bytes; with name and extra fields it may be 128 KiB
+_USUAL_HEADER_SIZE = 512  # bytes; long names and extra fields give up to 128 KiB
 
 __all__ = ["Recovery", "opened_for_edit", "recover", "require_finished", "roll_back"]
 
@@ -63,11 +63,11 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Returns:
-        What was rolled back and removed.
+        Whether an edit was rolled back, and the removed files.
 
     Raises:
         LockedError: The archive stayed locked.
-        ArchiveError: The file is not an archive, and rolling back would not make it one. It is
+        ArchiveError: The file is not an archive, and a rollback would not restore one. The file is
             unchanged.
         OSError: The archive cannot be read or written, or neither it nor a temporary file exists.
 
@@ -92,7 +92,7 @@ def opened_for_edit(
 ) -> Iterator[MappedFile]:
     """Opens the file of an archive, with the exclusive lock during the block; see `files.opened`.
 
-    An error names the path and, if it is no archive, the kind of the file.
+    An error names the path and, if the file is no archive, the kind of file.
     """
     with (
         recognised(path),
@@ -105,10 +105,10 @@ def opened_for_edit(
 
 
 def require_finished(file: MappedFile) -> None:
-    """Refuses a file with an interrupted edit; the caller has locked it.
+    """Refuses a file with an interrupted edit; the caller has locked the file.
 
     Raises:
-        UnfinishedEditError: It ends with an undo log.
+        UnfinishedEditError: The file ends with an undo log.
     """
     if _find(file) is not None:
         error = UnfinishedEditError(
@@ -126,11 +126,11 @@ def roll_back(file: MappedFile) -> bool:
         file: The archive, open for writing and locked.
 
     Returns:
-        True if there was one.
+        True if an edit was rolled back.
 
     Raises:
-        ArchiveError: Without the edit the file would not be an archive. It is left unchanged.
-        OSError: It cannot be read or written.
+        ArchiveError: After a rollback the file would not be an archive. The file is unchanged.
+        OSError: The file cannot be read or written.
     """
     edit = _find(file)
     if edit is None:

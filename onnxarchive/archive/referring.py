@@ -1,4 +1,4 @@
-"""Models that refer to an archive: the locations of their external tensors are its keys."""
+"""Models that refer to an archive: keys of the archive are locations of their external tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxarchive.storage.paths import directory_of
 
 @dataclass(frozen=True, slots=True)
 class EntryData(Stored):
-    """The bytes of an entry of an archive, with the CRC-32 that its directory states.
+    """The bytes of an entry of an archive, with the CRC-32 from the directory.
 
     Attributes:
         name: The entry's name.
@@ -70,7 +70,7 @@ def verified_assets(archive: Archive) -> list[Item]:
 
 
 def has_outside_attributes(archive: Archive, models: Iterable[str]) -> bool:
-    """True if not only initializers are stored outside these models (`convert_attribute`)."""
+    """True if these models have other tensors than initializers outside (`convert_attribute`)."""
     refs = (ref for model in models for ref in archive._refs_of(model).values())
     return any(not ref.is_initializer for ref in refs)
 
@@ -85,11 +85,11 @@ def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
 
 
 def referred_key(archive: Archive, ref: TensorRef) -> str:
-    """The key that an external tensor names.
+    """The key that is an external tensor's location.
 
     Raises:
-        ArchiveFormatError: The archive has no such key, or its entry has another size than the
-            tensor's type and shape need.
+        ArchiveFormatError: The archive has no such key, or the entry's size is not the size that
+            the tensor's type and shape need.
     """
     reference = tensors.external_data(ref, Report())
     assert reference is not None  # the report would have raised
@@ -133,7 +133,7 @@ def save_referring(
         model: The model. It is not changed.
         archive: The archive.
         path: The archive to write; it may be the path of `archive`, which is then replaced.
-        options: Its options.
+        options: The options of the archive to write.
 
     Raises:
         ArchiveFormatError: As for `referred_key`, or the new archive would break a rule.

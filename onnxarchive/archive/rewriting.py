@@ -1,9 +1,9 @@
 """Replaces, adds, removes and renames models of an archive.
 
-Entries that stay are neither read nor moved: another model is a new end of the file. It is written
-to a clone if the file system can share blocks and the clone can have the owner and the name, else
-to the file itself, with an undo log. Only an edit that removes an entry writes a new file, in the
-order of `save`, and only on request.
+Kept entries are neither read nor moved; only the end of the file is new. If the file system can
+share blocks, and a clone can get the archive's owner and name, the end is written to a clone;
+otherwise to the file itself, with an undo log. An edit removes entries only on request, and then
+writes a new file in the order of `save`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ GivenModel: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class EditOptions:
-    """How a model is replaced; `onnxarchive.replace_model` describes each option."""
+    """Options of an edit of models; see `onnxarchive.replace_model`."""
 
     compact: bool = False
     copy: bool = False
@@ -108,7 +108,7 @@ def write_model(
         identifier: The id of the model; None for that of `archive.model`.
 
     Returns:
-        The file that then has the archive's path, open and still locked.
+        The file at the archive's path after the edit, open and still locked.
     """
     identifier = archive.model_id if identifier is None else identifier
     return _write_models(archive, {**archive.models, identifier: given}, options)
@@ -119,7 +119,7 @@ def write_without(archive: Archive, identifier: str, options: EditOptions) -> Ma
 
     Raises:
         ModelNotFoundError: There is no model of this id.
-        ValueError: It is the default model.
+        ValueError: The id is that of the default model.
     """
     _require_further(archive, identifier)
     return _write_models(
@@ -132,7 +132,7 @@ def write_renamed(archive: Archive, old: str, new: str, options: EditOptions) ->
 
     Raises:
         ModelNotFoundError: There is no model with the id `old`.
-        ValueError: `old` is the default model, or `new` is not an id or taken.
+        ValueError: `old` is the default model's id, or `new` is taken or not an id.
     """
     _require_further(archive, old)
     if not new or new in archive.models:
@@ -159,8 +159,8 @@ def _write_models(
 
     Args:
         archive: The archive.
-        given: All models of the new archive by id. All but one must be models of `archive.models`
-            and are written as they are.
+        given: All models of the new archive by id. At most one is new; the others must be models of
+            `archive.models` and are written unchanged.
         options: The options of the edit.
     """
     require_model_ids(given)
@@ -187,7 +187,7 @@ def _write_models(
         if plan is None or not (keeps_all or options.compact):
             plan = _plan_keeping_all(archive, models, write_options, plan)
             keeps_all = True
-        # The archive's own limit, so that it can still be read by those who set it.
+        # The limit given to `open`, so that the caller can still read the archive with this limit.
         sizes = {item.name: item.nbytes for item in plan.models}
         check_model_sizes(sizes, archive.max_model_nbytes, Report())
         if keeps_all:
@@ -234,7 +234,8 @@ def _open_given(
         require_referring(given, archive)
         return ModelToStore(given, partial(referred_data, archive))
     if isinstance(given, str | os.PathLike):
-        require_no_input(archive._local_file.absolute_path, [os.fspath(given)])  # which is locked
+        # The archive is locked, so it cannot be its own input.
+        require_no_input(archive._local_file.absolute_path, [os.fspath(given)])
         opened = open_model(given, elsewhere=partial(referred_data, archive))
         source = resources.enter_context(opened)
         return ModelToStore(source.model, _by_entry(source, archive))
@@ -242,7 +243,7 @@ def _open_given(
 
 
 def _by_entry(source: Source, archive: Archive) -> Resolve:
-    """Resolves the tensors of a source; bytes in the archive, as of a link, become its entries.
+    """Gives the bytes of a source's tensors; bytes in the archive (of a link) become entry data.
 
     Raises:
         ArchiveFormatError: The bytes of a tensor are in the archive, but in its model or directory.
@@ -267,18 +268,18 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
 
 
 def kept_names(archive: Archive) -> list[str]:
-    """The names of all entries but the models, in the order of the archive."""
+    """The names of all entries except the models, in the order of the archive."""
     return list(archive.entries.names[: archive._snapshot.model_numbers.start])
 
 
 def end_offset(archive: Archive) -> int:
-    """Offset of the end of all entries but the models, in bytes."""
+    """Offset of the first model's entry, the end of all other entries, in bytes."""
     first = archive._snapshot.model_numbers.start
     return archive.entries[archive.entries.names[first]].header_offset
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """True if the plan moves and removes no entry except the model."""
+    """True if the plan moves and removes no entry except models."""
     names = kept_names(archive)
     return plan.items.names[: len(names)] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
@@ -286,7 +287,7 @@ def _keeps_all(plan: Plan, archive: Archive) -> bool:
 
 
 def _is_entry(item: Item, archive: Archive) -> bool:
-    """True if an item has the bytes of the archive's entry with its name."""
+    """True if an item has the same bytes as the archive's entry of the same name."""
     entry = archive.entries[item.name]
     if entry.nbytes != item.nbytes:
         return False
@@ -309,13 +310,13 @@ def _plan_keeping_all(
     options: WriteOptions,
     plan: Plan | None,
 ) -> Plan:
-    """Plans all entries of the archive as they are, then the new tensors of models.
+    """Plans all entries of the archive unchanged, then new tensors and the models.
 
     Args:
         archive: The archive.
         models: The models of the new archive.
         options: The options of the plan.
-        plan: The plan of a new archive of these models, if there is one.
+        plan: The plan of a new archive of these models, or None.
 
     Raises:
         ValueError: No model uses the tensor of an entry.
@@ -381,12 +382,12 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
 def _stored(
     archive: Archive, items: Iterable[Item], others: Mapping[str, TensorRef]
 ) -> dict[Path, str]:
-    """The keys of planned tensors that are entries of the archive, one tensor for each entry.
+    """The keys of planned tensors whose bytes the archive has already, by path; one tensor per key.
 
     Args:
         archive: The archive.
         items: The planned tensors.
-        others: The tensors of other models by key; tensors of a key have one type and dims.
+        others: The tensors of other models by key; a shared key needs equal type and dims.
     """
     stored: dict[Path, str] = {}
     taken: set[str] = set()
@@ -411,7 +412,7 @@ def write_anew(archive: Archive, plan: Plan, options: WriteOptions) -> MappedFil
 
 
 def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: bool) -> MappedFile:
-    """Writes new tensors, models, directory and end records after the entries that stay."""
+    """Writes new tensors, models, directory and end records after the kept entries."""
     offset = end_offset(archive)
     count = len(kept_names(archive))
     kept = count, archive._records[:count].pack()
@@ -434,7 +435,7 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
 def continued_writer(
     archive: Archive, target: PositionalWriter, kept: tuple[int, bytes]
 ) -> ZipWriter:
-    """A writer that continues an archive after the entries that stay."""
+    """A writer that continues an archive after the kept entries."""
     count, _ = kept
     entries = archive._snapshot.directory.entries
     return ZipWriter(
@@ -450,21 +451,21 @@ def continued_writer(
 def changed_clone(
     archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
-    """Changes a clone, which then gets the archive's name; None if cloning is not possible.
+    """Changes a clone, which then replaces the archive; None if cloning is not possible.
 
     Args:
         archive: The archive.
         offset: Offset at which `write` begins, in bytes.
-        write: Writes up to the new end of the file.
-        else_in_place: Whether the caller can change the file in place. Then None is also returned
-            if a clone would have another owner.
+        write: Writes from `offset` to the new end of the file.
+        else_in_place: Whether the caller can change the file in place. If so, None is also returned
+            if the clone cannot get the owner or the name of the archive.
     """
     archive._local_file.require_locking_process()
     try:
         replacement = Replacement(
             archive._local_file.absolute_path, follow_links=False, is_locked=True
         )
-    except OSError:  # of the directory; an edit that needs it fails later
+    except OSError:  # a fault of the directory; an edit that needs it fails later
         return None
     try:
         old = os.fstat(archive._local_file.fileno())

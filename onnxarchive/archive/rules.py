@@ -1,4 +1,4 @@
-"""`check`: every rule of the specification that an archive breaks, not only the first."""
+"""`check` finds all rules of the specification that an archive breaks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Rule:
     Attributes:
         id: Its id, such as `"ZIP-6"`.
         seen: The step that checks it: `"open"`, `"header"` (local header) or `"data"`.
-        text: What it demands, in a sentence.
-        mended: True if zips of other tools may break it; `convert` makes archives of them.
+        text: The rule as a sentence.
+        mended: True if `convert` rewrites zips of other tools that break the rule.
     """
 
     id: str
@@ -66,7 +66,7 @@ def rules() -> Mapping[str, Rule]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault that `check`, `check_link` or `check_model` found; `str` gives it as a line.
+    """A fault that `check`, `check_link` or `check_model` found; `str` formats it as one line.
 
     Attributes:
         rule: Id of the broken rule in `spec/rules.toml`; None from `check_link` and `check_model`.
@@ -88,7 +88,7 @@ class Finding:
 
 
 class _Findings(Report):
-    """Collects broken rules instead of raising them, a limited number of each rule."""
+    """Collects broken rules instead of raising errors, a limited number for each rule."""
 
     def __init__(self) -> None:
         self._kept: list[Finding] = []
@@ -113,7 +113,7 @@ class _Findings(Report):
 
     @property
     def list(self) -> list[Finding]:
-        """The findings; at the end one for each rule that has more than the limit."""
+        """The findings, then one for each rule with more findings than the limit."""
         more = (
             Finding(
                 rule,
@@ -144,8 +144,8 @@ def check(
         progress: Called with the bytes done and the bytes in all if `full`, by one thread at a
             time; True shows a bar.
         jobs: Number of threads if `full`; None for one per core. Remote archives and file objects
-            are read by one.
-        max_model_nbytes: Limit in bytes on all models together; larger ones are a finding and are
+            are read by one thread.
+        max_model_nbytes: Limit in bytes on all models together; larger models are a finding and are
             not read.
         access: Options for a remote archive; see `onnxarchive.open`.
 

@@ -1,4 +1,4 @@
-"""`save`: a model in memory as an archive."""
+"""`save` writes a model in memory as an archive."""
 
 from __future__ import annotations
 
@@ -67,45 +67,47 @@ def save(
 ) -> None:
     """Saves a model as an archive.
 
-    The archive appears at `path` when it is complete; after a failure the old file is unchanged. A
-    full disk is an error before anything is written, if the file system can reserve space. The same
-    model and options give the same bytes. Memory holds copies of the tensors that stay in the
+    The archive appears at `path` when it is complete; after a failure the old file is unchanged. If
+    the file system can reserve space, a full disk raises an error before anything is written. The
+    same model and options give the same bytes. Memory holds copies of the tensors that stay in the
     model, of the tensor being written and, with several threads, of up to `jobs` more tensors of
-    96 MiB in all.
+    together 96 MiB.
 
     A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
-    These keep them: `replace_model`, `onnxarchive.open(path, "r+")`, and `save` of a model from
+    To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a model from
     `onnxarchive.ir.load`.
 
     Args:
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
             PyTorch's `ONNXProgram`. The last two may have lazy and external tensors, which are
             read one at a time. The model is not changed.
-        path: The archive, usually `name.onnxa`; a URL in a store, where it appears when it is
-            complete; or a binary file, which is written in order and need not be seekable.
+        path: The archive, usually `name.onnxa`; a URL in a store, where the complete archive
+            appears; or a binary file, which is written in order and need not be seekable.
         models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
             most 64 bytes. Equal tensors of different models (data type, dims, bytes) are stored
             once.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes. None for 64, or
-            with `keep` for the alignment of the archive.
+        alignment: The data of every entry begins at a multiple of this many bytes. None for 64 or,
+            with `keep`, the alignment of the model's archive.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for False, or with `keep` for True if the archive has such a tensor outside.
+            None for False or, with `keep`, for True if the model's archive has such a tensor
+            outside.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
-            is not identical; PyTorch's TorchScript exporter makes one of a tied embedding, unless
-            it is called with `do_constant_folding=False`.
+            is not identical: PyTorch's TorchScript exporter makes such a copy of a tied embedding,
+            unless it is called with `do_constant_folding=False`.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
         keep: Whether a model from `onnxarchive.ir.load` keeps its id and the other models and
-            assets of its archive, unless `models` and `assets` replace them. False saves the model
-            as the default one, with only what is given. Other kinds of models are always saved so.
+            assets of its archive, unless `models` and `assets` replace them. False saves only the
+            given models and assets, with `model` as the default one. Other models are always saved
+            in this way.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one per core. An `onnx_ir.Model` is saved by the calling
             thread alone, since reading its tensors may run code of the caller.
         access: Options for a store; see `onnxarchive.open`.
 
     Raises:
-        ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, which was edited
-            since.
+        ArchiveError: An `onnx_ir.Model` was loaded from the archive at `path`, and the archive was
+            edited since.
         ArchiveFormatError: The model would break a rule: a tensor's bytes do not fit its shape or
             are external, or the model without large tensors is over 2 GiB.
         UnsupportedFeatureError: The model has more large tensors than an archive can hold.
@@ -163,7 +165,7 @@ def save(
 
 
 def _prepared(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
-    """A model of onnx, or one of onnx_ir or PyTorch without its large tensors."""
+    """The model itself; if it is of onnx_ir or PyTorch, the model split from its large tensors."""
     if isinstance(model, onnx.ModelProto):
         return model
     if is_instance(model, "torch", "ONNXProgram"):
@@ -186,7 +188,7 @@ def _to_store(model: onnx.ModelProto | SplitModel) -> ModelToStore:
 
 
 def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: str) -> None:
-    """Gives the first model the id that it has in its archive.
+    """Gives the saved model the id that it has in its own archive.
 
     Raises:
         ValueError: Another model is given for this id.
@@ -213,7 +215,7 @@ def _write_split(
     splits: Mapping[str, SplitModel],
     options: WriteOptions,
 ) -> None:
-    """Writes models of onnx_ir; archives that they were loaded from must not have been edited."""
+    """Writes models of onnx_ir; refuses to replace an archive that was edited since its opening."""
     replaced = {id: split.replaced_archives(path) for id, split in splits.items()}
 
     def require_current(file: MappedFile | None) -> None:

@@ -1,4 +1,4 @@
-"""Finds tensors that models of an archive share: equal ones are stored once."""
+"""Finds equal tensors of an archive's models, which are then stored once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.random_access_data import RandomAccessData
 
-# Different data with the same CRC-32 is rare, or made by an attacker so that each has to be
-# compared with each. Data that differs from so many others is not shared.
+# Different data with the same CRC-32 is rare, unless an attacker makes it to force comparisons of
+# all pairs. Beyond this number of contents with one CRC-32, data is not shared.
 _MAX_COLLISIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """Data that is in one entry or in several equal ones.
+    """Data of one entry, or of several equal entries.
 
     Attributes:
         keys: The keys of the entries, in their order.
         data: Gives the data.
-        crc32: Its CRC-32.
+        crc32: CRC-32 of the data.
     """
 
     keys: list[str]
@@ -60,7 +60,7 @@ class _Alike:
         return self._find(data)[1]
 
     def _find(self, data: Callable[[], Data]) -> tuple[int, _Content | None]:
-        """The CRC-32 of this data, and the content that is equal to it."""
+        """The CRC-32 of this data, and the equal content or None."""
         given = data()
         crc32 = Crc32.of(given).value if given.crc32 is None else given.crc32
         equal = (it for it in self._by_crc32[crc32] if _are_same(it.data(), given))
@@ -70,8 +70,8 @@ class _Alike:
 class SharedEntries:
     """Finds entries of earlier models that hold the data of a tensor of a later model.
 
-    Only tensors with the data type and dims of another model's tensor are read: once for their
-    CRC-32, unless it is known, and again to compare them with other data of the same CRC-32.
+    Only tensors with the data type and dims of another model's tensor are read: once to compute an
+    unknown CRC-32, and again to compare them with other data of the same CRC-32.
 
     Attributes:
         crc32s: CRC-32 of the data that models share, by key.
@@ -82,7 +82,7 @@ class SharedEntries:
         self._alike: defaultdict[object, _Alike] = defaultdict(_Alike)
         self._known: set[str] = set()
         self._taken: set[str] = set()
-        self._numbers: dict[int, int] = {}  # of the next unused key of a content, by its id
+        self._numbers: dict[int, int] = {}  # index of the next key, by id of a content
         self.crc32s: dict[str, int] = {}
         self.saved_nbytes = 0
 
@@ -110,7 +110,7 @@ class SharedEntries:
         Args:
             ref: The tensor.
             nbytes: Size of its data in bytes.
-            data: Gives its data; not called unless a tensor of its type and dims was added.
+            data: Gives its data; only called if a tensor of the same type and dims was added.
         """
         alike = self._alike.get(type_and_dims(ref))
         content = None if alike is None else alike.find(data)

@@ -1,4 +1,4 @@
-"""For speed only: fetches many small entries together."""
+"""Fetches many small entries together, only for speed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SmallEntries(NamedTuple):
     """Successive entries with their data.
 
     Attributes:
-        names: The name of each.
-        crc32s: The CRC-32 of its data.
-        contents: Its data.
+        names: The name of each entry.
+        crc32s: The CRC-32 of each entry's data.
+        contents: The data of each entry.
     """
 
     names: list[str]
@@ -55,10 +55,10 @@ def in_groups(sizes: Sequence[int]) -> list[range]:
 
 
 def fetch_small(items: Items) -> SmallEntries | None:
-    """Fetches the data of small items; None if there is more to check, or a size is wrong."""
+    """Fetches the data of small items; None if an item needs more checks, or a size is wrong."""
     contents = _fetch_rows(items)
     parts: list[FileData] = []
-    places: list[int] = []  # indexes of their contents
+    places: list[int] = []  # indexes of `parts` in `contents`
     for number, content in enumerate(contents):
         if content is not None:
             continue
@@ -66,7 +66,7 @@ def fetch_small(items: Items) -> SmallEntries | None:
         if item.ref is not None and tensors.has_checked_elements(item.ref.tensor):
             return None
         data = item.data()
-        if data.crc32 is not None:  # it is compared in the pass that writes it
+        if data.crc32 is not None:  # compared while the item is written
             return None
         if isinstance(data, FileData):
             places.append(number)
@@ -84,7 +84,7 @@ def fetch_small(items: Items) -> SmallEntries | None:
 
 
 def _fetch_rows(items: Items) -> list[bytes | None]:
-    """The data of small initializers in the model, or in files that were found; else None."""
+    """The data of each small initializer in the model or in a found file; None for other items."""
     small = items.small
     contents: list[bytes | None] = []
     in_files: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""State of an open archive: its entries, its models, and an index of the initializers of one."""
+"""State of an open archive: its entries, its models, and an index of one model's initializers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MAX_SHOWN_OWNERS = 8  # of a name, in a message
+_MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
 _MAX_SHOWN_IDS = 16
-_NO_ENTRY = -1  # index of the entry of an initializer that the model holds
+_NO_ENTRY = -1  # index for an initializer without an entry, in the model itself
 
 
 class Snapshot:
@@ -47,13 +47,13 @@ class Snapshot:
 
     Attributes:
         file: The open file.
-        size: Its size in bytes at that time.
-        directory: Its directory.
+        size: The size of the file in bytes at that time.
+        directory: The directory.
         entries: The entries by name.
-        model_ids: The ids of all models; the default one, whose id is `""`, is the first.
-        refs: The tensors by key of the model that was asked for.
+        model_ids: The ids of all models; `""`, the id of the default model, is the first.
+        refs: The chosen model's tensors outside of it, by key.
         headers: The local headers.
-        model_numbers: Numbers of the entries that hold the models.
+        model_numbers: Indexes of the models' entries.
         alignment: Alignment of the data of the default model's entry, in bytes.
     """
 
@@ -79,7 +79,7 @@ class Snapshot:
             shapes = Shapes.of(map(self.refs.tensor, self.entries.names))
         self._shapes = shapes
         self.model_numbers = model_numbers(self.entries.names)
-        for number in self.model_numbers:  # whose CRC-32s were compared
+        for number in self.model_numbers:  # `read_contents` has compared their CRC-32s
             with with_path(file.path):
                 self.headers.require(number)
         self.alignment = self.headers.alignment
@@ -91,7 +91,7 @@ class Snapshot:
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """A model by its id, for users, who may change it: the tensors' references keep copies."""
+        """The model with this id. Users may change it, so refs keep its present initializers."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model
@@ -101,7 +101,7 @@ class Snapshot:
         return self._contents.models[model].refs
 
     def all_refs(self, key: str) -> Sequence[TensorRef]:
-        """The tensors of a key, one at most of each model."""
+        """The tensors with this key, at most one per model."""
         return self._contents.refs(key)
 
     @cached_property
@@ -110,19 +110,19 @@ class Snapshot:
         return Initializers(self.entries, self._found)
 
     def is_in(self, file: RandomAccessFile) -> bool:
-        """True if a file has this directory, and so this content; the file is locked."""
+        """True if a locked file has this directory, and therefore this content."""
         packed, entries = self.directory.records.pack(), self.directory.entries
         offset = entries.data_offsets[-1] + entries.sizes[-1]
         return file.size == self.size and file.read(offset, len(packed)) == packed
 
     def locate(self, number: int) -> tuple[memoryview, int, int]:
-        """A view that contains the data of an entry, its offset in the view, and its size in bytes.
+        """A view that contains an entry's data; offset of the data in the view, and size, in bytes.
 
-        Of a file that is not mapped it is a copy, whose CRC-32 was compared.
+        If the file is not mapped, the view is of a copy whose CRC-32 was compared.
 
         Raises:
             ArchiveFormatError: The entry's local header does not match the directory.
-            ChecksumError: Bytes of a copy, or of what was fetched for a map, have changed.
+            ChecksumError: The CRC-32 of copied or fetched bytes does not match.
             ValueError: The archive is closed.
         """
         listed = self.directory.entries
@@ -163,7 +163,7 @@ class Snapshot:
         with with_path(self.file.path):
             if self.file.is_complete:
                 self.headers.require(number)
-            else:  # without those that follow, each of which may be a request
+            else:  # without the next headers: each may need a request
                 self.headers.compare(number, Report())
 
     def locate_all(self, numbers: Sequence[int]) -> Iterator[tuple[memoryview, int, int]]:
@@ -174,9 +174,9 @@ class Snapshot:
         return map(self.locate, numbers)
 
     def fetch(self, numbers: Sequence[int]) -> None:
-        """Compares local headers of a mapped file; if it is not complete, fetches the entries.
+        """Compares local headers of a mapped file; if the file is incomplete, fetches the entries.
 
-        The CRC-32 of what was fetched is compared before it is seen.
+        The CRC-32 of fetched data is compared before the data is used.
         """
         with with_path(self.file.path), discarding_faults(self.file):
             if self.file.is_complete:
@@ -211,9 +211,9 @@ class Snapshot:
                 yield data
 
     def _range(self, number: int) -> tuple[int, int]:
-        """Offset and size of the range of an entry's local header and data.
+        """Offset and size of the range to read for an entry's local header and data.
 
-        It begins up to 63 bytes earlier, so that the data is aligned in a copy.
+        The range begins up to 63 bytes before the header, so that the data is aligned in a copy.
         """
         listed = self.directory.entries
         begin = listed.header_offsets[number]
@@ -337,7 +337,7 @@ class NamedEntries(Mapping[str, Entry]):
 
 
 class _Values(ValuesView[Entry]):
-    """The values of `NamedEntries`, iterated over without a lookup of each."""
+    """The values of `NamedEntries`; iteration looks up no names."""
 
     _mapping: NamedEntries
 
@@ -346,7 +346,7 @@ class _Values(ValuesView[Entry]):
 
 
 class Initializers:
-    """Index of the initializers of an archive, without names that several of them have.
+    """Index of a model's initializers by name, without ambiguous names.
 
     Attributes:
         names: Names of the initializers of the main graph.

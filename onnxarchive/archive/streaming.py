@@ -1,4 +1,4 @@
-"""`Writer`: an archive written tensor by tensor, of a model that does not fit memory."""
+"""`Writer` writes an archive tensor by tensor, for a model that does not fit in memory."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 
 class Writer(Closing):
-    """Writes an archive tensor by tensor, for a model that does not fit memory.
+    """Writes an archive tensor by tensor, for a model that does not fit in memory.
 
-    The archive appears at its path when `finish` returns. If the block ends before, no file is
-    left.
+    The archive appears at its path when `finish` returns. If the block ends without `finish`, no
+    file is left.
 
     Args:
         path: The archive, usually `name.onnxa`.
-        size_threshold: Tensors of this many bytes or more that the models hold themselves are
-            stored outside them. Tensors given to `add` always are.
+        size_threshold: Tensors of this many bytes or more in the models given to `finish` are
+            stored outside them. Tensors given to `add` are always stored outside.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768.
 
@@ -90,9 +90,9 @@ class Writer(Closing):
 
         Args:
             name: Name of its initializer.
-            tensor: Its data: an array or what numpy makes one of, a PyTorch tensor on any device,
-                a TensorProto (its name and doc_string are not used), or an onnx_ir tensor. It keeps
-                its data type, including bfloat16, float8 and int4.
+            tensor: Its data: an array or anything that numpy converts to one, a PyTorch tensor on
+                any device, a TensorProto (its name and doc_string are not used), or an onnx_ir
+                tensor. The data type is kept, including bfloat16, float8 and int4.
 
         Returns:
             The key under which the tensor is stored.
@@ -128,7 +128,7 @@ class Writer(Closing):
             The keys under which the tensors are stored, by the names of their initializers.
 
         Raises:
-            ArchiveFormatError: The file is not a safetensors file, or it changes meanwhile.
+            ArchiveFormatError: The file is not a safetensors file, or changes while it is read.
             TensorNotFoundError: The file lacks a tensor.
             TypeError: `names` is a string.
             UnsupportedFeatureError: ONNX lacks the data type of a tensor.
@@ -184,7 +184,7 @@ class Writer(Closing):
 
         Raises:
             ValueError: The path is not allowed or taken, or the writer is closed.
-            OSError: The file cannot be read, or the archive not written.
+            OSError: The file cannot be read, or the archive cannot be written.
 
         Example:
             with onnxarchive.Writer("new.onnxa") as writer:
@@ -206,8 +206,8 @@ class Writer(Closing):
         In each model, an added tensor is the data of the initializer with its name. That
         initializer may lack data, shape and data type; if it has a data type, type and shape must
         match the tensor. If no model has such an initializer, the default model's main graph gets
-        one. A tensor of an attribute or a function uses an added tensor if the location of its
-        external data is the key. Tensors in the models themselves are stored as by `save`.
+        one. A tensor of an attribute or a function uses an added tensor if its location is the key
+        from `add`. Tensors in the models themselves are stored as by `save`.
 
         Args:
             model: The default model. It is not changed.
@@ -285,7 +285,7 @@ class Writer(Closing):
             raise ValueError("the writer is closed")
 
     def _find_added(self, model: onnx.ModelProto) -> dict[Path, str]:
-        """The keys of the model's tensors that were added."""
+        """The keys of the model's tensors that were added, by path."""
         refs: dict[str, TensorRef] = {}
         for ref in tensors.walk(model):
             key = self._key_of_added(ref)
@@ -300,7 +300,7 @@ class Writer(Closing):
         return {ref.path: key for key, ref in refs.items()}
 
     def _key_of_added(self, ref: TensorRef) -> str | None:
-        """The key of a tensor of the model if it was added, else None."""
+        """The key of a tensor of the model if the tensor was added, else None."""
         if ref.tensor.data_location != tensors.EXTERNAL:
             return self._key_of.get(ref.name) if ref.is_initializer else None
         reference = tensors.external_data(ref, Report())
@@ -318,7 +318,7 @@ class Writer(Closing):
         return key
 
     def _fill_in(self, model: onnx.ModelProto) -> None:
-        """Gives tensors of the model the type and shape of added ones."""
+        """Sets missing data types and shapes to those of added tensors, and compares the others."""
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
             added = self._added.get(key) if key is not None else None

@@ -21,9 +21,9 @@ _Value = TypeVar("_Value")
 
 
 class EvaluatedProperty(Generic[_Value]):
-    """A read-only property that IPython evaluates, as to complete `archive.tensors["`.
+    """A read-only property that IPython evaluates, for example to complete `archive.tensors["`.
 
-    IPython does not evaluate a `property`, which might have an effect.
+    IPython does not evaluate a `property`, since it might have side effects.
     """
 
     def __init__(self, get: Callable[[Any], _Value]) -> None:
@@ -123,7 +123,7 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
 
 def _row(snapshot: Snapshot, name: str) -> tuple[list[str], int | None]:
-    """Name, data type, shape and size of an initializer, whose data is not read."""
+    """Name, data type, shape and size of an initializer; the data is not read."""
     tensor = snapshot.ref(name).tensor
     texts = [shown(name), dtypes.name_of(tensor.data_type), shown(tensor.dims)]
     number = snapshot.initializers.entry(name)

@@ -49,7 +49,7 @@ def write_archive(
         options: Its options, of which `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards it (`Replacement.commit`).
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
-        access: How a remote target is reached; None if there is none.
+        access: Options for reaching a remote target, or None.
     """
     access = access or {}
     if is_remote(path, access):
@@ -83,7 +83,7 @@ def write_file(
     reserved: int | None = None,
     is_locked: bool = False,
 ) -> MappedFile:
-    """Writes a planned archive as `write_archive` does, and gives its file, which is still locked.
+    """Writes a planned archive like `write_archive`; gives the file, which is still locked.
 
     Args:
         plan: The plan.
@@ -91,8 +91,8 @@ def write_file(
         options: Its options, of which `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards it (`Replacement.commit`).
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
-        is_locked: Whether the caller has locked the file at `path`, which is then replaced even if
-            it is a symbolic link.
+        is_locked: Whether the caller has locked the file at `path`; if so, a symbolic link is
+            replaced itself.
     """
     require_names(plan.items.names)
     replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
@@ -119,8 +119,8 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
         plan: The plan.
         target: Writes them, in the caller's thread.
         counter: Counts the bytes that are written.
-        jobs: Largest number of threads, the caller's among them. If there are more, the data of an
-            item is fetched in any of them.
+        jobs: Largest number of threads, including the caller's. With several threads, each may
+            fetch the data of items.
     """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
     groups = [(entries, group) for entries in plan.parts for group in in_groups(entries.sizes)]
@@ -139,12 +139,12 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
                 for entry in group:
                     write_entry(entry, target, counter)
                     del entry
-            del group  # before the next ones are fetched
+            del group  # before the next groups are fetched
     return target.finish()
 
 
 def _fetched(group: Items, copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
-    """Fetches a single entry, or small ones together; others are fetched when they are iterated."""
+    """Fetches a single entry, or small ones together; other groups are fetched during iteration."""
     if len(group) == 1:
         return [fetched_entry(group[0], copied_size)]
     return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
@@ -172,7 +172,7 @@ class FetchedEntry:
 def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
     """Gets the data of an item, and computes its CRC-32 unless the item states it.
 
-    Data without a CRC-32 that is too large to copy is read twice: here, and by the writer, which
+    Large data that is not copied and has no CRC-32 is read twice: here, and by the writer, which
     compares the CRC-32, since the data may have changed in between. Remote data is copied to a
     temporary file first.
 
@@ -181,8 +181,8 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
         copied_size: Data of at most this many bytes is copied first, unless it cannot change.
 
     Raises:
-        ArchiveFormatError: The data has another size than the item, or breaks a rule about the
-            elements of its tensor.
+        ArchiveFormatError: The size of the data is not that of the item, or an element of the
+            tensor breaks a rule.
     """
     data = item.data()
     stated = data.crc32
@@ -193,7 +193,7 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
     if stated is not None and not _is_constant(data):  # checked while it is written
         return FetchedEntry(item.name, item.nbytes, stated, _checked(item, data), False)
     found = Crc32.of(_checked(item, data))
-    if stated is not None:  # the writer raises if it is another one
+    if stated is not None:  # if the CRC-32s differ, the writer raises
         return FetchedEntry(item.name, item.nbytes, stated, data, found.value == stated)
     if found.nbytes != item.nbytes:
         raise ArchiveFormatError(
