@@ -137,8 +137,8 @@ def remove_model(
 
     Raises:
         ModelNotFoundError: There is no model of this id.
-        ValueError: `name` is empty; or only this model uses a tensor, and `compact` is False.
-            Nothing is changed.
+        ValueError: `name` is empty; or `compact` is False, and a tensor is used by this model
+            alone. Nothing is changed.
 
     Example:
         onnxarchive.remove_model("model.onnxa", "decoder")

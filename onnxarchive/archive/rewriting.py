@@ -211,7 +211,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold that keeps all tensors where they are, or at least those in the models."""
+    """The size threshold by which every tensor inside a model, and if possible outside, stays."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):

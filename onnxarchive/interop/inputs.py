@@ -65,7 +65,8 @@ def make_inputs(
 
     Args:
         ports: Inputs of the model.
-        given: Inputs by name. Their shapes also set open dimensions of the same name.
+        given: Inputs by name. The shape of each also sets the open dimensions that it names, in
+            all inputs.
         dims: Sizes of open dimensions, by the names in `Port.dims`.
 
     Returns:

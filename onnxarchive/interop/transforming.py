@@ -378,7 +378,7 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
 def _require_dropped(
     missing: Iterable[_Weight], model: onnx.ModelProto, new_inputs: list[onnx.ValueInfoProto]
 ) -> None:
-    """Refuses missing weights that are still used, or that were renamed without their mark."""
+    """Refuses missing weights that are still used, or that seem to be inputs of another name."""
     defined = {name for graph in _graphs(model) for name in defined_names(graph)}
     undefined = _used_names(model) - defined
     renamed: dict[object, str] = {}

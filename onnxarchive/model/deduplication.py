@@ -118,7 +118,7 @@ class _Scope:
             outermost graph in a function.
         defined: Number of definitions of each own name.
         captured: Own names that are inputs of nodes in a subgraph.
-        shadowed: Own names that a subgraph redefines and keeps.
+        shadowed: Own names that a subgraph redefines, also after its equal initializers are merged.
         outputs: Own names that are outputs of the graph or of a subgraph.
         left_alone: Own names that are used elsewhere than in node inputs and graph outputs.
         replaced: New name by the name of each initializer to remove.
@@ -158,7 +158,7 @@ class _Scope:
                 self._leave_alone(parameter.value)
 
     def shadow_names(self) -> None:
-        """Records in each outer scope the names that this graph defines again and keeps."""
+        """Records in each outer scope the names that this graph redefines, also after merging."""
         names = self.defined.keys() - self.replaced.keys()
         scope = self.outer
         while scope is not None:

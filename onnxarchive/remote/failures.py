@@ -82,7 +82,7 @@ def failure(error: BaseException, name: str) -> Exception:
             " it has control characters, or a component that is empty, '.' or '..'; rename it",
             name,
         )
-    # No TimeoutError: asyncio would replace it by a TimeoutError without the name.
+    # asyncio would replace a TimeoutError by one without the object's name.
     text = f"{kind}: {error}"
     for pattern, reason in _REASONS.items():
         if re.search(pattern, text):

@@ -176,7 +176,7 @@ def _version(meta: Any) -> Version:
     # Without a time, obstore gives the start of 1970.
     time = modified.isoformat() if modified.timestamp() else None
     found = Version(meta["size"], meta["e_tag"], meta["version"], time)
-    # The servers of one store may agree only in the ETag.
+    # Servers of one store may state different times for one object; the ETag is enough.
     return found if found.strong_etag is None else replace(found, last_modified=None)
 
 
