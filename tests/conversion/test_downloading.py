@@ -181,6 +181,8 @@ def test_another_version_begins_anew(web: WebServer, url: str, folder: Path) -> 
     web.files[PATH] = other = saved(runnable_model(1 << 20))
     web.requests.clear()
     onnxarchive.download(url, folder / "m.onnxa")
+    # The first download may have had requests under way.
+    web.requests = [it for it in web.requests if web.answer(it).status != 412]
     assert asked(web) == len(other) - objects.END_SIZE
     assert (folder / "m.onnxa").read_bytes() == other
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
