@@ -197,7 +197,7 @@ def _placement(file: MappedFile, offset: int) -> Placement | None:
 
 
 def _is_leftover(file: MappedFile) -> bool:
-    """True if the part of a file that reached the disk is the beginning of an archive."""
+    """True if a file holds the beginning of an archive, or only zeros."""
     begun = file.read(0, LocalHeader.MAX_SIZE)
     local = LocalHeader.unpack(begun.ljust(LocalHeader.MAX_SIZE, b"\0"))
     if local is None:

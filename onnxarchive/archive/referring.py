@@ -127,7 +127,7 @@ def save_referring(
     path: str | os.PathLike[str],
     options: WriteOptions,
 ) -> None:
-    """Saves a model that refers to an archive; the archive's assets are kept.
+    """Saves a model that refers to an archive, with the archive's other models and assets.
 
     Args:
         model: The model. It is not changed.

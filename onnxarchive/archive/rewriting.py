@@ -1,9 +1,9 @@
 """Replaces, adds, removes and renames models of an archive.
 
-Kept entries are neither read nor moved; only the end of the file is new. If the file system can
-share blocks, and a clone can get the archive's owner and name, the end is written to a clone;
-otherwise to the file itself, with an undo log. An edit removes entries only on request, and then
-writes a new file in the order of `save`.
+An edit leaves kept entries in place, and writes a new end of the file with the models. The new end
+is written to a clone if the file system can share blocks and the clone can have the owner and the
+name; else to the file itself, with an undo log. A whole new file is written if `compact` moves or
+removes an entry, if `copy` cannot clone, or if the old end is too large for an undo log.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _write_models(
     Args:
         archive: The archive.
         given: All models of the new archive by id. At most one is new; the others must be models of
-            `archive.models` and are written unchanged.
+            `archive.models`.
         options: The options of the edit.
     """
     require_model_ids(given)

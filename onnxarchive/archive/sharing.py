@@ -90,7 +90,7 @@ class SharedEntries:
         """Begins another model, which may share all entries that were added before.
 
         Args:
-            taken: Keys that the model already uses.
+            taken: Keys of entries that this model already uses; it cannot share them again.
         """
         self._taken = {*taken}
         self._numbers.clear()
@@ -103,9 +103,9 @@ class SharedEntries:
                 self._alike[type_and_dims(ref)].add(key, data)
 
     def find(self, ref: TensorRef, nbytes: int, data: Callable[[], Data]) -> str | None:
-        """The key of the next entry that holds this tensor; None if there is none.
+        """The key of an entry to share for this tensor; None if there is none.
 
-        Within a model each tensor has an entry of its own (DATA-3), so no key is given twice.
+        Tensors of one model have different entries (DATA-3), so no key is returned twice for it.
 
         Args:
             ref: The tensor.

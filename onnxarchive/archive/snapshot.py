@@ -43,7 +43,7 @@ _NO_ENTRY = -1  # index for an initializer without an entry, in the model itself
 class Snapshot:
     """State of an archive at the time it was opened; replaced after each edit.
 
-    Its file is closed when nothing refers to the state any more.
+    The file is closed when nothing refers to this object any more.
 
     Attributes:
         file: The open file.
@@ -110,7 +110,7 @@ class Snapshot:
         return Initializers(self.entries, self._found)
 
     def is_in(self, file: RandomAccessFile) -> bool:
-        """True if a locked file has this directory, and therefore this content."""
+        """True if a locked file has the same size and directory, and so the same content."""
         packed, entries = self.directory.records.pack(), self.directory.entries
         offset = entries.data_offsets[-1] + entries.sizes[-1]
         return file.size == self.size and file.read(offset, len(packed)) == packed
