@@ -89,16 +89,19 @@ class Archive(Closing):
         self._read(file)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # A property without a setter has `__set__`, too.
-        attribute = inspect.getattr_static(type(self), name, None)
-        is_settable = hasattr(attribute, "__set__") and getattr(attribute, "fset", 1) is not None
-        if not (name.startswith("_") or is_settable):
+        if not (name.startswith("_") or self._is_settable(name)):
             raise AttributeError(
                 f"{self._path}: expected an attribute that can be assigned, found {name!r}; with "
                 "mode='r+' you can assign model, doc_string, domain, producer_name, "
                 "producer_version and items of metadata"
             )
         super().__setattr__(name, value)
+
+    @classmethod
+    def _is_settable(cls, name: str) -> bool:
+        # A property without a setter has `__set__`, too.
+        attribute = inspect.getattr_static(cls, name, None)
+        return hasattr(attribute, "__set__") and getattr(attribute, "fset", 1) is not None
 
     @property
     def path(self) -> str:
