@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,6 +26,23 @@ def integers(column: NDArray[Any]) -> array[int]:
     numbers = array(kind)
     numbers.frombytes(np.ascontiguousarray(column, dtype).data.cast("B"))
     return numbers
+
+
+def joined(parts: list[Any]) -> Iterator[Any]:
+    """Joins rows of columns: yields each whole column, as bytes or an array.
+
+    Args:
+        parts: Parts of the rows, each a tuple of columns. The list is emptied, and the parts of a
+            column are freed when it is joined.
+    """
+    by_column = [list(column) for column in zip(*parts, strict=True)]
+    parts.clear()
+    while by_column:
+        yield _joined(by_column.pop(0))
+
+
+def _joined(parts: list[Any]) -> Any:
+    return b"".join(parts) if isinstance(parts[0], bytes) else np.concatenate(parts)
 
 
 def lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bytes:
@@ -72,9 +90,9 @@ def items(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) ->
     return found
 
 
-def set_items(raw: NDArray[np.uint8], begins: NDArray[Any], items: NDArray[Any]) -> None:
+def set_items(raw: NDArray[np.uint8], begins: NDArray[Any], values: NDArray[Any]) -> None:
     """Copies each item to an offset in `raw`."""
-    _windows(raw, items.itemsize)[begins] = items.view(f"V{items.itemsize}")
+    _windows(raw, values.itemsize)[begins] = values.view(f"V{values.itemsize}")
 
 
 def _windows(raw: NDArray[np.uint8], size: int) -> NDArray[Any]:

@@ -92,15 +92,12 @@ def read_references(model: bytes) -> References | None:
         return None
     if sum(len(part.names) for part in parts) > MAX_NAMES_SIZE:
         return None
-    by_column = [list(column) for column in zip(*parts, strict=True)]
-    parts.clear()  # the parts of a column are freed after they are joined
-    names = Lines(b"".join(by_column.pop(0)).decode(errors="replace"))
+    joined = columns.joined(parts)
+    names = Lines(next(joined).decode(errors="replace"))
     if len(names) != len(fields):  # a name contains a newline
         return None
-    locations = b"".join(by_column.pop(0)).decode("latin-1")
-    indexes, nbytes, data_types, ranks, dims, begins, ends = (
-        np.concatenate(by_column.pop(0)) for _ in range(len(by_column))
-    )
+    locations = next(joined).decode("latin-1")
+    indexes, nbytes, data_types, ranks, dims, begins, ends = joined
     rest, left_out = model, int((ends - begins).sum())
     if 2 * left_out > len(model):  # else `rest` would copy most of a large model
         starts, stops = np.append(start, ends), np.append(begins, stop)

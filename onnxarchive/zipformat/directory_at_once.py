@@ -66,12 +66,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         if part is None:
             return None
         parts.append(part)
-    by_column = [list(column) for column in zip(*parts, strict=True)]
-    parts.clear()  # the parts of a column are freed after they are joined
-    names = b"".join(by_column.pop(0))
-    header_offset, size, name_size, crc32 = (
-        np.concatenate(by_column.pop(0)) for _ in range(len(by_column))
-    )
+    names, header_offset, size, name_size, crc32 = columns.joined(parts)
     data_offset = np.append(header_offset[1:], bounds.offset) - size
     padding = data_offset - header_offset - name_size - LEAST_HEADER_SIZE
     if (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -39,6 +40,18 @@ def test_any_number_of_lines_is_joined(count: int) -> None:
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord(";"))
     begins = np.append(0, ends[:-1] + 1)[:count]
     assert columns.lines(data, begins, ends) == data.replace(b";", b"\n")
+
+
+def test_parts_of_columns_are_joined_and_freed_one_column_after_another() -> None:
+    freed: list[int] = []
+    parts = [(b"ab", np.arange(2)), (b"", np.arange(0)), (b"c", np.arange(2, 3))]
+    weakref.finalize(parts[0][1], freed.append, 1)
+    joined = columns.joined(parts)
+    assert next(joined) == b"abc"
+    assert (parts, freed) == ([], [])
+    assert next(joined).tolist() == [0, 1, 2]
+    assert freed == [1]
+    assert [*joined] == []
 
 
 def test_long_lines_take_little_more_than_themselves() -> None:
