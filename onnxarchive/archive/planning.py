@@ -46,8 +46,8 @@ class Plan:
     Attributes:
         items: Its tensors and assets, in order.
         models: Its models, as the last entries.
-        saved_nbytes: Bytes that are not written because identical initializers became one.
-        shared_nbytes: Bytes that are not written because models share tensors.
+        saved_nbytes: Number of bytes saved by merging identical initializers.
+        shared_nbytes: Number of bytes saved by sharing tensors between models.
     """
 
     items: Items
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data in all, without headers and padding."""
+        """Size of all data in bytes, without headers and padding."""
         return sum(sum(entries.sizes) for entries in self.parts)
 
     def size(
@@ -92,12 +92,13 @@ class PlannedModel:
     """A model, and the entries of the tensors that are stored outside it.
 
     Attributes:
-        items: The entries to write for it, in the order of the model.
-        model: A copy of the model without small initializers; tensors outside are external.
-        locations: The keys of the external tensors in `model`, including keys of entries that are
+        items: The new entries, in the order of the model.
+        model: A copy of the model; tensors stored outside are external. Small initializers with
+            entries are left out: `serialize` adds them.
+        locations: The keys of tensors stored outside, by path, including keys of entries that are
             written already or planned for other models.
-        held: Bytes of large tensors that stay in the model, by placeholder. Until `model` is
-            serialized, these tensors are external, with the placeholders as locations.
+        held: Bytes of large tensors that stay in the model, by placeholder. In `model`, these
+            tensors are external, with the placeholders as locations.
     """
 
     items: Items
@@ -111,7 +112,7 @@ class PlannedModel:
         return frozenset((*self.locations.values(), *self.items.names))
 
     def serialize(self) -> SerializedModel:
-        """The bytes of the model.
+        """Serializes the model.
 
         Raises:
             ArchiveFormatError: The model is too large.
@@ -157,7 +158,7 @@ class ModelToStore:
     Attributes:
         model: The model. It is not changed.
         resolve: Gives the bytes of a tensor whose data is external already.
-        small: The model's small initializers (`find_small` or `take_out`); None if nobody searched.
+        small: The model's small initializers (`find_small` or `take_out`); None if unknown.
     """
 
     model: onnx.ModelProto
@@ -216,7 +217,7 @@ def plan_archive(
 ) -> Plan:
     """Plans the archive of one or several models.
 
-    Tensors stored outside the models are read only to find equal ones (further models, `dedupe`).
+    Tensors stored outside are read only to find equal ones (with further models or `dedupe`).
 
     Args:
         models: The models by id; `""` is the id of the default model.
@@ -272,7 +273,7 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """Data that models share, with the CRC-32 found by comparing; the writer verifies it."""
+    """Data that models share, with the CRC-32 found by comparing, for the writer to verify."""
     found = data()
     if isinstance(found, FileData | Stored) and found.crc32 is None:
         return replace(found, crc32=crc32)
@@ -320,10 +321,10 @@ def plan_model(
         options: The options of the archive.
         stored: The keys of tensors whose entries are written already, by path.
         assigned: The keys that are assigned already.
-        shared: The entries of other models, which this model may share; its own entries are added.
+        shared: The entries of other models, for this model to share; the new entries are added.
         temporary: Directory for a temporary file; None for the system's.
         small: Small initializers (`find_small`), which are serialized apart from the copy of the
-            model. Not with `stored` or `shared`.
+            model. None or empty with `stored` or `shared`.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the rest of the model is too large.
@@ -354,9 +355,9 @@ class _Tensors:
 
     Attributes:
         items: The entries to write, in the order of the model.
-        locations: The keys of tensors that are stored outside, by path, except small initializers.
+        locations: The keys of tensors stored outside, except small initializers, by path.
         staying: External tensors that go into the model, with their sizes in bytes.
-        idle: Tensors with an `external_data` field that has no effect.
+        idle: Paths of tensors whose `external_data` has no effect.
     """
 
     def __init__(
@@ -377,7 +378,7 @@ class _Tensors:
         self.idle: list[Path] = []
 
     def take_all(self, stored: Mapping[Path, str]) -> None:
-        """Decides for each tensor if it is stored outside, unless its entry is written already."""
+        """Selects the tensors to store outside; tensors in `stored` have an entry already."""
         self.locations.update(stored)
         small = self.items.small
         next_index = 0
@@ -424,11 +425,11 @@ class _Tensors:
 
 
 def _path_without(path: Path, left_out: Sequence[int]) -> Path:
-    """The path of a tensor in a copy of a model without some initializers of the main graph.
+    """The path of a tensor after some initializers of the main graph are left out.
 
     Args:
-        path: Its path in the model.
-        left_out: Indexes of these initializers, in ascending order.
+        path: The path in the complete model.
+        left_out: Indexes of the initializers that are left out, in ascending order.
     """
     *graph, (field, index) = path
     if (*graph,) != MAIN_GRAPH or field != tensors.INITIALIZER or index is None:
@@ -439,7 +440,7 @@ def _path_without(path: Path, left_out: Sequence[int]) -> Path:
 def _staying(
     staying: Iterable[tuple[TensorRef, int]], resolve: Resolve
 ) -> tuple[dict[Path, bytes], dict[Path, Data]]:
-    """Copies of small external tensors that go into the model, and the data of large ones."""
+    """Resolves external tensors that go into the model; small ones are copied."""
     small: dict[Path, bytes] = {}
     large: dict[Path, Data] = {}
     for ref, nbytes in staying:
@@ -452,9 +453,9 @@ def _staying(
 
 
 def _verified(ref: TensorRef, data: Data) -> Data:
-    """Compares the CRC-32 of data before it goes into the model, which keeps no CRC-32.
+    """Compares the CRC-32 of data that goes into a model.
 
-    Data of other classes has no CRC-32, or compares it when it is read.
+    Data other than `Stored` has no CRC-32, or compares the CRC-32 when it is read.
     """
     if isinstance(data, Stored) and data.crc32 is not None:
         found = Crc32.of(data).value
@@ -493,7 +494,7 @@ def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memo
 
 
 def _mapped(data: Data, maps: dict[tuple[str, tuple[int, int]], memoryview]) -> memoryview | None:
-    """Data as a view of a map; None if it is in no file or there are too many maps already.
+    """A view of mapped data; None if the data is in no file, or too many files are mapped.
 
     Args:
         data: The data.
@@ -521,10 +522,10 @@ def _raw_data(ref: TensorRef) -> Data:
 
 
 def require_names(names: Iterable[str]) -> None:
-    """Refuses assets whose paths differ only in case, or are a folder of another asset.
+    """Refuses assets whose paths differ only in case, or one of which is a folder of another.
 
     Raises:
-        ValueError: There are such assets.
+        ValueError: Two paths conflict.
     """
     try:
         keys.check_names([*names, MODEL_PROTO], Report())

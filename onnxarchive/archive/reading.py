@@ -1,10 +1,10 @@
 """`Archive`: entries, model and tensors of an open archive.
 
 Opening reads end records, directory and models by position, not from the map, and raises an error
-if they break a rule. The local header of an entry is compared with the directory when the entry is
-first read; those of the models on opening. Tensors are views of one map of the file, so a weight is
-read from the disk when its view is used. If the file is not mapped, tensors are arrays in memory,
-whose CRC-32s were compared.
+if they break a rule. Opening also compares the local headers of the models with the directory; the
+local header of another entry is compared when the entry is first read. Tensors are views of one map
+of the file, so a weight is read from the disk when its view is used. If the file is not mapped,
+tensors are arrays in memory, verified by their CRC-32s.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
     Arrays are read-only views of the mapped file. From a file object, or a remote archive without a
-    cache, they are read-only arrays in memory. They stay valid after `close`, and after this
-    library edits or replaces the archive. If another program rewrites the file, the arrays change;
-    if it truncates the file, reading them ends the process with SIGBUS. Several threads may use an
+    cache, they are read-only arrays in memory. Arrays stay valid after `close`, and after this
+    library edits or replaces the archive. If another program overwrites the file, views change; if
+    it truncates the file, reading a view ends the process with SIGBUS. Several threads may use an
     archive at once.
 
-    An archive in a file can be pickled, for worker processes. Unpickling calls `open` with the same
-    path, `model` and `max_model_nbytes`.
+    An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
+    the same `model` and `max_model_nbytes`.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -161,7 +161,7 @@ class Archive(Closing):
 
     @EvaluatedProperty
     def models(self) -> Models:
-        """Every model by id, the default one (`""`) first; like `model`, they are not copied."""
+        """Every model by id, the default one (`""`) first. Copy a model before you change it."""
         return Models(self._snapshot)
 
     @property
@@ -179,9 +179,9 @@ class Archive(Closing):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The model's metadata (`metadata_props`) by key; of a repeated key, the last value.
+        """The model's metadata (`metadata_props`) by key; a repeated key has its last value.
 
-        Mode `"r+"` allows changing it.
+        Mode `"r+"` allows changing the metadata.
         """
         return ReadOnlyMetadata(self.path, proto.metadata(self._snapshot.model))
 
@@ -192,14 +192,14 @@ class Archive(Closing):
 
     @property
     def alignment(self) -> int:
-        """Alignment in bytes of every entry's data, as the model's local header states it."""
+        """Alignment in bytes, from the default model's local header; other entries may differ."""
         return self._snapshot.alignment
 
     @EvaluatedProperty
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
-        A name that several graphs define raises an error; use `tensor_by_key` for it.
+        Looking up a name of several initializers raises an error; use `tensor_by_key` instead.
         """
         return self._tensors
 
@@ -211,8 +211,8 @@ class Archive(Closing):
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.
 
-        The bytes of a tensor are those of `raw_data`: little-endian, row-major, types of less than
-        8 bits packed. A model is always copied, since an edit may overwrite it in the file.
+        A tensor has the bytes of `raw_data`: little-endian, row-major, types of less than 8 bits
+        packed. A model is always copied, since an edit may overwrite the model in the file.
 
         Args:
             name: Name of the entry, as in `entries`.
@@ -222,7 +222,8 @@ class Archive(Closing):
 
         Raises:
             TensorNotFoundError: There is no such entry.
-            ArchiveFormatError: Its local header does not match the directory.
+            ArchiveFormatError: The entry's local header does not match the directory.
+            ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
             ArchiveError: The entry is a model that was edited after the archive was opened.
             ValueError: The archive is closed.
 
@@ -319,7 +320,7 @@ class Archive(Closing):
         """Reads several initializers at once, by parallel requests if the archive is remote.
 
         Args:
-            names: Their names; None for all of `tensors`.
+            names: Names of initializers; None for all of `tensors`.
 
         Returns:
             The arrays by name, each as `tensors` gives it.
@@ -358,8 +359,8 @@ class Archive(Closing):
 
         Args:
             path: The file to replace; a path other than the archive's is never refused.
-            file: The locked file at `path`, or None to open the file. On some file systems a locked
-                file can only be read through its own descriptor.
+            file: The locked file at `path`, or None to open the file. On some file systems only the
+                descriptor that holds the lock can read the file.
 
         Raises:
             ArchiveError: The directory of the archive has changed.
@@ -371,7 +372,7 @@ class Archive(Closing):
                     raise self._changed()
 
     def _is_at(self, path: str | os.PathLike[str]) -> bool:
-        """True if saving at `path` would replace this archive, or the file now at its path."""
+        """True if saving at `path` would replace this archive, or the file now at this path."""
         if not isinstance(self._file, MappedFile):
             return False
         own = os.path.realpath(self._file.absolute_path)
@@ -444,7 +445,7 @@ class Archive(Closing):
         snapshot.require_header(snapshot.entries.index_of[name])
 
     def _fetch_entries(self, names: Iterable[str]) -> None:
-        """Compares the local headers of entries, and fetches the data that a map lacks.
+        """Compares the local headers of entries; first fetches data that is missing in a cache.
 
         Does nothing if the file is not mapped.
 
@@ -478,7 +479,7 @@ class Archive(Closing):
 
         Raises:
             TypeError: The archive is not a local file.
-            ValueError: It is closed.
+            ValueError: The archive is closed.
         """
         file = self._file
         if not isinstance(file, MappedFile):
@@ -538,7 +539,7 @@ def read_verified(archive: Archive, name: str) -> memoryview:
 
 
 def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
-    """Compares an entry's local header, then yields its bytes, then compares their CRC-32.
+    """Yields an entry's bytes; compares the local header before and the CRC-32 afterwards.
 
     Raises:
         ArchiveFormatError: The local header does not match.

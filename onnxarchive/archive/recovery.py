@@ -41,7 +41,7 @@ class Recovery:
 
     Attributes:
         is_rolled_back: True if an interrupted edit was rolled back.
-        removed: Paths of the removed temporary files of killed processes.
+        removed: Paths of removed temporary files, left by killed processes.
 
     Example:
         recovery = onnxarchive.recover("model.onnxa")
@@ -53,7 +53,7 @@ class Recovery:
 
 
 def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Recovery:
-    """Rolls back an interrupted edit of an archive, and removes files of killed processes.
+    """Rolls back an interrupted edit, and removes temporary files of killed processes.
 
     A complete archive is never changed. `open` with mode `"r+"` rolls back, too. Temporary files
     are not removed if the directory cannot be listed.
@@ -69,7 +69,7 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
         LockedError: The archive stayed locked.
         ArchiveError: The file is not an archive, and a rollback would not restore one. The file is
             unchanged.
-        OSError: The archive cannot be read or written, or neither it nor a temporary file exists.
+        OSError: The archive cannot be read or written, or no archive and no temporary file exists.
 
     Example:
         onnxarchive.recover("model.onnxa")
@@ -90,9 +90,9 @@ def recover(path: str | os.PathLike[str], *, timeout: float | None = None) -> Re
 def opened_for_edit(
     path: str | os.PathLike[str], *, is_writable: bool | None, timeout: float | None
 ) -> Iterator[MappedFile]:
-    """Opens the file of an archive, with the exclusive lock during the block; see `files.opened`.
+    """Opens the file of an archive, locked exclusively during the block; see `files.opened`.
 
-    An error names the path and, if the file is no archive, the kind of file.
+    An error names the path; for a file of another kind, also the kind.
     """
     with (
         recognised(path),
@@ -168,8 +168,8 @@ def _first_archive(file: MappedFile) -> tuple[int, int] | None:
     """Finds the archive at the beginning of a file by local headers alone.
 
     Returns:
-        The offset of the first model's entry and that of the end of the archive, in bytes; None if
-        the file does not begin with an archive.
+        The offsets of the first model's entry and of the archive's end, in bytes; None if the file
+        does not begin with an archive.
     """
     offset = directory_size = 0
     first_model = None
@@ -188,7 +188,7 @@ def _first_archive(file: MappedFile) -> tuple[int, int] | None:
 
 
 def _placement(file: MappedFile, offset: int) -> Placement | None:
-    """The entry of an archive whose local header begins at `offset`, or None."""
+    """The entry with a local header at `offset`, or None."""
     for size in (_USUAL_HEADER_SIZE, LocalHeader.MAX_SIZE):
         local = LocalHeader.unpack(file.read(offset, size))
         if local is not None:

@@ -1,4 +1,4 @@
-"""Models that refer to an archive: keys of the archive are locations of their external tensors."""
+"""Models that refer to an archive: the locations of external tensors are keys of the archive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EntryData(Stored):
 
 
 def entry_data(archive: Archive, name: str) -> EntryData:
-    """The bytes of an entry, mapped; its local header is compared with the directory."""
+    """The bytes of an entry as `Archive.read` gives them, with the CRC-32 from the directory."""
     return EntryData(archive.read(name), archive.entries[name].crc32, name)
 
 
@@ -70,7 +70,7 @@ def verified_assets(archive: Archive) -> list[Item]:
 
 
 def has_outside_attributes(archive: Archive, models: Iterable[str]) -> bool:
-    """True if these models have other tensors than initializers outside (`convert_attribute`)."""
+    """True if a tensor other than an initializer is stored outside one of these models."""
     refs = (ref for model in models for ref in archive._refs_of(model).values())
     return any(not ref.is_initializer for ref in refs)
 
@@ -85,11 +85,11 @@ def referred_data(archive: Archive, ref: TensorRef) -> EntryData:
 
 
 def referred_key(archive: Archive, ref: TensorRef) -> str:
-    """The key that is an external tensor's location.
+    """The location of an external tensor, which must be a key of the archive.
 
     Raises:
-        ArchiveFormatError: The archive has no such key, or the entry's size is not the size that
-            the tensor's type and shape need.
+        ArchiveFormatError: The archive has no such key, or the tensor does not use the whole entry
+            (by offset and length, or by type and shape).
     """
     reference = tensors.external_data(ref, Report())
     assert reference is not None  # the report would have raised

@@ -1,9 +1,10 @@
 """Replaces, adds, removes and renames models of an archive.
 
-An edit leaves kept entries in place, and writes a new end of the file with the models. The new end
-is written to a clone if the file system can share blocks and the clone can have the owner and the
-name; else to the file itself, with an undo log. A whole new file is written if `compact` moves or
-removes an entry, if `copy` cannot clone, or if the old end is too large for an undo log.
+An edit leaves kept entries in place, and writes a new end of the file with the models. If the file
+system can clone files (share blocks), and the clone can have the owner and the name of the archive,
+the new end is written to a clone; else to the file itself, with an undo log. A whole new file is
+written if `compact` moves or removes an entry, if `copy` cannot clone, or if the old end is too
+large for an undo log.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ __all__ = [
 ]
 
 _MAX_SHOWN_ENTRIES = 3  # in a message
-# From a mount point, or a directory in which a user cannot replace other users' files.
+# Errors of a rename over a mount point, or over another user's file in some directories.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
 # A model whose external tensors may refer to the archive, or the path of a .onnx.
@@ -105,7 +106,7 @@ def write_model(
         archive: The archive. Its file is locked, and open for writing unless `options.copy`.
         given: The model.
         options: The options of the edit.
-        identifier: The id of the model; None for that of `archive.model`.
+        identifier: The id of the model; None for the id of `archive.model`.
 
     Returns:
         The file at the archive's path after the edit, open and still locked.
@@ -119,7 +120,7 @@ def write_without(archive: Archive, identifier: str, options: EditOptions) -> Ma
 
     Raises:
         ModelNotFoundError: There is no model of this id.
-        ValueError: The id is that of the default model.
+        ValueError: The id is the default model's id.
     """
     _require_further(archive, identifier)
     return _write_models(
@@ -159,8 +160,8 @@ def _write_models(
 
     Args:
         archive: The archive.
-        given: All models of the new archive by id. At most one is new; the others must be models of
-            `archive.models`.
+        given: All models of the new archive by id. At most one is new; the others must be the
+            objects in `archive.models`.
         options: The options of the edit.
     """
     require_model_ids(given)
@@ -196,7 +197,7 @@ def _write_models(
 
 
 def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
-    """The given options; for None, those that keep the archive's tensors where they are."""
+    """The options for writing; a None in `options` becomes the value that moves fewest tensors."""
     planned = list(archive.models) if options.compact or not replaced else replaced
     outside_attributes = has_outside_attributes(archive, planned)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
@@ -211,7 +212,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold by which every tensor inside a model, and if possible outside, stays."""
+    """The size threshold that moves no tensor out of a model, and as few as possible into it."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):
@@ -229,7 +230,7 @@ def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool
 def _open_given(
     archive: Archive, given: GivenModel, resources: contextlib.ExitStack
 ) -> ModelToStore:
-    """A model, and a function that gives the bytes of its external tensors."""
+    """Opens a new model; the file of a path stays open until `resources` is closed."""
     if isinstance(given, onnx.ModelProto):
         require_referring(given, archive)
         return ModelToStore(given, partial(referred_data, archive))
@@ -243,10 +244,10 @@ def _open_given(
 
 
 def _by_entry(source: Source, archive: Archive) -> Resolve:
-    """Gives the bytes of a source's tensors; bytes in the archive (of a link) become entry data.
+    """The `Resolve` of a source; bytes in the archive, as from a link, become `EntryData`.
 
     Raises:
-        ArchiveFormatError: The bytes of a tensor are in the archive, but in its model or directory.
+        ArchiveFormatError: The bytes of a tensor overlap the archive's models or directory.
     """
     entries = [archive.entries[name] for name in kept_names(archive)]
     name_of = {(entry.data_offset, entry.nbytes): entry.name for entry in entries}
@@ -273,13 +274,13 @@ def kept_names(archive: Archive) -> list[str]:
 
 
 def end_offset(archive: Archive) -> int:
-    """Offset of the first model's entry, the end of all other entries, in bytes."""
+    """Offset in bytes of the first model's entry, which is the end of all other entries."""
     first = archive._snapshot.model_numbers.start
     return archive.entries[archive.entries.names[first]].header_offset
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """True if the plan moves and removes no entry except models."""
+    """True if the plan begins with all entries except the models, unchanged."""
     names = kept_names(archive)
     return plan.items.names[: len(names)] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
@@ -319,7 +320,7 @@ def _plan_keeping_all(
         plan: The plan of a new archive of these models, or None.
 
     Raises:
-        ValueError: No model uses the tensor of an entry.
+        ValueError: A tensor of the archive would be unused.
     """
     temporary = directory_of(archive._local_file.absolute_path)
     assigned = Keys(archive._keys)
@@ -382,7 +383,7 @@ def _require_none_missing(archive: Archive, missing: Sequence[str]) -> None:
 def _stored(
     archive: Archive, items: Iterable[Item], others: Mapping[str, TensorRef]
 ) -> dict[Path, str]:
-    """The keys of planned tensors whose bytes the archive has already, by path; one tensor per key.
+    """The keys of planned tensors that the archive has already, by path; no key occurs twice.
 
     Args:
         archive: The archive.
@@ -465,7 +466,7 @@ def changed_clone(
         replacement = Replacement(
             archive._local_file.absolute_path, follow_links=False, is_locked=True
         )
-    except OSError:  # a fault of the directory; an edit that needs it fails later
+    except OSError:  # `write_anew`, if needed, raises it again
         return None
     try:
         old = os.fstat(archive._local_file.fileno())

@@ -43,7 +43,7 @@ class Rule:
         id: Its id, such as `"ZIP-6"`.
         seen: The step that checks it: `"open"`, `"header"` (local header) or `"data"`.
         text: The rule as a sentence.
-        mended: True if `convert` rewrites zips of other tools that break the rule.
+        mended: True if `convert` makes archives of other tools' zips that break the rule.
     """
 
     id: str
@@ -103,7 +103,7 @@ class _Findings(Report):
             self._take(finding)
 
     def _take(self, finding: Finding) -> None:
-        # A model's CRC-32 is compared twice: before it is parsed, and with the other entries.
+        # A model's CRC-32 is compared before the model is parsed, and again with all entries.
         is_of_model = finding.entry is not None and is_model(finding.entry)
         if finding.rule == "ZIP-15" and is_of_model and finding in self._kept:
             return
@@ -135,13 +135,13 @@ def check(
     max_model_nbytes: int = MAX_MODEL_NBYTES,
     **access: Unpack[Access],
 ) -> list[Finding]:
-    """Checks an archive against every rule of the specification.
+    """Checks an archive against the rules of the specification.
 
     Args:
         source: The archive, as in `onnxarchive.open`.
         full: Whether to read all data and also check CRC-32, SHA-1 checksums, unused bits and
             booleans.
-        progress: Called with the bytes done and the bytes in all if `full`, by one thread at a
+        progress: With `full`, called with the bytes done and the bytes in all, by one thread at a
             time; True shows a bar.
         jobs: Number of threads if `full`; None for one per core. Remote archives and file objects
             are read by one thread.
@@ -150,9 +150,9 @@ def check(
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Returns:
-        Every broken rule, in the order in which a reader finds them; empty for a valid archive.
-        There are at most 1,000 findings per rule, and one that counts the rest. Long names and
-        values are cut to about 100 characters.
+        The faults, in the order in which a reader finds them; empty for a valid archive. There are
+        at most 1,000 findings per rule, and one that counts the rest. Long names and values are cut
+        to about 100 characters.
 
     Raises:
         UnfinishedEditError: An edit of the archive was interrupted.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxarchive.archive.onnx_ir import SplitModel
 
     class ONNXProgram(Protocol):
-        """`torch.onnx.ONNXProgram`; this room does not import torch, not even for its types."""
+        """`torch.onnx.ONNXProgram`, declared without importing torch, not even for its types."""
 
         model: onnx_ir.Model
 
@@ -70,8 +70,8 @@ def save(
     The archive appears at `path` when it is complete; after a failure the old file is unchanged. If
     the file system can reserve space, a full disk raises an error before anything is written. The
     same model and options give the same bytes. Memory holds copies of the tensors that stay in the
-    model, of the tensor being written and, with several threads, of up to `jobs` more tensors of
-    together 96 MiB.
+    model, and of the tensor being written. Several threads hold copies of up to `jobs` more
+    tensors, of 96 MiB together.
 
     A ModelProto does not remember its file: `save(load(path), path)` loses assets and other models.
     To keep them, use `replace_model` or `onnxarchive.open(path, "r+")`, or save a model from
@@ -87,19 +87,19 @@ def save(
             most 64 bytes. Equal tensors of different models (data type, dims, bytes) are stored
             once.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes. None for 64 or,
-            with `keep`, the alignment of the model's archive.
+        alignment: The data of every entry begins at a multiple of this many bytes. None for the
+            alignment of the model's archive (with `keep`), else 64.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for False or, with `keep`, for True if the model's archive has such a tensor
-            outside.
+            None for True if the model's archive (with `keep`) stores other tensors than
+            initializers outside, else False.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
             is not identical: PyTorch's TorchScript exporter makes such a copy of a tied embedding,
             unless it is called with `do_constant_folding=False`.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
         keep: Whether a model from `onnxarchive.ir.load` keeps its id and the other models and
             assets of its archive, unless `models` and `assets` replace them. False saves only the
-            given models and assets, with `model` as the default one. Other models are always saved
-            in this way.
+            given models and assets, with `model` as the default one. Models from elsewhere are
+            always saved as with False.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one per core. An `onnx_ir.Model` is saved by the calling
             thread alone, since reading its tensors may run code of the caller.
@@ -165,7 +165,7 @@ def save(
 
 
 def _prepared(model: Model, size_threshold: int) -> onnx.ModelProto | SplitModel:
-    """The model itself; if it is of onnx_ir or PyTorch, the model split from its large tensors."""
+    """Splits a model of onnx_ir or PyTorch from its large tensors; a ModelProto is unchanged."""
     if isinstance(model, onnx.ModelProto):
         return model
     if is_instance(model, "torch", "ONNXProgram"):

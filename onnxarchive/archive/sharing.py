@@ -60,7 +60,7 @@ class _Alike:
         return self._find(data)[1]
 
     def _find(self, data: Callable[[], Data]) -> tuple[int, _Content | None]:
-        """The CRC-32 of this data, and the equal content or None."""
+        """The CRC-32 of this data, and the content with equal data or None."""
         given = data()
         crc32 = Crc32.of(given).value if given.crc32 is None else given.crc32
         equal = (it for it in self._by_crc32[crc32] if _are_same(it.data(), given))
@@ -68,14 +68,14 @@ class _Alike:
 
 
 class SharedEntries:
-    """Finds entries of earlier models that hold the data of a tensor of a later model.
+    """Finds entries of earlier models with the same data as a tensor of a later model.
 
     Only tensors with the data type and dims of another model's tensor are read: once to compute an
     unknown CRC-32, and again to compare them with other data of the same CRC-32.
 
     Attributes:
         crc32s: CRC-32 of the data that models share, by key.
-        saved_nbytes: Bytes of data that need no entry of their own.
+        saved_nbytes: Number of bytes saved by sharing.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class SharedEntries:
         """Begins another model, which may share all entries that were added before.
 
         Args:
-            taken: Keys of entries that this model already uses; it cannot share them again.
+            taken: Keys of entries that this model uses already, so they cannot be shared.
         """
         self._taken = {*taken}
         self._numbers.clear()
@@ -105,7 +105,7 @@ class SharedEntries:
     def find(self, ref: TensorRef, nbytes: int, data: Callable[[], Data]) -> str | None:
         """The key of an entry to share for this tensor; None if there is none.
 
-        Tensors of one model have different entries (DATA-3), so no key is returned twice for it.
+        Tensors of one model have different entries (DATA-3), so a model gets no key twice.
 
         Args:
             ref: The tensor.
@@ -134,7 +134,7 @@ def type_and_dims(ref: TensorRef) -> object:
 
 
 def _are_same(first: Data, second: Data) -> bool:
-    """True if the data is equal; data in one place is equal without being read."""
+    """True if the data is equal; data at the same place is not read."""
     if first.nbytes != second.nbytes:
         return False
     place = _place(first)
@@ -142,7 +142,7 @@ def _are_same(first: Data, second: Data) -> bool:
 
 
 def _place(data: Data) -> object:
-    """The file of the data and the offset there, or the address in memory; None if unknown."""
+    """Identity of the data's file and offset in the file, or address in memory; None if unknown."""
     if isinstance(data, FileData):
         return data.identity, data.offset
     if isinstance(data, RandomAccessData):

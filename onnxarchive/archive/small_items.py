@@ -32,7 +32,7 @@ class SmallEntries(NamedTuple):
 
 
 def in_groups(sizes: Sequence[int]) -> list[range]:
-    """Divides items into groups of successive small ones and groups of one item.
+    """Divides items into groups of successive small items and groups of one large item.
 
     Args:
         sizes: Size of each item in bytes.
@@ -58,7 +58,7 @@ def fetch_small(items: Items) -> SmallEntries | None:
     """Fetches the data of small items; None if an item needs more checks, or a size is wrong."""
     contents = _fetch_rows(items)
     parts: list[FileData] = []
-    places: list[int] = []  # indexes of `parts` in `contents`
+    places: list[int] = []  # index in `contents` of each of `parts`
     for number, content in enumerate(contents):
         if content is not None:
             continue
@@ -84,7 +84,7 @@ def fetch_small(items: Items) -> SmallEntries | None:
 
 
 def _fetch_rows(items: Items) -> list[bytes | None]:
-    """The data of each small initializer in the model or in a found file; None for other items."""
+    """The data of small initializers in the model or in a known file; None for other items."""
     small = items.small
     contents: list[bytes | None] = []
     in_files: defaultdict[int, list[int]] = defaultdict(list)

@@ -51,10 +51,10 @@ class Snapshot:
         directory: The directory.
         entries: The entries by name.
         model_ids: The ids of all models; `""`, the id of the default model, is the first.
-        refs: The chosen model's tensors outside of it, by key.
+        refs: The chosen model's tensors that are stored outside, by key.
         headers: The local headers.
         model_numbers: Indexes of the models' entries.
-        alignment: Alignment of the data of the default model's entry, in bytes.
+        alignment: Alignment in bytes, from the default model's local header.
     """
 
     def __init__(self, file: RandomAccessFile, model: str, max_model_nbytes: int) -> None:
@@ -116,9 +116,9 @@ class Snapshot:
         return file.size == self.size and file.read(offset, len(packed)) == packed
 
     def locate(self, number: int) -> tuple[memoryview, int, int]:
-        """A view that contains an entry's data; offset of the data in the view, and size, in bytes.
+        """An entry's data: a view, the offset of the data in the view, and the size, in bytes.
 
-        If the file is not mapped, the view is of a copy whose CRC-32 was compared.
+        If the file is not mapped, the view is of a copy, verified by its CRC-32.
 
         Raises:
             ArchiveFormatError: The entry's local header does not match the directory.
@@ -174,7 +174,7 @@ class Snapshot:
         return map(self.locate, numbers)
 
     def fetch(self, numbers: Sequence[int]) -> None:
-        """Compares local headers of a mapped file; if the file is incomplete, fetches the entries.
+        """Compares local headers of a mapped file; first fetches entries that the map lacks.
 
         The CRC-32 of fetched data is compared before the data is used.
         """
@@ -197,7 +197,7 @@ class Snapshot:
                 self.headers.verified[number] = 1
 
     def _copies(self, numbers: Sequence[int]) -> Iterator[memoryview]:
-        """The data of entries of a file that is not mapped, after their CRC-32s were compared."""
+        """Yields the data of entries of an unmapped file; compares local headers and CRC-32s."""
         entries = self.directory.entries
         with with_path(self.file.path):
             copies = self.file.read_ranges(map(self._range, numbers))
@@ -269,11 +269,11 @@ class Snapshot:
 
 
 def require_model(models: Collection[str], model: str) -> None:
-    """Requires a model of an archive.
+    """Checks that an archive has a model with this id.
 
     Args:
-        models: The ids of its models.
-        model: The id to look for.
+        models: The ids of the archive's models.
+        model: The id.
 
     Raises:
         ModelNotFoundError: There is no model of this id.

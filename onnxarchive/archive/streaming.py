@@ -89,8 +89,8 @@ class Writer(Closing):
         """Writes a tensor.
 
         Args:
-            name: Name of its initializer.
-            tensor: Its data: an array or anything that numpy converts to one, a PyTorch tensor on
+            name: Name of the initializer.
+            tensor: The data: an array or anything that numpy converts to one, a PyTorch tensor on
                 any device, a TensorProto (its name and doc_string are not used), or an onnx_ir
                 tensor. The data type is kept, including bfloat16, float8 and int4.
 
@@ -125,7 +125,7 @@ class Writer(Closing):
                 initializers; None for all tensors of the file.
 
         Returns:
-            The keys under which the tensors are stored, by the names of their initializers.
+            The key of each tensor, by name of the initializer.
 
         Raises:
             ArchiveFormatError: The file is not a safetensors file, or changes while it is read.
@@ -203,11 +203,11 @@ class Writer(Closing):
     ) -> None:
         """Writes the models and completes the archive.
 
-        In each model, an added tensor is the data of the initializer with its name. That
+        In each model, an added tensor is the data of the initializer of the same name. The
         initializer may lack data, shape and data type; if it has a data type, type and shape must
-        match the tensor. If no model has such an initializer, the default model's main graph gets
-        one. A tensor of an attribute or a function uses an added tensor if its location is the key
-        from `add`. Tensors in the models themselves are stored as by `save`.
+        match the added tensor. If no model has an initializer of this name, the default model's
+        main graph gets one. An external tensor of an attribute or a function uses the added tensor
+        whose key is the location. Tensors in the models themselves are stored as by `save`.
 
         Args:
             model: The default model. It is not changed.
@@ -300,7 +300,7 @@ class Writer(Closing):
         return {ref.path: key for key, ref in refs.items()}
 
     def _key_of_added(self, ref: TensorRef) -> str | None:
-        """The key of a tensor of the model if the tensor was added, else None."""
+        """The key of the added tensor that a tensor of the model uses, or None."""
         if ref.tensor.data_location != tensors.EXTERNAL:
             return self._key_of.get(ref.name) if ref.is_initializer else None
         reference = tensors.external_data(ref, Report())
@@ -318,7 +318,7 @@ class Writer(Closing):
         return key
 
     def _fill_in(self, model: onnx.ModelProto) -> None:
-        """Sets missing data types and shapes to those of added tensors, and compares the others."""
+        """Copies missing data types and shapes from added tensors, and compares the others."""
         for ref in tensors.walk(model):
             key = tensors.location(ref.tensor)
             added = self._added.get(key) if key is not None else None

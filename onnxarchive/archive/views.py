@@ -37,9 +37,9 @@ class EvaluatedProperty(Generic[_Value]):
 class Tensors(Mapping[str, "NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
-    These are the initializers of the main graph and of its subgraphs, including small ones and
-    strings in the model itself. Two subgraphs may define the same name (the branches of an If).
-    Such a name is not iterated over, and its lookup raises an error that lists the keys for
+    The mapping has the initializers of the main graph and of its subgraphs, including small ones
+    and strings in the model itself. Several graphs may define the same name, such as the branches
+    of an If. Iteration skips such a name, and looking it up raises an error that lists the keys for
     `Archive.tensor_by_key`.
     """
 
@@ -71,11 +71,13 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
         """The initializer of this name.
 
         Returns:
-            A view of the file; a copy if its type has less than 8 bits or the model itself holds
-            its data.
+            A view of the file; a copy if the file is not mapped, the type has less than 8 bits, or
+            the model itself holds the data.
 
         Raises:
-            ArchiveFormatError: The model holds its data, which does not fit its type and shape.
+            ArchiveFormatError: Data in the model does not fit type and shape, or the local header
+                of an entry does not match the directory.
+            ChecksumError: The bytes of a remote archive or file object do not match their CRC-32.
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._snapshot

@@ -40,14 +40,14 @@ def write_archive(
     reserved: int | None = None,
     access: Access | None = None,
 ) -> int:
-    """Writes a planned archive, completely or not at all; gives its size in bytes.
+    """Writes a planned archive; gives its size in bytes.
 
     Args:
         plan: The plan.
-        path: The archive; a URL, where the object appears when it is complete; or a binary file,
+        path: The archive: a path or URL, where it appears when it is complete; or a binary file,
             which is written to in order.
-        options: Its options, of which `alignment`, `progress` and `jobs` are used.
-        require: Called before the file is renamed; an error discards it (`Replacement.commit`).
+        options: The options; only `alignment`, `progress` and `jobs` are used.
+        require: Called before a file is renamed; an error discards the file (`Replacement.commit`).
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
         access: Options for reaching a remote target, or None.
     """
@@ -88,11 +88,11 @@ def write_file(
     Args:
         plan: The plan.
         path: The archive.
-        options: Its options, of which `alignment`, `progress` and `jobs` are used.
+        options: The options; only `alignment`, `progress` and `jobs` are used.
         require: Called before the file is renamed; an error discards it (`Replacement.commit`).
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
-        is_locked: Whether the caller has locked the file at `path`; if so, a symbolic link is
-            replaced itself.
+        is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
+            replaced, not its target.
     """
     require_names(plan.items.names)
     replacement = Replacement(path, follow_links=not is_locked, is_locked=is_locked)
@@ -117,10 +117,9 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
 
     Args:
         plan: The plan.
-        target: Writes them, in the caller's thread.
+        target: The writer; only the caller's thread uses it.
         counter: Counts the bytes that are written.
-        jobs: Largest number of threads, including the caller's. With several threads, each may
-            fetch the data of items.
+        jobs: Largest number of threads that fetch data, including the caller's.
     """
     copied_size = COPIED_SIZE if jobs > 1 else READ_SIZE
     groups = [(entries, group) for entries in plan.parts for group in in_groups(entries.sizes)]
@@ -144,7 +143,7 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
 
 
 def _fetched(group: Items, copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
-    """Fetches a single entry, or small ones together; other groups are fetched during iteration."""
+    """Fetches one entry, or several together; if `fetch_small` gives None, on iteration."""
     if len(group) == 1:
         return [fetched_entry(group[0], copied_size)]
     return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
@@ -159,7 +158,7 @@ class FetchedEntry:
         nbytes: Size of its data in bytes.
         crc32: CRC-32 of its data.
         stream: Its data, in pieces.
-        is_constant: True if `crc32` belongs to data that cannot have changed since it was computed.
+        is_constant: True if the data cannot have changed since `crc32` was computed from it.
     """
 
     name: str
@@ -170,19 +169,19 @@ class FetchedEntry:
 
 
 def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
-    """Gets the data of an item, and computes its CRC-32 unless the item states it.
+    """Gets the data of an item with its CRC-32, computed unless the data states one.
 
-    Large data that is not copied and has no CRC-32 is read twice: here, and by the writer, which
-    compares the CRC-32, since the data may have changed in between. Remote data is copied to a
-    temporary file first.
+    Large data without a CRC-32 is read twice, since it may change in between: here to compute the
+    CRC-32, and by the writer, which compares the CRC-32. Large remote data is first copied to a
+    temporary file.
 
     Args:
         item: The item.
         copied_size: Data of at most this many bytes is copied first, unless it cannot change.
 
     Raises:
-        ArchiveFormatError: The size of the data is not that of the item, or an element of the
-            tensor breaks a rule.
+        ArchiveFormatError: The data has another size than the item, or an element of the tensor
+            breaks a rule.
     """
     data = item.data()
     stated = data.crc32

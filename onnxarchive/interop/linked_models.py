@@ -63,9 +63,10 @@ def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
 
 
 def is_unread(ref: TensorRef, nbytes: int) -> bool:
-    """True if neither the checker nor the shape inference of onnx reads the tensor's data.
+    """True if onnx can check the model and infer shapes without the tensor's data.
 
-    Both read all tensors that may give a shape, and the indices of sparse tensors.
+    False for tensors that may give a shape (`may_give_shape`), and for indices and values of sparse
+    tensors: onnx reads the indices.
 
     Args:
         ref: A tensor that an archive stores outside its model.
