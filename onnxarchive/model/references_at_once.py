@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = NDArray[np.int64]
 
 ROWS: Final = 1 << 12  # tensors read at a time; their columns fit a core's cache
-MAX_NAMES_SIZE: Final = 1 << 26  # bytes of all names; making lines takes ten times as much memory
+MAX_NAMES_SIZE: Final = 1 << 26  # most bytes of all names; `Lines` take ten times as much memory
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The external initializers of a model's main graph; each is valid by itself.
+    """The external initializers of a model's main graph, each checked on its own.
 
     Attributes:
         names: The names of all initializers, external or not.
         indexes: Index of each external initializer among all initializers.
-        locations: Location of each external initializer, one per line, decoded as Latin-1: correct
-            for ASCII only.
+        locations: Location of each external initializer, one per line, decoded as Latin-1. Only
+            ASCII locations are correct.
         nbytes: Size of each external initializer in bytes, from shape and data type.
         shapes: Data type and shape of each external initializer.
-        rest: The serialized model without external initializers; the whole model if they are at
-            most half of it.
+        rest: The serialized model without external initializers, or the whole model if they take
+            at most half of its bytes.
     """
 
     names: Lines
@@ -70,14 +70,15 @@ class References:
 def read_references(model: bytes) -> References | None:
     """Reads the external initializers of a model's main graph.
 
-    protobuf accepts every initializer that is read here. So if it parses `rest`, it parses `model`.
+    All initializers that this function reads are valid for protobuf. So if protobuf parses `rest`,
+    it also parses `model`.
 
     Args:
         model: Bytes that may be a serialized ModelProto.
 
     Returns:
-        The initializers; None if one breaks a rule or is unusual: has many fields, a field twice, a
-        very long name, or a pair other than the location in `external_data`.
+        The initializers. None if the model is malformed, or if an initializer breaks a rule or is
+        unusual: for example, it has many fields or a newline in its name.
     """
     raw = np.frombuffer(model, np.uint8)
     try:
@@ -116,11 +117,11 @@ def read_references(model: bytes) -> References | None:
 
 
 def _initializers(model: bytes, start: int, stop: int) -> array[int]:
-    """The offset of each initializer's field in a graph; the tag has one byte.
+    """The offset in `model` of each initializer's field in a graph.
 
     Raises:
         ArchiveFormatError: The graph is malformed.
-        _UnusualError: An initializer's tag has more bytes, or a field exceeds the graph.
+        _UnusualError: The tag of an initializer has several bytes, or a field exceeds the graph.
     """
     found = array("q")
     while start < stop:
@@ -151,8 +152,8 @@ class _UnusualError(Exception):
 
 # Fields of many messages (encoding guide, "Message Structure")
 
-_MAX_WIDTH: Final = 8  # bytes of a varint, which hold 56 bits
-_MAX_FIELDS: Final = 32  # of a tensor
+_MAX_WIDTH: Final = 8  # most bytes of a varint; they hold 56 bits
+_MAX_FIELDS: Final = 32  # of a message
 _MAX_TAG: Final = 1 << 10
 
 
@@ -255,13 +256,13 @@ _METADATA: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "metadata_props", LEN)
 _PAIR: Final = frozenset(
     tag_of(onnx.StringStringEntryProto.DESCRIPTOR, field, LEN) for field in ("key", "value")
 )
-# The bytes of the location's pair in `external_data`, up to the size of the value.
+# The bytes before the size of the value in the location's pair of `external_data`.
 _BEFORE_LOCATION: Final = np.frombuffer(
     onnx.StringStringEntryProto(key=LOCATION).SerializeToString()
     + bytes([tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)]),
     np.uint8,
 )
-# Bits of an element by the number of the data type; 0 if it has no fixed width.
+# Bits per element of each data type, by number; 0 for a type without fixed width.
 _BIT_WIDTHS: Final = np.array(
     [
         dtypes.BY_NUMBER[number].bit_width if number in dtypes.BY_NUMBER else 0
@@ -269,14 +270,14 @@ _BIT_WIDTHS: Final = np.array(
     ]
 )
 _MAX_INT32: Final = (1 << 31) - 1
-_MAX_ELEMENTS: Final = 1 << 48  # of a tensor: the number of bits then fits 64 bits
+_MAX_ELEMENTS: Final = 1 << 48  # of a tensor, so that its size in bits fits 64 bits
 _UNSET: Final = -1
 
 
 class _Part(NamedTuple):
-    """Columns of some initializers; only `names`, one per line, also has internal initializers.
+    """Columns of external initializers; `names` has the names of all initializers, one per line.
 
-    `begins` and `ends` are the offsets of the initializers' fields in the model. `References` and
+    The field of each initializer is from `begins` to `ends` in the model. `References` and
     `Shapes` describe the other columns.
     """
 
@@ -356,13 +357,13 @@ class _Columns:
     def _take_dims(self, field: _Fields) -> None:
         rows, sizes = field.rows, field.numbers
         self._is_empty[rows] |= sizes == 0
-        with np.errstate(over="ignore"):  # infinity is too large
+        with np.errstate(over="ignore"):  # `nbytes` refuses infinity
             self._elements[rows] *= np.maximum(sizes, 1)
-        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # with a slice: a view
+        self._dims.append(_Dims(rows, self.ranks[rows].copy(), sizes))  # a slice gives a view
         self.ranks[rows] += 1
 
     def external(self) -> Numbers:
-        """The rows of the external tensors; to be called after all fields were taken."""
+        """The rows of the external tensors, once all fields have been taken."""
         is_external = self._data_locations == EXTERNAL
         if (is_external != (self.location_begins != _UNSET)).any():
             raise _UnusualError
@@ -371,7 +372,7 @@ class _Columns:
         return np.flatnonzero(is_external)
 
     def nbytes(self, which: Numbers) -> Numbers:
-        """The size in bytes of some of the tensors."""
+        """The size in bytes of each tensor in the rows `which`."""
         # The last width, 0, is for unknown types and for _UNSET.
         data_types = np.minimum(self.data_types[which], len(_BIT_WIDTHS) - 1)
         bit_widths, elements = _BIT_WIDTHS[data_types], self._elements[which]
@@ -382,7 +383,7 @@ class _Columns:
         return nbytes
 
     def dims(self, which: Numbers) -> Numbers:
-        """The dims of some of the tensors, concatenated."""
+        """The dims of the tensors in the rows `which`, concatenated."""
         if not self._dims:
             return np.empty(0, np.int64)
         dims = np.full((len(self.ranks), self.ranks.max()), _UNSET)
@@ -395,7 +396,7 @@ class _Columns:
 
 
 class _Dims(NamedTuple):
-    """One dimension of some tensors: the tensors' rows, and axis and size for each tensor."""
+    """A dim of some tensors: row, axis and size for each tensor."""
 
     rows: Numbers | slice
     axis: Numbers
