@@ -1,7 +1,7 @@
 """Plans archives: their entries, with keys and sources of data.
 
-Planning reads tensors stored outside the models only to find equal ones. Writing reads the `Plan`
-once, in order.
+Planning reads tensors stored outside the models only to find equal ones. The writer reads the
+`Plan` once, in order.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class ModelToStore:
 
     Attributes:
         model: The model. It is not changed.
-        resolve: Gives the bytes of a tensor whose data is external already.
+        resolve: Gives the bytes of an external tensor.
         small: The model's small initializers (`find_small` or `take_out`); None if unknown.
     """
 
@@ -317,7 +317,7 @@ def plan_model(
 
     Args:
         model: The model. It is not changed.
-        resolve: Gives the bytes of a tensor whose data is external already.
+        resolve: Gives the bytes of an external tensor.
         options: The options of the archive.
         stored: The keys of tensors whose entries are written already, by path.
         assigned: The keys that are assigned already.
@@ -468,7 +468,7 @@ def _verified(ref: TensorRef, data: Data) -> Data:
 
 
 def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
-    """Maps data; data that is in no file, or in too many files, is copied to a temporary file."""
+    """Maps data; data in no file, or in too many files, is first copied to a temporary file."""
     maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
     views: dict[Path, memoryview] = {}
     sizes: dict[Path, int] = {}  # of data in the temporary file

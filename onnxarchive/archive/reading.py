@@ -550,7 +550,7 @@ def verified_pieces(archive: Archive, name: str) -> Iterator[memoryview]:
 
 
 class StreamedEntry:
-    """Data of an entry. Iterating compares the local header, then reads the data in pieces.
+    """Data of an entry, in pieces; each iteration compares the local header and the CRC-32.
 
     Attributes:
         nbytes: Its size in bytes.

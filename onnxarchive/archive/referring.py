@@ -132,7 +132,7 @@ def save_referring(
     Args:
         model: The model. It is not changed.
         archive: The archive.
-        path: The archive to write; it may be the path of `archive`, which is then replaced.
+        path: The archive to write; if it is the path of `archive`, `archive` is replaced.
         options: The options of the archive to write.
 
     Raises:

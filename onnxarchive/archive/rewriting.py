@@ -317,7 +317,7 @@ def _plan_keeping_all(
         archive: The archive.
         models: The models of the new archive.
         options: The options of the plan.
-        plan: The plan of a new archive of these models, or None.
+        plan: The plan of a new archive, or None.
 
     Raises:
         ValueError: A tensor of the archive would be unused.
@@ -458,8 +458,8 @@ def changed_clone(
         archive: The archive.
         offset: Offset at which `write` begins, in bytes.
         write: Writes from `offset` to the new end of the file.
-        else_in_place: Whether the caller can change the file in place. If so, None is also returned
-            if the clone cannot get the owner or the name of the archive.
+        else_in_place: Whether the caller can change the file in place. If so, the result is also
+            None if the clone cannot get the owner or the name of the archive.
     """
     archive._local_file.require_locking_process()
     try:

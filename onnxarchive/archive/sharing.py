@@ -70,8 +70,8 @@ class _Alike:
 class SharedEntries:
     """Finds entries of earlier models with the same data as a tensor of a later model.
 
-    Only tensors with the data type and dims of another model's tensor are read: once to compute an
-    unknown CRC-32, and again to compare them with other data of the same CRC-32.
+    A tensor is read only if another model has a tensor of the same data type and dims: once to
+    compute an unknown CRC-32, and again to compare the data with other data of this CRC-32.
 
     Attributes:
         crc32s: CRC-32 of the data that models share, by key.

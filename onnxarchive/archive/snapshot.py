@@ -91,13 +91,13 @@ class Snapshot:
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """The model with this id. Users may change it, so refs keep its present initializers."""
+        """The model with this id. Users may change it, so the refs keep the present initializers."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model
 
     def refs_of(self, model: str) -> TensorRefs:
-        """The tensors of a model by key."""
+        """The tensors of a model that are stored outside, by key."""
         return self._contents.models[model].refs
 
     def all_refs(self, key: str) -> Sequence[TensorRef]:
@@ -106,7 +106,7 @@ class Snapshot:
 
     @cached_property
     def initializers(self) -> Initializers:
-        """The index of the initializers."""
+        """The index of the chosen model's initializers."""
         return Initializers(self.entries, self._found)
 
     def is_in(self, file: RandomAccessFile) -> bool:

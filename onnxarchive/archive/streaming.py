@@ -51,8 +51,8 @@ class Writer(Closing):
 
     Args:
         path: The archive, usually `name.onnxa`.
-        size_threshold: Tensors of this many bytes or more in the models given to `finish` are
-            stored outside them. Tensors given to `add` are always stored outside.
+        size_threshold: Tensors in the models given to `finish` are stored outside if they have this
+            many bytes or more. Tensors given to `add` are always stored outside.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768.
 
@@ -259,7 +259,7 @@ class Writer(Closing):
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
-        """Discards the archive if a write fails: it cannot be completed."""
+        """Discards the archive if the block fails, since the archive is then incomplete."""
         try:
             yield
         except BaseException as error:

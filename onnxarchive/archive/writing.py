@@ -47,7 +47,7 @@ def write_archive(
         path: The archive: a path or URL, where it appears when it is complete; or a binary file,
             which is written to in order.
         options: The options; only `alignment`, `progress` and `jobs` are used.
-        require: Called before a file is renamed; an error discards the file (`Replacement.commit`).
+        require: Called before the file is renamed; an error discards the file.
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
         access: Options for reaching a remote target, or None.
     """
@@ -89,7 +89,7 @@ def write_file(
         plan: The plan.
         path: The archive.
         options: The options; only `alignment`, `progress` and `jobs` are used.
-        require: Called before the file is renamed; an error discards it (`Replacement.commit`).
+        require: Called before the file is renamed; an error discards the file.
         reserved: Largest number of bytes to reserve on the disk beforehand; None for all.
         is_locked: Whether the caller has locked the file at `path`. If so, a symbolic link is
             replaced, not its target.
@@ -143,7 +143,7 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
 
 
 def _fetched(group: Items, copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
-    """Fetches one entry, or several together; if `fetch_small` gives None, on iteration."""
+    """Fetches one entry, or small entries together if possible, else one by one on iteration."""
     if len(group) == 1:
         return [fetched_entry(group[0], copied_size)]
     return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
