@@ -263,7 +263,7 @@ def _by_entry(source: Source, archive: Archive) -> Resolve:
                 ref = TensorRef(path, walking.at(source.model, path))
                 raise ArchiveFormatError(
                     f"{ref}: expected external data in a tensor of the archive, found "
-                    f"{found.nbytes} bytes at offset {found.offset}, in its model or directory"
+                    f"{found.nbytes} bytes at offset {found.offset}, in a model or the directory"
                 )
     return lambda ref: data[ref.path]
 

@@ -91,7 +91,7 @@ class Snapshot:
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """The model with this id. Users may change it, so the refs keep the present initializers."""
+        """The model with this id. Users may change it, so refs keep the old initializers."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model
