@@ -1,7 +1,7 @@
 """Keeps owner, permissions and extended attributes when a file or directory is replaced.
 
-The new file or directory never grants more than the old one. Lost attributes are reported as an
-`AttributesWarning`.
+The new file or directory never grants more permissions than the old one. Lost attributes are
+reported as an `AttributesWarning`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
-    """First permission bits of a new file or directory; of a replacement, only the owner's bits.
+    """Permission bits for creating a file or directory; for a replacement, only the owner's bits.
 
     Args:
         old: Status of the file or directory to replace, or None.
-        new: The bits if nothing is replaced.
+        new: The bits if nothing is replaced; a replacement gets no others.
     """
     return new if old is None else old.st_mode & new & stat.S_IRWXU
 
@@ -60,7 +60,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """
     inherited = _listed(descriptor)
     for name in inherited:
-        if name.startswith(_POSIX_ACLS):  # the default of the directory
+        if name.startswith(_POSIX_ACLS):  # default of the directory
             os.removexattr(descriptor, name)
     lost = []
     if not keep_owner(descriptor, old):
@@ -98,7 +98,7 @@ def keep_owner(descriptor: int, old: os.stat_result) -> bool:
         old: Status of the old file.
 
     Returns:
-        True if the system permits it.
+        False if the system refuses, else True; on Windows, nothing is copied.
     """
     if not hasattr(os, "fchown"):  # Windows
         return True
@@ -111,7 +111,7 @@ def keep_owner(descriptor: int, old: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[str]]:
-    """Collects the warnings of this thread during a block, instead of issuing them."""
+    """Collects the attribute warnings of this thread during a block, instead of issuing them."""
     collection: list[str] = []
     before = _collection.set(collection)
     try:
@@ -142,7 +142,7 @@ def _of_all(mode: int, acl: bytes = b"") -> int:
 
 
 def _keep_extended(descriptor: int, target: str, *, has_owner: bool) -> list[str]:
-    """Copies extended attributes with access control lists; returns the names of lost ones."""
+    """Copies extended attributes and access control lists; returns the names of those lost."""
     lost = []
     found = _listed(descriptor)
     for name in _listed(target):

@@ -1,10 +1,11 @@
 """Opens only files beneath a directory, even if names are changed at the same time.
 
 After a path was checked, and before it is opened, anyone with write permission can replace a name
-in it by a symbolic link to another place. So each component is opened relative to the previous one,
-the first relative to the open directory, without following links. A path with a link is first
-resolved, refused if it leads outside, and then opened in the same way. Linux does most of this in
-one call (openat2). Links may also lead into a second directory, if the caller allows it.
+in it by a symbolic link to another place. So each component is opened without following links,
+relative to the previous component; the first one, relative to the open directory. A path with a
+link is first resolved, refused if it leads outside, and then opened in the same way. Linux does
+most of this in one call (openat2). Links may also lead into a second directory, if the caller
+allows it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 # With O_PATH, the directories of a path need not be readable.
 _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
-# Errors for a symbolic link with O_NOFOLLOW; ENOTDIR with O_DIRECTORY too.
+# Errors for a symbolic link with O_NOFOLLOW; ENOTDIR if O_DIRECTORY is set, too.
 _MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 HAS_DIR_FD = os.open in os.supports_dir_fd
-_RESOLVED = 3  # maximum times to resolve a path: once, unless its links change meanwhile
-_OPENAT2 = 437  # number of the system call on these machines
+_RESOLVED = 3  # times to resolve a path at most; once is enough unless links change meanwhile
+_OPENAT2 = 437  # number of the system call on the machines below
 _OPENAT2_MACHINES = ("x86_64", "aarch64", "riscv64", "ppc64le", "s390x")
 _BENEATH = 0x08 | 0x02  # RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS
 
@@ -55,8 +56,8 @@ class Root:
 
         Args:
             path: The directory. Links in this path are followed.
-            above: An open directory and the number of levels (`..`) from there up to `path`, used
-                because names may have changed. None opens `path` by name.
+            above: An open directory and the number of levels (`..`) from it up to `path`. `path` is
+                then opened by these levels, since names may have changed. None opens it by name.
 
         Raises:
             OSError: The directory cannot be opened.
@@ -114,7 +115,7 @@ class Root:
             os.close(descriptor)
 
     def leads_to(self, name: str, identity: tuple[int, int]) -> bool:
-        """True if a name in the directory leads to the file; links to any place are followed.
+        """True if a name in the directory leads to a given file; links to any place are followed.
 
         Args:
             name: The name.
@@ -152,7 +153,7 @@ class Root:
             raise
 
     def _walked(self, path: str, flags: int) -> int:
-        """Opens a path, with or without links, without openat2."""
+        """Opens a path without openat2; the path may contain links."""
         root, below = self, path
         for _ in range(_RESOLVED):
             try:
@@ -207,17 +208,17 @@ class Root:
                 return root
         places = " or ".join(root.path for root in roots)
         raise OutsideError(
-            f"expected a path inside {places}, found {path!r}, a link to {found}; copy the files "
-            "from there to replace the link"
+            f"expected a path inside {places}, found {path!r}, a link to {found}; replace the link "
+            "by a copy of its target"
         )
 
 
 @cache
 def openat2() -> Callable[[int, str, int], int] | None:
-    """Linux's openat2: opens a path beneath a directory and follows links inside the directory.
+    """Linux's openat2, which opens a path and follows links beneath a directory; None if missing.
 
-    The function takes a third of the time of a walk. It returns -1 on failure: for an absolute
-    link, for example, or in a container that forbids openat2.
+    The function takes a third of the time of `Root._walked`. It returns -1 on failure: for an
+    absolute link, for example, or in a container that forbids openat2.
     """
     if not sys.platform.startswith("linux") or os.uname().machine not in _OPENAT2_MACHINES:
         return None

@@ -100,7 +100,7 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets the path before the file is renamed to this path."""
+        """Sets the path of the file; the file may be renamed to this path later."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -237,7 +237,7 @@ class MappedFile(RandomAccessFile):
         The view is shorter than `size` if an edit truncated the file before it was mapped.
 
         Raises:
-            ArchiveFormatError: The file has been truncated before `end` since it was opened.
+            ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
         """
         view = self._view
         if view is None:
@@ -286,10 +286,10 @@ class MappedFile(RandomAccessFile):
         """Possible paths of the file, without symbolic links.
 
         The first path was given at the time of opening. On Linux, the second is the present path,
-        also of a renamed file. Either may lead to another file, so compare `identity`.
+        even after a rename. Either may lead to another file, so compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
-        descriptor = self._require_open()  # referenced, so that it is of no other file
+        descriptor = self._require_open()  # referenced, so that no other file gets the number
         with contextlib.suppress(OSError):  # no /proc
             yield os.readlink(f"/proc/self/fd/{descriptor.number}")
 

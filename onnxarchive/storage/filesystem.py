@@ -84,7 +84,7 @@ def fallocate() -> Callable[[int, int, int], int] | None:
         library = ctypes.CDLL(None, use_errno=True)
     except (ImportError, OSError):  # Python was built without it, or linked statically
         return None
-    # The 64-bit one, if there are two.
+    # The 64-bit variant, if there are two.
     function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
     if function is None:
         return None
@@ -98,7 +98,7 @@ def fallocate() -> Callable[[int, int, int], int] | None:
 
 
 def file_system(descriptor: int) -> str | None:
-    """The type of the file system of a file, from /proc/self/mountinfo of Linux (proc(5))."""
+    """Type of a file's file system, from Linux's /proc/self/mountinfo (proc(5)); or None."""
     device = os.fstat(descriptor).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with (

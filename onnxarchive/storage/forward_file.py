@@ -6,15 +6,15 @@ from collections.abc import Generator, Iterable, Iterator
 
 from onnxarchive.storage.random_access import RandomAccessFile
 
-_MAX_SKIPPED = 1 << 20  # bytes of a gap that is read and dropped
+_MAX_SKIPPED = 1 << 20  # bytes; a gap up to this size is read and dropped
 
 
 class ForwardFile(RandomAccessFile):
     """Wraps a file for one thread that reads mostly by ascending offset.
 
     `pieces` and `read` continue one stream of the wrapped file's `pieces`. After a step back or a
-    large gap, `pieces` begins a new stream, and `read` reads from the wrapped file. `read_ranges`,
-    and all reads while pieces are being yielded, use the wrapped file.
+    large gap, `pieces` begins a new stream, and `read` reads from the wrapped file directly.
+    `read_ranges` always reads directly, as do all methods during an iteration over `pieces`.
     """
 
     def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:
@@ -22,7 +22,7 @@ class ForwardFile(RandomAccessFile):
 
         Args:
             file: The file, closed together with this object.
-            streams: The streams of all files read alternately with this file.
+            streams: The streams of all files read alternately with this file; None for no others.
         """
         self.path, self.size, self.identity = file.path, file.size, file.identity
         self._file = file
@@ -76,7 +76,7 @@ class ForwardFile(RandomAccessFile):
             yield piece
 
     def _stream_from(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
-        """Yields all bytes from `offset` on; each request is twice the size of the last."""
+        """Yields all bytes from `offset` on; each request is twice the size of the previous one."""
         while offset < self.size:
             yield from self._file.pieces(offset, min(size, self.size - offset))
             offset += size

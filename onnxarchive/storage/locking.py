@@ -29,7 +29,7 @@ _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOCKED_BYTE = 1 << 62  # beyond the end of every file, which Windows permits
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
-# Files with an exclusive lock of this process: device, inode, process and thread.
+# Exclusive locks of this process: device and inode of the file, ids of process and thread.
 _held: set[tuple[int, int, int, int]] = set()
 
 
@@ -37,7 +37,7 @@ _held: set[tuple[int, int, int, int]] = set()
 def shared(descriptor: int, timeout: float | None = None) -> Iterator[None]:
     """Holds a lock that is shared by readers and excludes editors.
 
-    On a file system without locks, the block runs without one.
+    On a file system without locks, the block runs without a lock.
 
     Args:
         descriptor: The open file.
@@ -79,7 +79,7 @@ def exclusive(descriptor: int, timeout: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unlocked_in_the_end(descriptor: int) -> Iterator[None]:
-    """Unlocks a file when the block ends, even by an interrupt just after locking."""
+    """Unlocks a file when the block ends, even if an interrupt comes just after locking."""
     process = os.getpid()
     try:
         yield
@@ -101,7 +101,7 @@ def try_exclusive(descriptor: int) -> bool:
     """Takes the exclusive lock until the file is closed, unless another process has it.
 
     Returns:
-        True if the lock was taken; False on a file system without locks.
+        True if the lock was taken; False if the file is locked, or its file system has no locks.
     """
     try:
         _lock(descriptor, is_shared=False, timeout=0)
@@ -171,7 +171,7 @@ def _try_lock(descriptor: int, is_shared: bool) -> bool:
 
 
 def _at_locked_byte(descriptor: int, act: Callable[[], None]) -> None:
-    """Calls a function with the position of the descriptor at the locked byte, then restores it."""
+    """Calls a function with the descriptor at the locked byte, then restores the position."""
     with POSITION_LOCK:
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
         os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)

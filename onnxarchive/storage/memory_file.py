@@ -19,9 +19,8 @@ class MemoryFile(RandomAccessFile):
         self.size = data.nbytes
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
-            # A NumPy array over a view keeps the view's object alive, but not the object's buffer,
-            # which the owner might resize or unmap. This array exports the buffer, so the buffer
-            # stays.
+            # A NumPy array over a view keeps the view's object alive, but the object's owner could
+            # resize or unmap the buffer. Here, the object is an array: it exports the buffer.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Name and argument for `pip install` of each library, by module.
+# By module: name of the library in messages, and argument of `pip install`.
 _LIBRARIES: Final = {
     "fsspec": ("fsspec", "'onnxarchive[remote]'"),
     "netron": ("Netron", "'onnxarchive[view]'"),

@@ -33,5 +33,5 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str]) -> N
 
 
 def directory_of(path: str | os.PathLike[str]) -> str:
-    """The directory of a path's file, after links are resolved."""
+    """The directory that contains the file at `path`, after links are resolved."""
     return os.path.dirname(os.path.realpath(path))

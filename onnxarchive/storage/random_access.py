@@ -69,7 +69,7 @@ class RandomAccessFile(Closing):
         """A read-only view of a file that `is_mapped`, with at least the bytes up to `end`.
 
         Raises:
-            ArchiveFormatError: The file has been truncated before `end` since it was opened.
+            ArchiveFormatError: The file was truncated to less than `end` bytes after opening.
         """
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class RandomAccessFile(Closing):
 
 @contextmanager
 def discarding_faults(file: RandomAccessFile) -> Iterator[None]:
-    """Discards a cached copy if the block finds that its bytes break a rule."""
+    """Discards the cached copy of a file if the block raises `ArchiveFormatError`."""
     try:
         yield
     except ArchiveFormatError:

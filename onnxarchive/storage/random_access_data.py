@@ -20,7 +20,7 @@ class RandomAccessData:
         offset: Offset of the bytes in the file.
         nbytes: Number of the bytes.
         crc32: CRC-32 of the bytes; None if unknown.
-        temporary: The directory for a temporary copy; None for the system's.
+        temporary: Directory for a temporary copy; None for the system's temporary directory.
     """
 
     file: RandomAccessFile

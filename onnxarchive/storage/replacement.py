@@ -37,7 +37,7 @@ _temporaries: weakref.WeakSet[_Temporary[Any]] = weakref.WeakSet()
 
 
 def remove_temporaries() -> None:
-    """Removes the temporary files of this process, before it exits without unwinding."""
+    """Removes the temporary files of this process; needed before `os._exit`."""
     for temporary in list(_temporaries):
         temporary.remove()
 
@@ -49,7 +49,7 @@ class _Temporary(Generic[_Made]):
 
     Attributes:
         path: Path of the new file or directory.
-        made: The result of `make`.
+        made: The return value of `make(path)`.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ def remove_abandoned(
 ) -> list[str]:
     """Removes the temporary files of processes that were killed while writing `path`.
 
-    Locked files are in use and remain, as do other kinds of files. A directory that cannot be
+    Locked files are in use and remain; so do directories and links. A directory that cannot be
     listed is skipped.
 
     Args:
         path: The target of the killed processes.
-        is_leftover: Returns True if the content of a file is that of a temporary file for `path`.
+        is_leftover: Returns True if a file has the content of a temporary file for `path`.
 
     Returns:
         The paths of the removed files.
@@ -127,7 +127,7 @@ def remove_abandoned(
 
 
 def _removes_abandoned(path: str, is_leftover: Callable[[MappedFile], bool]) -> bool:
-    """Removes a leftover unless it is locked; a process waiting for the lock finds it removed."""
+    """Removes a file if it is a leftover and not locked; returns True if it was removed."""
     with MappedFile(path, is_writable=None) as file:
         is_free = locking.try_exclusive(file.fileno()) and file.is_at(path)
         if not (is_free and is_leftover(file)):
@@ -154,7 +154,7 @@ class Replacement:
     while it is written, unlike the leftover of a killed process.
 
     Attributes:
-        file: Writes to the new file.
+        file: Writer of the new file.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Replacement:
         return self._written.fileno()
 
     def commit(self, require: Require | None = None) -> None:
-        """Replaces the target with the file, or discards the file if that fails.
+        """Replaces the target with the new file; on failure, discards the new file.
 
         Args:
             require: Called before the rename; if it raises, the file is discarded.
@@ -283,7 +283,7 @@ class Replacement:
             ) from error
 
     def discard(self, error: BaseException | None = None) -> None:
-        """Removes the file; the target is unchanged.
+        """Removes the new file; the target is unchanged.
 
         Args:
             error: The reason, or None. An error of a full disk gets the path of the target.
@@ -320,7 +320,7 @@ def replacing(
 
 @contextlib.contextmanager
 def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Creates a directory that is renamed to `path` when the block ends, or removed if it raises.
+    """Creates a directory; renames it to `path` when the block ends, or removes it after an error.
 
     An empty directory may be replaced; its owner, permissions and attributes are kept.
 

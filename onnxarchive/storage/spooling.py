@@ -12,7 +12,7 @@ from onnxarchive.storage.files import MappedFile, PositionalWriter
 
 
 def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
-    """Copies bytes to an unnamed file and returns a view of its map; the last view frees both.
+    """Copies bytes to an unnamed file and returns a view of its map; the last view frees the file.
 
     Args:
         pieces: The bytes.
@@ -31,7 +31,7 @@ def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), writer.offset, access=mmap.ACCESS_READ))
         except OSError as error:
-            if error.filename is None:  # else it is an input's
+            if error.filename is None:  # else the error is of an input
                 error.filename = _name_of_unnamed(directory)
             raise
 

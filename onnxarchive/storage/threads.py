@@ -1,4 +1,4 @@
-"""Maps functions over items in several threads; results are as from a single thread."""
+"""Maps functions over items in several threads, with the same results as in one thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 AHEAD_SIZE = 96 << 20  # limit of the bytes that `in_order` works on ahead
 
-# Smallest item for a thread, in bytes; for smaller items, most of the work is Python's.
+# Smallest item for a thread, in bytes; for smaller items, most of the work is Python's overhead.
 _LEAST_SIZE = 1 << 17
 
 
@@ -44,9 +44,9 @@ def require_jobs(jobs: int | None) -> int:
 def for_each(
     items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], None], jobs: int
 ) -> None:
-    """Calls a function for each item, and raises the error of the first item that failed.
+    """Calls a function for each item, and raises the error of the first failed item in order.
 
-    Each thread takes a run of successive items. After an error, no further items are begun.
+    Each thread takes a run of successive items. Once this error is known, no items are begun.
 
     Args:
         items: The items.
@@ -137,7 +137,7 @@ def _executor(count: int) -> tuple[ThreadPoolExecutor | None, int]:
     if not count:
         return None, 0
     try:
-        # This import takes the time of opening an archive.
+        # This import takes as long as opening an archive.
         from concurrent.futures import ThreadPoolExecutor
     except RuntimeError:  # Python exits
         return None, 0

@@ -10,8 +10,8 @@ During an edit of a file of `old_size` bytes, the file consists of:
 
 The log is complete and synced before the new end is written. The new end is synced before the file
 is truncated to its new size. The truncation completes the edit; until then, the log restores the
-old file. Before an incomplete log, the old file is unchanged. A file that does not end with a log
-is never rolled back.
+old file. While the log is incomplete, the bytes of the old file are unchanged. A file that does not
+end with a log is never rolled back.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from onnxarchive.storage.filesystem import reserve, sync
 _SIGNED: Final = struct.Struct("<16sQQ32s")
 _MAGIC: Final = b"onnxa undo log 1"
 TRAILER_SIZE: Final = _SIGNED.size + hashlib.sha256().digest_size
-# Largest old end that has an undo log, in bytes: models (below 2 GiB in all), directory and end
-# records. A trailer in a sparse file could state more.
+# Largest old end (models, directory and end records) that has an undo log, in bytes. A trailer in a
+# sparse file could state more.
 MAX_END_NBYTES: Final = 3 << 30
 _INVERTED: Final = bytes(range(255, -1, -1))
 

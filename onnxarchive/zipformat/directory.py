@@ -1,7 +1,7 @@
 """Reads the central directory, record by record.
 
 Each broken rule goes to a `Report`. If the report raises, reading stops at the first broken rule;
-if it collects, every record that can be unpacked is read.
+if the report only collects, every record that can be unpacked is read.
 
 Entries are in directory order without a gap. So the directory alone gives the offset of each
 entry's data: the offset of the next local header minus the entry's size. No local header is read
@@ -55,7 +55,7 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
             ALIGN-1, NAME-1).
 
     Returns:
-        The entries whose offsets could be computed; all entries if nothing was reported.
+        The directory, with each entry whose offsets are known: all if nothing was reported.
     """
     return read_at_once(data, bounds) or read_one_by_one(data, bounds, report)
 
@@ -78,7 +78,7 @@ def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
             f"expected the first local header at offset 0, found {listed[0].header_offset}",
             entry=listed[0].name,
         )
-    # Each entry ends at the local header of the next one, the last one at the directory.
+    # Each entry ends at the next local header, and the last entry at the directory.
     ends = [following.header_offset for following in listed[1:]]
     ends.append(bounds.offset if is_whole else None)
     entries: list[Entry] = []
@@ -111,7 +111,7 @@ def _in_columns(entries: Sequence[Entry]) -> Entries:
 
 
 def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
-    """Unpacks the records, and reports a wrong count or size (ZIP-4)."""
+    """Unpacks and checks the records; reports a wrong count or total size as ZIP-4."""
     listed: list[_Listed] = []
     position = 0
     for index in range(bounds.count):
@@ -157,11 +157,7 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
     if record.method != records.METHOD_STORED:
         broken("ZIP-8", f"expected method 0 (stored), found {record.method}")
     if record.compressed_size != record.uncompressed_size:
-        broken(
-            "ZIP-8",
-            f"expected equal sizes, found {record.compressed_size} bytes stored of "
-            f"{record.uncompressed_size}",
-        )
+        broken("ZIP-8", records.unequal_sizes(record.compressed_size, record.uncompressed_size))
     if record.version_needed not in VERSIONS_NEEDED:
         broken("ZIP-10", f"expected version needed 10, 20 or 45, found {record.version_needed}")
     mode = record.external_attributes >> records.UNIX_MODE_SHIFT
@@ -186,8 +182,8 @@ def _require_plain_record(record: DirectoryRecord, name: str, report: Report) ->
     if mode & records.UNIX_SPECIAL_BITS:
         broken(
             "ZIP-11",
-            "expected permissions without set-user-ID, set-group-ID and sticky bit, which tools "
-            f"that unzip restore, found {mode & 0o7777:#06o}",
+            "expected permissions without set-user-ID, set-group-ID and sticky bit (unzip tools "
+            f"restore these bits), found {mode & 0o7777:#06o}",
         )
     if record.comment:
         broken("ZIP-12", f"expected no comment, found {len(record.comment)} bytes")
@@ -212,7 +208,7 @@ def _size_and_offset(
     header_offset = record.header_offset if layout.fits_32(record.header_offset) else None
     if not record.extra and nbytes is not None and header_offset is not None:
         return nbytes, header_offset
-    # 4.5.3: the Zip64 field holds both sizes if they exceed 32 bits, then the offset if it does.
+    # 4.5.3: the Zip64 field holds both sizes, then the header offset, each only above 32 bits.
     count = (2 if nbytes is None else 0) + (1 if header_offset is None else 0)
     values = _zip64_values(record, count, name, report)
     if values is None:
@@ -220,11 +216,7 @@ def _size_and_offset(
     if nbytes is None:
         nbytes = values[0]
         if values[1] != nbytes:
-            report.broken(
-                "ZIP-8",
-                f"expected equal sizes, found {values[1]} bytes stored of {nbytes}",
-                entry=name,
-            )
+            report.broken("ZIP-8", records.unequal_sizes(values[1], nbytes), entry=name)
     if header_offset is None:
         header_offset = values[-1]
     if values != layout.directory_zip64_values(nbytes, header_offset):
@@ -277,16 +269,16 @@ def hexadecimal(identifiers: list[int]) -> str:
 def _require_header_space(
     entry: Entry, record: DirectoryRecord, bounds: Bounds, report: Report
 ) -> bool:
-    """Checks that the local header fits exactly between its offset and the data."""
+    """True if the local header fits the space before the data; reports ZIP-6 and ALIGN-1."""
     least = Placement(record.name, entry.nbytes, 0, 0).unpadded_offset
     space = entry.data_offset - entry.header_offset
     is_inside = entry.data_offset + entry.nbytes <= bounds.offset
     if not (is_inside and least <= space < least + layout.MAX_ALIGNMENT):
         report.broken(
             "ZIP-6",
-            f"expected {least} to {least + layout.MAX_ALIGNMENT - 1} "
-            f"bytes of local header at offset {entry.header_offset} before {entry.nbytes} bytes "
-            f"of data, found {space}: entries overlap or leave a gap, or the directory has "
+            f"expected a local header of {least} to {least + layout.MAX_ALIGNMENT - 1} bytes at "
+            f"offset {entry.header_offset}, followed by {entry.nbytes} bytes of data, found "
+            f"{space} bytes before the data: entries overlap or leave a gap, or the directory has "
             f"another order",
             entry=entry.name,
         )

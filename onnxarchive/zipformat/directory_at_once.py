@@ -53,7 +53,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         bounds: Position of the directory.
 
     Returns:
-        The directory; None if it may break a rule or has other names or entries.
+        The directory; None if it may break a rule, or has a name beyond ASCII or a larger entry.
     """
     raw = np.frombuffer(data, np.uint8)
     begins = _record_offsets(raw)
@@ -97,7 +97,7 @@ class _SoundRecords(NamedTuple):
 def _sound_records(
     data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> _SoundRecords | None:
-    """Decodes the records from `begins` to `ends`; None if one of them may break a rule."""
+    """Decodes the records with these begins and ends; None if a record may break a rule."""
     raw = np.frombuffer(data, np.uint8)
     packed = columns.items(raw, begins, _PACKED)
     size, name_size, crc32 = (packed[field].copy() for field in ("size", "name_size", "crc32"))

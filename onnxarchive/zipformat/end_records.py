@@ -20,8 +20,8 @@ class Bounds:
     """Position of the central directory.
 
     Attributes:
-        offset: Its offset in the file, in bytes.
-        size: Its size in bytes.
+        offset: Offset of the directory in the file, in bytes.
+        size: Size of the directory in bytes.
         count: Number of directory records.
     """
 
@@ -39,7 +39,7 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         report: Takes each broken rule (ZIP-2 to ZIP-5, ZIP64-1 to ZIP64-3).
 
     Returns:
-        The position of the directory, inside the file; None if unknown.
+        The position of the directory, verified to be inside the file; None if unknown.
     """
     end = EndRecord.unpack(tail, len(tail) - EndRecord.SIZE)
     if end is None or end.comment_size:
@@ -127,8 +127,8 @@ def _require_equal_counts(disk_count: int, count: int, report: Report) -> None:
     if disk_count != count:
         report.broken(
             "ZIP-4",
-            f"expected equal counts of entries on the disk and in all, found {disk_count} and "
-            f"{count}",
+            f"expected equal counts of entries on this disk and on all disks, found {disk_count} "
+            f"and {count}",
         )
 
 

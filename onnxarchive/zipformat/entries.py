@@ -1,4 +1,4 @@
-"""Entries of a directory as columns, and its records as bytes; each item is made on access."""
+"""Columns of entries, and packed directory records; each `Entry` or record is made on access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
         header_offset: Offset of its local header in the file, in bytes.
         data_offset: Offset of its data in the file, in bytes.
         nbytes: Size of its data in bytes.
-        crc32: CRC-32 of its data, as the directory states it.
+        crc32: CRC-32 of its data, as stated in the directory.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -99,7 +99,7 @@ class Records(Sequence[DirectoryRecord]):
         if isinstance(index, slice):
             return Records(self.data, self.offsets[index])
         record = DirectoryRecord.unpack(self.data, self.offsets[index])
-        assert record is not None  # both readers found a record there
+        assert record is not None  # the directory's reader found a record there
         return record
 
     def __eq__(self, other: object) -> bool:
@@ -121,7 +121,7 @@ class Directory:
     Attributes:
         entries: The entries in directory order. Names may repeat.
         records: The directory record of each entry.
-        names: Names of all records, including those without an entry; None for a name not in UTF-8.
+        names: Names of all records, even of records without an entry; None for a name not in UTF-8.
         sizes: Size of every record's data in bytes; None if unknown.
         is_whole: True if number and size of the records match the end records.
     """

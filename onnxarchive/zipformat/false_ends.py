@@ -51,7 +51,7 @@ def check(
         directory_offset: Offset of the directory in bytes.
         directory_end: Offset of the end of the directory in bytes; only the true end records
             follow.
-        names: Names of the entries in `end`, possibly with earlier ones.
+        names: Names of the entries in `end`, and possibly of entries before `end`.
         header_offsets: Offset of the local header of each of these entries, in bytes.
         report: Takes the broken rule.
     """

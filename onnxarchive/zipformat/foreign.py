@@ -1,6 +1,6 @@
 """Reads the directory and the local headers of a zip written by any tool.
 
-Accepts features that all readers read alike: comments, other methods, data descriptors, extra
+Accepts features that all readers read alike: comments, compression, data descriptors, extra
 fields, any order of entries, and unused bytes (skipped and reported). Refuses zips that two readers
 could read differently: each local header must match its directory record, entries must not overlap,
 and unused bytes may hold an entry but no second directory.
@@ -23,7 +23,7 @@ from onnxarchive.zipformat.foreign_end import (
 )
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
-MAX_PATH_SIZE = 4096  # bytes; no longer path can be opened on Linux
+MAX_PATH_SIZE = 4096  # bytes; the longest path on Linux
 
 _METHODS = frozenset(
     {
@@ -229,12 +229,8 @@ def _listed(record: DirectoryRecord) -> _Listed:
     if disk:
         raise unsupported(f"expected it on disk 0, found it on disk {disk}", name)
     if record.method == records.METHOD_STORED and compressed_nbytes != nbytes:
-        raise format_error(
-            f"expected equal sizes of a stored entry, found {compressed_nbytes} bytes stored of "
-            f"{nbytes}",
-            name,
-        )
-    # Drops extra fields and comment: those of all records may not fit memory.
+        raise format_error(records.unequal_sizes(compressed_nbytes, nbytes), name)
+    # Drops extra fields and comment, which may be too large to keep for all records.
     record = replace(record, extra=b"", comment=b"")
     listed = _Listed(name, record, nbytes, compressed_nbytes, header_offset)
     _check_attributes(listed)
@@ -258,7 +254,7 @@ def _name(record: DirectoryRecord) -> str:
         name = record.name.decode()
     except UnicodeDecodeError:
         raise format_error(
-            f"expected a name in UTF-8, as it is marked, found the bytes {record.name!r}", readable
+            f"expected a name in UTF-8, as its flag states, found {record.name!r}", readable
         ) from None
     if name == _HERE:
         return name  # a folder
@@ -276,7 +272,7 @@ def _require_supported(record: DirectoryRecord, name: str) -> None:
         )
     if flags & ~_FLAGS_ALLOWED:
         raise unsupported(
-            f"expected no flags but {_FLAGS_ALLOWED:#06x}, found {flags:#06x}: patched data or "
+            f"expected flags within {_FLAGS_ALLOWED:#06x}, found {flags:#06x}: patched data or "
             f"reserved flags",
             name,
         )
@@ -295,8 +291,8 @@ def _check_version(version: int, method: int, name: str) -> None:
         version == records.VERSION_LZMA and method != records.METHOD_LZMA
     ):
         raise unsupported(
-            f"expected a version needed below {records.VERSION_LZMA}, or equal for LZMA, found "
-            f"{version}",
+            f"expected a version needed of at most {records.VERSION_LZMA - 1}, or "
+            f"{records.VERSION_LZMA} for LZMA, found {version}",
             name,
         )
 
@@ -305,7 +301,7 @@ def _check_attributes(listed: _Listed) -> None:
     record = listed.record
     unix_type = record.external_attributes >> records.UNIX_MODE_SHIFT & records.UNIX_TYPE_MASK
     dos_type = record.external_attributes & (records.DOS_DIRECTORY | records.DOS_VOLUME_LABEL)
-    # zip and 7z store the type of a pipe if they read the data from one.
+    # zip and 7z store the type of a pipe if they read the data from a pipe.
     expected_types = [0, records.UNIX_REGULAR, records.UNIX_FIFO]
     if listed.is_folder:
         expected_types.append(records.UNIX_DIRECTORY)
@@ -426,7 +422,7 @@ def _check_local_header(view: memoryview, item: _Listed, end: int) -> int:
 
 
 def _require_equal(field: str, expected: int, found: int, item: _Listed) -> None:
-    # 4.4.4: before a data descriptor, the local header holds zeros; some writers store the values.
+    # 4.4.4: if a data descriptor holds the values, the local header may hold zeros instead.
     if found != expected and not (item.has_descriptor and found == 0):
         raise format_error(
             f"expected {field} {expected} in its local header, as in the directory, found {found}",
@@ -449,7 +445,7 @@ def _end_of_entry(view: memoryview, item: _Listed, data_offset: int, directory_o
     end = data_offset + item.compressed_nbytes
     if end > directory_offset:
         raise format_error(
-            f"expected the end of its data at offset {directory_offset} or before, where the "
+            f"expected its data to end at or before offset {directory_offset}, where the "
             f"directory begins, found {item.compressed_nbytes} bytes at offset {data_offset}: "
             f"overlapping, or beyond the end of the file",
             item.name,

@@ -63,7 +63,7 @@ def describe_gap(view: memoryview, start: int, end: int, place: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ForeignBounds:
-    """Offset, size and count of the directory's records, and the offset of the end records."""
+    """Offset and size of the directory, number of its records, and offset of the end records."""
 
     offset: int
     size: int
@@ -105,12 +105,12 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
         )
     if last.disk_count != bounds.count:
         raise format_error(
-            f"expected equal counts of entries on the disk and in all, found {last.disk_count} and "
-            f"{bounds.count}"
+            f"expected equal counts of entries on this disk and on all disks, found "
+            f"{last.disk_count} and {bounds.count}"
         )
     if bounds.end > bounds.end_records_offset:
         raise format_error(
-            f"expected the directory to end at offset {bounds.end_records_offset} or before, where "
+            f"expected the directory to end at or before offset {bounds.end_records_offset}, where "
             f"the end records begin, found {bounds.size} bytes at offset {bounds.offset}"
         )
     if bounds.size < DirectoryRecord.SIZE * bounds.count:
@@ -144,7 +144,7 @@ def _find_end_record(view: memoryview) -> tuple[int, EndRecord]:
             f"{tail_offset + position}, found {len(comment)} bytes"
         )
     if _BEGINS_RECORD.search(comment):
-        raise format_error("expected a comment without signatures of zip records, found one in it")
+        raise format_error("expected no signature of a zip record in the comment, found one")
     return tail_offset + position, end
 
 

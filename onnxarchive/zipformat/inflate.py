@@ -62,16 +62,17 @@ _DECODING_ERRORS = (_ZLIB_ERROR, lzma.LZMAError, OSError, ValueError, EOFError)
 def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
     """Yields the inflated data of an entry in pieces of at most `PIECE_SIZE` bytes.
 
-    Pieces of stored data are views, the others copies. Size and CRC-32 are verified after the last
-    piece.
+    Pieces of stored data are views, other pieces are copies. Size and CRC-32 are verified after the
+    last piece.
 
     Args:
         view: The bytes of the whole file.
         entry: The entry, as returned by `foreign.read_zip`.
 
     Raises:
-        ArchiveFormatError: The compressed data are damaged, or do not have `entry.nbytes` bytes.
-        ChecksumError: The data have another CRC-32.
+        ArchiveFormatError: The compressed data are damaged, or inflate to another size than
+            `entry.nbytes`.
+        ChecksumError: The CRC-32 of the inflated data is not `entry.crc32`.
         UnsupportedFeatureError: The method or the size of the LZMA dictionary is not supported.
     """
     data = view[entry.data_offset : entry.data_offset + entry.compressed_nbytes]
@@ -192,7 +193,7 @@ def _decompressed(
 
 
 class _Deflate64Decoder(Protocol):
-    """The decoder of the package zipfile-deflate64; its output has no limit."""
+    """A decoder of the package zipfile-deflate64, which cannot limit the output of a call."""
 
     @property
     def eof(self) -> bool:
@@ -220,7 +221,7 @@ _deflate64: Callable[[], _Deflate64Decoder] | None = None
 
 
 def _deflate64_decoders() -> Callable[[], _Deflate64Decoder]:
-    """The decoder of the package zipfile-deflate64, loaded on first use.
+    """The decoder class of the package zipfile-deflate64, loaded on first use.
 
     Importing the package patches `zipfile` for the whole process. So its extension module is loaded
     alone, and removed from `sys.modules`, so that a later import of the package works as usual.

@@ -1,7 +1,7 @@
 """The layout of an archive: alignment, padding and Zip64, computed from sizes alone.
 
-The writer packs the results of these functions and the reader compares with them, so an archive has
-one encoding.
+The writer packs the results of these functions, and the reader compares an archive with them. So an
+archive has only one encoding.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def holds_signature(offset: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An entry, its offset in the file, and its two headers.
+    """Position of an entry in an archive; gives its local header and its directory record.
 
     Attributes:
         name: The entry's name in UTF-8.
@@ -120,7 +120,7 @@ class Placement:
         return self.header_offset + header_size + records.ALIGNMENT_EXTRA_SIZE
 
     def _shared_fields(self) -> dict[str, Any]:
-        """The fields that both headers share."""
+        """The fields that the local header and the directory record share."""
         is_small = fits_32(self.nbytes) and fits_32(self.header_offset)
         return {
             "version_needed": records.VERSION_STORED if is_small else records.VERSION_ZIP64,
@@ -156,7 +156,7 @@ class Placement:
 
 
 def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> Placement:
-    """Places an entry of an archive.
+    """Computes the placement of a new entry.
 
     The alignment is doubled while the offset of the entry's end holds a signature (ZIP-16).
 
@@ -175,7 +175,7 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
 
 
 def placement(local: LocalHeader, header_offset: int) -> Placement | None:
-    """Computes a placement from a local header; None if the header cannot be that of an archive.
+    """Computes a placement from a local header; None if no archive can have this header.
 
     Args:
         local: The local header.

@@ -1,7 +1,7 @@
 """For speed only: packs the expected local headers of entries, one or many together.
 
-If the file holds equal bytes, `local_header.check_local_header` would report nothing. Otherwise,
-and for None, call that function for each entry.
+If the file holds equal bytes, `local_header.check_local_header` would report nothing. If the bytes
+differ, or the result is None, call that function for each entry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE, Directory
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader
 
 # The fields that a local header shares with its directory record ("version needed" to "file name
-# length", 4.3.7 and 4.3.12); a local header up to the name; an extra field up to the padding.
+# length", 4.3.7 and 4.3.12); a local header up to its name; an alignment field up to its padding.
 _COMMON: Final = np.dtype([("first", "V22"), ("name_size", "<u2")])
 _BEFORE_NAME: Final = np.dtype([("signature", "S4"), ("common", _COMMON), ("extra_size", "<u2")])
 _EXTRA: Final = np.dtype([("identifier", "<u2"), ("size", "<u2"), ("alignment", "<u2")])
@@ -57,7 +57,7 @@ def pack_local_headers(directory: Directory, start: int, stop: int, alignment: i
         alignment: Alignment of all data, in bytes.
 
     Returns:
-        The headers; None if one of them needs a Zip64 field or cannot have this alignment.
+        The headers; None if a header needs a Zip64 field or cannot have this alignment.
     """
     entries, listed = directory.entries, directory.records
     header_begins, header_ends, data_sizes, record_begins = (

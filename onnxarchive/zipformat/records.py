@@ -265,6 +265,14 @@ class EndRecord(_FixedSizeRecord):
     comment_size: int
 
 
+def unequal_sizes(compressed: int, uncompressed: int) -> str:
+    """The message for a stored entry with different sizes."""
+    return (
+        "expected equal compressed and uncompressed sizes of a stored entry, found "
+        f"{compressed} and {uncompressed}"
+    )
+
+
 def pack_extra(identifier: int, data: bytes) -> bytes:
     """The bytes of one extra field: id, size, data (APPNOTE 4.5.1)."""
     return _EXTRA_HEADER.pack(identifier, len(data)) + data

@@ -11,7 +11,8 @@ from onnxarchive.zipformat import layout, records
 from onnxarchive.zipformat.entries import LEAST_HEADER_SIZE
 from onnxarchive.zipformat.records import DirectoryRecord, LocalHeader, pack_alignment_extra
 
-# The fields that both headers share: "version needed" to "file name length" (4.3.7, 4.3.12).
+# The fields that a local header shares with its directory record (4.3.7, 4.3.12): "version needed"
+# to "file name length".
 _COMMON: Final = struct.Struct("<5H3IH")
 _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
     "<H", records.MADE_BY_UNIX | records.VERSION_ZIP64
@@ -19,7 +20,7 @@ _BEFORE_COMMON: Final = DirectoryRecord.SIGNATURE + struct.pack(
 # Size of extra fields, size of comment, disk, and both kinds of attributes.
 _AFTER_COMMON: Final = struct.pack("<4HI", 0, 0, 0, 0, records.REGULAR_FILE_ATTRIBUTES)
 _OFFSET: Final = struct.Struct("<I")
-# Extra fields of a local header by size of the padding, at the usual alignment; their packed sizes.
+# Extra fields of a local header at the usual alignment, by size of the padding; and their sizes.
 _EXTRAS: Final = [
     records.pack_alignment_extra(layout.MIN_ALIGNMENT, padding)
     for padding in range(layout.MIN_ALIGNMENT)
@@ -35,8 +36,8 @@ class PackedEntries:
     """Successive entries, packed.
 
     Attributes:
-        data: The bytes of their local headers, padding and data.
-        directory: Their directory records.
+        data: Local header, padding and data of each entry, concatenated.
+        directory: The directory records, concatenated.
         header_offsets: Offset of each entry's local header, in bytes.
     """
 

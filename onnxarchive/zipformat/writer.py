@@ -129,7 +129,7 @@ class ZipWriter:
     def add_small(
         self, names: Sequence[str], crc32s: Sequence[int], contents: Sequence[bytes]
     ) -> None:
-        """Writes small entries; together, for speed, if none needs Zip64 or a UTF-8 name.
+        """Writes small entries: together if `pack_entries` can pack them, otherwise one by one.
 
         Args:
             names: Name of each entry.

@@ -548,7 +548,7 @@ REFUSED = {
             compressed_size=MAX_32,
             extra=zip64_field(records.UINT64_MAX, records.UINT64_MAX),
         ),
-        "the end of its data at",
+        "its data to end at or before",
     ),
     "extra-huge: inflated size 2^63 in both": (
         with_both(
@@ -663,7 +663,7 @@ REFUSED = {
     "directory: with data": (with_name("f/", b"data"), "folder to be empty"),
     "directory: with a CRC-32": (with_name("f/", crc32=1), "folder to be empty"),
     # Data
-    "stored-sizes": (with_both(uncompressed_size=6), "equal sizes"),
+    "stored-sizes": (with_both(uncompressed_size=6), "equal compressed and uncompressed sizes"),
 }
 
 
