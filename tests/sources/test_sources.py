@@ -450,7 +450,7 @@ def test_a_link_that_leaves_the_directory_is_refused_with_the_remedy(
     assert "'layer/w'" in message
     assert repr(location) in message
     assert os.path.realpath(models / location) in message
-    assert "copy the file" in message
+    assert "a copy of its target" in message
 
 
 def test_a_link_to_a_directory_with_a_longer_name_is_outside(tmp_path: Path, models: Path) -> None:
