@@ -72,7 +72,7 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
 @cache
 def fallocate() -> Callable[[int, int, int], int] | None:
-    """Linux's fallocate: a function of descriptor, offset and size that returns an errno, or 0.
+    """Linux's fallocate or None; called with descriptor, offset and size, it returns an errno or 0.
 
     Python has only posix_fallocate, which writes to each block if the file system cannot reserve.
     """

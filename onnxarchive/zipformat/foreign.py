@@ -74,8 +74,8 @@ class ForeignEntry:
         name: The entry's name: a relative path with slashes, without `.` and `..`.
         method: Its compression method (APPNOTE 4.4.5): stored, deflate, deflate64, bzip2 or LZMA.
         compressed_nbytes: Size of its compressed data in bytes.
-        nbytes: Size of its inflated data in bytes, as declared by both headers.
-        crc32: CRC-32 of its inflated data, as declared by both headers.
+        nbytes: Size of its inflated data in bytes, as declared in the directory.
+        crc32: CRC-32 of its inflated data, as declared in the directory.
         data_offset: Offset of its compressed data in the file, in bytes.
         has_end_marker: True if its LZMA data end with a marker (4.4.4).
     """
