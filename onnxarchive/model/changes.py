@@ -1,7 +1,7 @@
 """Compares two messages of models; matches elements of lists by name.
 
-External tensors are compared by data type, shape and location, not by bytes. So callers give
-different bytes different locations.
+External tensors are compared by data type, shape and location, not by bytes. So callers must give
+tensors with different bytes different locations.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Change:
 
     Attributes:
         name: Name of a node (or of its first output), tensor, input or field; path of an asset;
-            index of other parts, such as `training_info[0]`. A nested field has the names of all
-            parts around it: `attribute then_branch: g: node y: op_type`.
+            index of other parts, such as `training_info[0]`. The name of a nested field begins with
+            the names of the parts around it: `attribute then_branch: g: node y: op_type`.
         before: Description of the part in the first archive; None if it is missing there.
         after: Description of the part in the other archive; None if it is missing there.
         parts: The fields that differ; empty if `before` and `after` show the difference.
@@ -113,7 +113,7 @@ def _message_changes(name: str, one: Message | None, other: Message | None) -> I
 
 
 def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iterator[Change]:
-    """Compares two lists of numbers or strings; describes the first difference of long lists.
+    """Compares two lists of numbers or strings; in long lists, describes the first difference.
 
     Args:
         name: The name of the change.
@@ -129,7 +129,7 @@ def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iter
 
 
 def _values(message: Message) -> Iterator[tuple[str, Any]]:
-    """Name and value of each field that is set and not the default, and of each item in lists."""
+    """Yields name and value of each field that is not the default; splits lists of messages."""
     for field, value in message.ListFields():
         if field.message_type and schema.is_repeated(field):
             yield from _by_name(field.name, value, f"{field.name} ").items()

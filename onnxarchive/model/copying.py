@@ -132,7 +132,7 @@ def _merge_text(target: Message, number: int, value: str | bytes) -> None:
 
 
 def serialize_unknown(unknown: Any) -> bytes:
-    """Serializes unknown fields, an UnknownFieldSet (protobuf encoding guide)."""
+    """Serializes the fields of an UnknownFieldSet (protobuf encoding guide)."""
     parts: list[bytes] = []
     for field in unknown:
         parts.append(varint(field.field_number << 3 | field.wire_type))

@@ -62,12 +62,12 @@ def deduplicate(
 
     Every graph is treated separately: the main graph, its subgraphs and the graphs in functions.
     The graphs of training_info do not change. Initializers are identical if they have the same data
-    type, shape, bytes (external or not), doc_string and metadata_props. The first of them stays; if
-    some are outputs of a graph, these stay instead, since their names must not change.
+    type, shape, bytes (external or not), doc_string and metadata_props. The first stays. If some
+    are outputs of a graph, all outputs stay instead, since their names must not change.
 
     Left alone are initializers
 
-    - that are also an input of the graph, which callers can override (up to IR version 3: all);
+    - that are also an input of the graph, which callers can override (all up to IR version 3);
     - of strings, or with fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
     - that are named by quantization_annotation, a sharding_spec, training_info or an operator
@@ -83,7 +83,7 @@ def deduplicate(
         resolve: Gives the bytes of an external tensor; called several times for each tensor.
 
     Raises:
-        ArchiveFormatError: A tensor's data in the model has another size than its shape.
+        ArchiveFormatError: The size of data in the model does not fit the tensor's shape and type.
     """
     scopes = _scopes_of(model)
     removed: dict[Path, int] = {}
@@ -118,10 +118,10 @@ class _Scope:
             outermost graph in a function.
         defined: Number of definitions of each own name.
         captured: Own names that are inputs of nodes in a subgraph.
-        shadowed: Own names that a subgraph redefines, also after its equal initializers are merged.
+        shadowed: Own names that a subgraph redefines even after its equal initializers are merged.
         outputs: Own names that are outputs of the graph or of a subgraph.
         left_alone: Own names that are used elsewhere than in node inputs and graph outputs.
-        replaced: New name by the name of each initializer to remove.
+        replaced: New name for each initializer to remove, by the initializer's name.
     """
 
     def __init__(self, graph: onnx.GraphProto, path: Path, outer: _Scope | None) -> None:
@@ -158,7 +158,7 @@ class _Scope:
                 self._leave_alone(parameter.value)
 
     def shadow_names(self) -> None:
-        """Records in each outer scope the names that this graph redefines, also after merging."""
+        """Records in each outer scope the names that this graph redefines even after merging."""
         names = self.defined.keys() - self.replaced.keys()
         scope = self.outer
         while scope is not None:
@@ -226,7 +226,7 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
     """Finds the initializers of a graph to remove, and records their replacements.
 
     Returns:
-        Size of the data of each in bytes, by path.
+        Size in bytes of the data of each initializer to remove, by path.
     """
     removed: dict[Path, int] = {}
     for alike in _groups(_candidates(scope), _description):
@@ -236,8 +236,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
             unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
             for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
-                # No captured name is replaced by a name that any subgraph shadows: onnxruntime 1.31
-                # then gives the outer value to both subgraphs.
+                # A name that a subgraph shadows replaces no captured name: onnxruntime 1.31 would
+                # give the outer value to the shadowing subgraph, too.
                 others = unshadowed if ref.name in scope.captured else staying
                 if others and ref.name not in scope.outputs:
                     scope.replaced[ref.name] = others[0].name
@@ -281,7 +281,7 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
 def _groups(
     refs: Iterable[TensorRef], property_of: Callable[[TensorRef], object]
 ) -> Iterator[list[TensorRef]]:
-    """Groups of two or more refs with the same property, in the order of the first of each."""
+    """Groups of two or more refs with the same property, ordered by the first ref of each."""
     groups: defaultdict[object, list[TensorRef]] = defaultdict(list)
     for ref in refs:
         groups[property_of(ref)].append(ref)
@@ -289,7 +289,7 @@ def _groups(
 
 
 def _description(ref: TensorRef) -> object:
-    """The fields that identical tensors share, without their elements."""
+    """The fields that are equal in identical tensors, except their data."""
     tensor = ref.tensor
     return (
         tensor.data_type,
@@ -351,7 +351,7 @@ def are_equal(first: Iterable[memoryview], second: Iterable[memoryview]) -> bool
 
 
 def _moves(scope: _Scope, removed: Container[Path]) -> Iterator[tuple[Path, Path]]:
-    """New and old path of each initializer of a graph whose index changes."""
+    """New and old path of each initializer that gets a new index in its graph."""
     paths = [(*scope.path, ("initializer", index)) for index in range(len(scope.graph.initializer))]
     kept = (path for path in paths if path not in removed)
     return ((path, before) for path, before in zip(paths, kept, strict=False) if path != before)

@@ -1,8 +1,8 @@
 """ONNX data types: widths, numpy types, and conversion between raw data and arrays.
 
-Raw data is that of `TensorProto.raw_data` (onnx.proto): little-endian, row-major; elements of less
-than 8 bits are packed, the first in the low bits of the first byte. Every numpy type is declared
-little-endian, so arrays are correct on hosts of either byte order.
+Raw data has the layout of `TensorProto.raw_data` (onnx.proto): little-endian, row-major; elements
+of less than 8 bits are packed, the first in the low bits of the first byte. Every numpy type is
+declared little-endian, so arrays are correct on hosts of either byte order.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _declare(
     )
 
 
-# TensorProto.DataType of onnx.proto, but for UNDEFINED and STRING, which have no fixed width.
+# TensorProto.DataType of onnx.proto, except UNDEFINED and STRING, which have no fixed width.
 _DATA_TYPES = (
     _declare("FLOAT", 1, np.float32, "float_data"),
     _declare("UINT8", 2, np.uint8, "int32_data"),
@@ -136,7 +136,7 @@ def name_of(number: int) -> str:
 
 
 def of_array(array: NDArray[Any]) -> DataType:
-    """The data type of a numpy array, whatever its byte order.
+    """The data type of a numpy array of either byte order.
 
     Raises:
         UnsupportedFeatureError: ONNX has no data type for the array.

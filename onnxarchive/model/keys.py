@@ -21,7 +21,7 @@ from onnxarchive.buffers.lines import Lines, text_of
 from onnxarchive.errors import Report, shown
 
 MODEL_PROTO = "__MODEL_PROTO"  # the entry of the default model
-FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # of the entry of a further model; the model's id follows
+FURTHER_MODEL_PREFIX = MODEL_PROTO + "_"  # before a further model's id, in the name of its entry
 MAX_MODEL_ID_SIZE = 64  # bytes
 ASSET_PREFIX = "assets/"
 MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
@@ -33,13 +33,13 @@ ASSET_FORM = "Normalization Form C of Unicode"
 # The id of a further model (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"
 
-RESERVED_PREFIX = "__"  # of names that are no keys
+RESERVED_PREFIX = "__"  # no key has this prefix
 _ASSETS = "assets"  # the folder of the assets, once unzipped
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
-# Names of devices on Windows, with any extension and in any case.
+# Names of devices on Windows, in any case.
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII | re.IGNORECASE)
 
 
@@ -82,7 +82,7 @@ def is_model(name: str) -> bool:
 
 
 def is_asset_name(name: str) -> bool:
-    """True if an entry of an asset may have this name, which includes `assets/` (rule ASSET-1)."""
+    """True if an asset's entry may have this name, `assets/` included (rule ASSET-1)."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -151,7 +151,7 @@ class Keys:
         """The key with the lowest free number.
 
         Long keys are cut, and may then begin alike. No number is tried twice after the same
-        beginning, so there are no more failed tries than keys.
+        beginning, so failed tries never outnumber the keys.
         """
         digits = 0
         while True:
@@ -167,7 +167,7 @@ class Keys:
             self._next_number[searched] = 10**digits
 
 
-# `_NOT_IN_KEY` for names in lines, and a line that `_derive` changes further.
+# `_NOT_IN_KEY` for names that are one per line, and a line that `_derive` would change further.
 _NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
 _CHANGED_LINE = re.compile(
     rf"^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE.pattern}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$",
@@ -266,7 +266,7 @@ def check_names(
         folded = fold(name)
         if name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):
-                # In this order, a folder is directly before its contents.
+                # NUL sorts before all other characters: a folder is directly before its contents.
                 assets.append((folded.replace("/", "\0"), name))
         elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(
@@ -322,7 +322,7 @@ def _check_models(names: Sequence[str | None], report: Report, *, are_all: bool)
 
 
 def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
-    """Reports assets that are also folders. Keys need no check: they contain no slash."""
+    """Reports names of assets that are also folders. Keys need no check: they contain no slash."""
     folder: tuple[str, str] | None = None
     for path, name in sorted(assets):
         if folder is not None and path.startswith(folder[0] + "\0"):

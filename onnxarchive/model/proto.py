@@ -33,7 +33,7 @@ from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
 SIZE_LIMIT = 1 << 31  # protobuf's limit in bytes; every message is smaller
-MAX_MESSAGES = 1 << 22  # of a model; some hundred bytes each once parsed
+MAX_MESSAGES = 1 << 22  # of a model; a parsed message takes some hundred bytes
 
 LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Metadata key by which a link identifies its archive."""
@@ -42,7 +42,7 @@ LINK_FINGERPRINT: Final = "onnxarchive.link"
 def serialize(
     model: onnx.ModelProto, initializers: Iterable[tuple[int, bytes]] | None = None
 ) -> bytes:
-    """Serializes a model; the same model gives the same bytes.
+    """Serializes a model deterministically.
 
     Args:
         model: The model.
@@ -68,7 +68,7 @@ def serialize(
 def encode(model: onnx.ModelProto) -> bytes:
     """Serializes a model without checking its depth and its number of messages.
 
-    This is for models that are nested no deeper than a parsed model.
+    The messages of the model must be nested at most 100 deep, as in every parsed model.
 
     Raises:
         ArchiveFormatError: The model has no ir_version or graph, or is too large for protobuf.
@@ -79,7 +79,7 @@ def encode(model: onnx.ModelProto) -> bytes:
     except (EncodeError, ValueError) as error:
         raise ArchiveFormatError(
             f"expected a model that protobuf can serialize (less than 2 GiB without its external "
-            f"tensors, nested less than 100 deep), found: {error}",
+            f"tensors, nested at most 100 deep), found: {error}",
             rule="MODEL-2",
         ) from error
     require_size(len(data))
@@ -163,7 +163,7 @@ def _report_messages(report: Report, entry: str) -> None:
 
 
 def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
-    """Counts the messages of serialized models together (rule MODEL-3); False if too many."""
+    """Checks the total number of messages of serialized models (MODEL-3); False if too many."""
     try:
         are_too_many = wire.have_more_messages([*models], MAX_MESSAGES)
     except ArchiveFormatError:  # parsing reports the malformed model
@@ -249,7 +249,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
     """For speed only: checks a model and its external tensors, if only initializers are external.
 
     It makes the checks of `parse` and `check_references` on all initializers together. The model
-    is parsed on first access if most of it is external initializers.
+    is parsed on first access if external initializers take most of its bytes.
 
     Args:
         data: The bytes of the only model of an archive.

@@ -18,7 +18,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
         kind: The full name of that type.
 
     Returns:
-        Descriptors of fields by the full name of their message, those with the shortest path first.
+        Descriptors of fields, shortest path first, by the full name of the message with the fields.
     """
     distances = {kind: 0}
     found = messages()
@@ -38,7 +38,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
 
 
 def is_repeated(field: Any) -> bool:
-    """True if a field descriptor is of a repeated field, with old and new protobuf."""
+    """True if a field is repeated; for descriptors of old and new protobuf."""
     # protobuf 6 added FieldDescriptor.is_repeated and deprecated label.
     repeated = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)

@@ -43,7 +43,7 @@ class Span:
     Attributes:
         offset: Byte offset of the payload in the model.
         nbytes: Size of the payload in the model, in bytes.
-        field: The field of TensorProto that holds it: `raw_data`, or a packed typed field.
+        field: The field of TensorProto with the payload: `raw_data`, or a packed typed field.
         data_type: The tensor's `data_type`.
     """
 
@@ -92,7 +92,7 @@ def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
 
 
 def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yields the numbers of a packed field, a piece of it at a time."""
+    """Decodes the numbers of a packed field piece by piece."""
     start = 0
     while start < len(payload):
         piece = np.frombuffer(payload[start : start + PIECE_BYTES], np.uint8)

@@ -109,7 +109,7 @@ class TensorRef(NamedTuple):
 
 
 class TensorRefs(Mapping[str, TensorRef]):
-    """Refs of tensors by name or key; those of the main graph's initializers are made on access.
+    """Refs of tensors by name or key; refs of the main graph's initializers are made on access.
 
     Attributes:
         initializers: The initializers of the main graph.
@@ -148,7 +148,7 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """The index of each of these initializers of the main graph, by name or key."""
+        """The index of each initializer of `names`, by name or key."""
         return dict(zip(self.names, self.indexes, strict=True))
 
     def __getitem__(self, name: str) -> TensorRef:
@@ -193,7 +193,7 @@ def names(found: Iterable[onnx.TensorProto]) -> list[str]:
 
 
 def walk(model: onnx.ModelProto) -> Iterator[TensorRef]:
-    """Yields every TensorProto of a model; those of a graph before those of the graph's nodes."""
+    """Yields every TensorProto of a model; in each graph, initializers before tensors of nodes."""
     for index, tensor in enumerate(model.graph.initializer):
         yield main_initializer(tensor, index)
     yield from walk_others(model)
@@ -279,7 +279,7 @@ def stored_type(tensor: onnx.TensorProto) -> DataType | None:
 
 
 def array_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor; None unless an array can have its type and shape."""
+    """The data type of a tensor; None if no array can have the tensor's type and shape."""
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         return None
@@ -428,7 +428,7 @@ def checked(
 
     Args:
         ref: The tensor.
-        data: The tensor's bytes in pieces. TENSOR-4 is checked only if their number fits type and
+        data: The tensor's bytes in pieces. TENSOR-4 is checked only if the total size fits type and
             shape.
         report: Takes each broken rule (TENSOR-4, TENSOR-5).
         entry: The key of the tensor's entry.

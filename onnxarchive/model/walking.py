@@ -101,7 +101,7 @@ def _children(
 
 @cache
 def _fields_to(kind: Any) -> dict[Any, list[tuple[str, bool]]]:
-    """`schema.fields_to` by descriptor: names of fields, and whether each is repeated."""
+    """`schema.fields_to` by descriptor: name of each field, and True if the field is repeated."""
     found = schema.messages()
     return {
         found[name]: [(field.name, schema.is_repeated(field)) for field in fields]

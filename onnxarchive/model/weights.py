@@ -72,7 +72,7 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
         size_threshold: Least size of a stripped tensor's data in the model, in bytes.
 
     Returns:
-        The model without weights, a copy, and the spans of the weights in `data`.
+        A copy of the model without weights, and the spans of the weights in `data`.
 
     Raises:
         ArchiveFormatError: The model is malformed, or holds `SPAN_LOCATION` itself.
@@ -111,13 +111,12 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
         data: Gives the raw data of a location, or None for a tensor that stays external.
 
     Returns:
-        The plain model in pieces; `len` of each is its size in bytes.
-        A piece of 4 KiB or more is a view of `model` or of a buffer from `data`; shorter pieces are
-        copied and joined.
+        The filled model in pieces; `len` of each is its size in bytes. A piece of 4 KiB or more is
+        a view of `model` or of a buffer from `data`; shorter pieces are copied and joined.
 
     Raises:
         ArchiveFormatError: The model is malformed.
-        UnsupportedFeatureError: The plain model would pass protobuf's limit of 2 GiB.
+        UnsupportedFeatureError: The filled model would pass protobuf's limit of 2 GiB.
     """
     wire = as_bytes(model)
     edits = _Edits(wire)
@@ -138,7 +137,7 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 def external_data_encoder(location: str) -> Callable[[int, int], bytes]:
     """Makes a function that serializes the `external_data` of tensors with data in one file.
 
-    Adding the result to a tensor by `MergeFromString` takes a third of the time of setting strings.
+    Adding the result to a tensor by `MergeFromString` takes a third as long as setting strings.
 
     Args:
         location: Location of the file.
@@ -248,7 +247,7 @@ _DATA_TAGS: Final = frozenset(
 
 
 def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | None:
-    """Finds a tensor's data type and data field; None if external or without a single field."""
+    """A tensor's data field and data type; None if external, or with no or several data fields."""
     found: Field | None = None
     data_type = 0
     for field in fields_in(wire, tensor.start, tensor.stop, tensor.depth):
@@ -265,7 +264,7 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
 
 
 def _span(field: Field, data_type: int) -> Span | None:
-    """The span of a data field, if it can be decoded without the rest of the tensor."""
+    """The span of a data field; None if decoding needs the rest of the tensor."""
     tag, _, _, value, end = field
     name = _PACKED_FIELDS.get(tag)
     if name is None or data_type == onnx.TensorProto.STRING:
@@ -336,7 +335,7 @@ def _external_number(key: str, number: int) -> bytes:
 
 @cache
 def _external_data_head(key: str, width: int) -> bytes:
-    """The serialized pair up to its value of `width` bytes."""
+    """The bytes of a serialized pair before its value, which has `width` bytes."""
     return _external_data(key, " " * width)[:-width]
 
 
@@ -393,7 +392,7 @@ class _Edits:
 
 
 def _coalesced(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-    """Joins neighbours that are shorter than `_COALESCED_BYTES`."""
+    """Joins successive pieces that are shorter than `_COALESCED_BYTES`."""
     short: list[_Piece] = []
     for piece in pieces:
         if len(piece) < _COALESCED_BYTES:

@@ -49,8 +49,8 @@ class Finder:
     Args:
         place: The place of the files: a directory, a zip or a remote folder.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
-        elsewhere: Returns the bytes of a tensor if its location names no file, or raises
-            ArchiveFormatError.
+        elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
+            raises ArchiveFormatError.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Finder:
         """Finds the bytes of every external tensor, or reports all that are missing.
 
         Args:
-            serialized: The model; `find_files` has found all tensors of `serialized.small`.
+            serialized: The model. If it has `small`, `find_files` has found all of these tensors.
 
         Raises:
             ArchiveFormatError: Bytes are missing, too short, or outside the place.
@@ -103,7 +103,7 @@ class Finder:
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
-        """The file of a location, found once for its small tensors; None leaves them to `_data`."""
+        """The file of a location, for all small tensors in it; None if `_data` must find each."""
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):
@@ -195,7 +195,7 @@ class FoundData(Mapping[Path, Data]):
     """The bytes of external tensors; a small tensor's `Data` is created on access.
 
     Args:
-        small: Small initializers; some have files.
+        small: Small initializers, and the files that `Finder.find_files` found.
 
     Attributes:
         others: The bytes of the other tensors.

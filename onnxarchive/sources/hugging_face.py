@@ -1,7 +1,7 @@
 """The layout of the Hugging Face cache.
 
-A model of the hub is a directory `models--ORGANISATION--NAME`. Below its `snapshots/REVISION/` the
-files of a revision are symbolic links to its `blobs/`.
+A model of the hub is a directory `models--ORGANISATION--NAME`. The files of a revision, below
+`snapshots/REVISION/`, are symbolic links to the files in `blobs/`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 SNAPSHOTS = "snapshots"
 _PREFIX = "models--"
-_REVISION_LEVELS = 2  # a revision's directory is this deep below that of its model
+_REVISION_LEVELS = 2  # from the directory of a model down to the directory of a revision
 
 
 def levels_of(path: str) -> int | None:
-    """Counts the levels from a directory of a revision up to the directory of its model.
+    """Counts the levels from a directory in a revision up to the directory of the model.
 
     Args:
         path: An absolute path without links.

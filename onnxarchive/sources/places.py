@@ -107,7 +107,7 @@ class DirectoryPlace:
     def names(self) -> list[str]:
         """As `Place.names`: the files in the directory itself and below `assets`.
 
-        With `__MODEL_PROTO`, also folders with reserved names (of a later version of the format).
+        If `__MODEL_PROTO` exists, also folders with names reserved for later format versions.
         """
         found, folders, reserved = [], [], []
         for entry in self._root.scan(""):
@@ -171,7 +171,7 @@ def _leads_to(is_kind: Callable[[], bool]) -> bool:
     """The result of `is_file` or `is_dir` of a directory entry; False if the call fails."""
     try:
         return is_kind()
-    except OSError:  # of a loop of links, say; opening it reports this
+    except OSError:  # such as a loop of links; opening the entry reports this
         return False
 
 
@@ -235,7 +235,7 @@ class _ZippedFile:
         if self._whole is None:
             if self._entry.method == METHOD_STORED:
                 for _ in inflate(self._view, self._entry):
-                    pass  # the CRC-32 is compared at its end
+                    pass  # the end of the iteration compares the CRC-32
                 start = self._entry.data_offset
                 self._whole = self._view[start : start + self.nbytes]
             else:

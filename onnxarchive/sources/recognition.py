@@ -19,10 +19,10 @@ _WHITESPACE = "\t\n\r\f"
 _ZIP = (LocalHeader.SIGNATURE, EndRecord.SIGNATURE)
 _GGUF = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs.github.com/"
-# The first bytes of torch.save until PyTorch 1.5: a pickled number.
+# The first bytes of a file of torch.save until PyTorch 1.5: a pickled number.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_TORCH_PICKLE = "data.pkl"  # in the zips that it writes since
-_HEADER_SIZE = 8  # bytes of a safetensors file that state the size of its JSON
+_TORCH_PICKLE = "data.pkl"  # in the zips that later versions write
+_HEADER_SIZE = 8  # first bytes of a safetensors file: the size of its JSON
 _CONVERT = "'onnxarchive convert {} NEW.onnxa' makes an archive of it"
 _EXPORT = "export its model to ONNX, then 'onnxarchive convert MODEL.onnx NEW.onnxa'"
 _EXPORT_TORCH = (

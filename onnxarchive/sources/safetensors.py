@@ -1,9 +1,9 @@
 """Reads the header of a safetensors file, checked strictly, and finds the bytes of its tensors.
 
-The library safetensors copies tensors into memory, and gives no bfloat16 and no float8 to numpy
-(0.8). So the header is read here. The format: 8 bytes with the header's size, little-endian; the
-header, a JSON object with data type, shape and offsets of each tensor by name; the tensors' bytes,
-little-endian and row-major, without gaps.
+The library safetensors (0.8) copies tensors into memory, and does not support bfloat16 and float8
+with numpy. So this module reads the header. The format: 8 bytes with the header's size,
+little-endian; the header, a JSON object with data type, shape and offsets of each tensor by name;
+the tensors' bytes, little-endian and row-major, without gaps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SIZE_NBYTES: Final = 8
 _METADATA: Final = "__metadata__"
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 
-# ONNX's data types by safetensors' names. The packing of 6-bit types is unspecified. PyTorch writes
-# 4-bit types, packed like ONNX's.
+# ONNX's data types by their names in safetensors. 6-bit types are missing, since their packing is
+# unspecified. PyTorch packs 4-bit types as ONNX does.
 _NAMES = {
     **{
         f"{letter}{bits}": f"{name}{bits}"
@@ -72,8 +72,8 @@ class SafetensorsTensor:
         """
         if self.dtype not in _NAMES:
             raise UnsupportedFeatureError(
-                f"tensor {shown(self.name)}: expected a data type that ONNX stores alike, found "
-                f"{shown(self.dtype)}"
+                f"tensor {shown(self.name)}: expected a data type that ONNX stores with the same "
+                f"bytes, found {shown(self.dtype)}"
             )
         return _BY_NAME[_NAMES[self.dtype]]
 
@@ -135,7 +135,7 @@ def _header_nbytes(whole: FileData) -> int:
 def _parsed(header: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(header.decode(), object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError) as error:  # also of UTF-8
+    except (ValueError, RecursionError) as error:  # also if it is not UTF-8
         raise ArchiveFormatError(f"expected a header in JSON, found {error}") from error
     if not (header.startswith(b"{") and isinstance(parsed, dict)):
         raise ArchiveFormatError(f"expected a JSON object as header, found {shown(header)}")

@@ -40,8 +40,8 @@ class Serialized:
     def data(self, ref: TensorRef, location: str) -> Data | None:
         """The bytes of a tensor whose location names a span.
 
-        None if type and shape do not determine the number of bytes. The bytes are then put into the
-        tensor, to be checked when the archive is planned.
+        None if type and shape do not determine the number of bytes. This method then puts the bytes
+        into the tensor; the plan of the archive checks them.
         """
         span = self.spans[int(location.removeprefix(weights.SPAN_LOCATION))]
         data_type = tensors.stored_type(ref.tensor)
@@ -107,16 +107,16 @@ def parse_file(file: DataFile) -> Serialized:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
-    proto.take_link_fingerprint(model)  # if it is a link, its archive has the model without it
+    proto.take_link_fingerprint(model)  # the archive of a link has the model without fingerprint
     return Serialized(model, file, view, stripped.spans)
 
 
 def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
-    """Parses a model without its initializers if all are small and external, for speed.
+    """For speed only: parses a model without its initializers, if all are small and external.
 
     Args:
         file: The file.
-        least_nbytes: If the data of an initializer has fewer bytes, the result is None.
+        least_nbytes: Least size in bytes of an initializer's data.
 
     Returns:
         The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.
@@ -130,7 +130,8 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
             return None
         rest, small = taken
         parsed = parse_file(Stored(memoryview(rest)))
-        if not (parsed.spans or UnknownFieldSet(parsed.model.graph)):  # they would follow them
+        # `initializers_at_once.insert` does not support unknown fields.
+        if not (parsed.spans or UnknownFieldSet(parsed.model.graph)):
             return replace(parsed, small=small)
     return None
 

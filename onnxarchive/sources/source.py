@@ -33,7 +33,7 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
-# True: below the directory of the model in a Hugging Face cache. A path: below this directory.
+# Links may lead below a directory: with True, the model's in a Hugging Face cache, or this path.
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
@@ -101,12 +101,12 @@ def open_model(
         temporary: The directory for temporary files; None for the system's.
         follow_links: Another directory into which symbolic links may lead; True for the directory
             of the model in a Hugging Face cache; False for none.
-        elsewhere: Returns the bytes of a tensor if its location names no file, or raises
-            ArchiveFormatError. If given, a zip is refused.
+        elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
+            raises ArchiveFormatError. If it is given, zips are refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: For speed, may move all initializers of a `.onnx` from the model to
-            `Source.small` if all are small, external and at least this many bytes long. None leaves
-            them in the model.
+        taken_from: Size in bytes. For speed, if all initializers of a `.onnx` are small, external
+            and of at least this size, they may be in `Source.small` instead of the model. None
+            leaves them in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
@@ -385,7 +385,7 @@ def _is_model(name: str) -> bool:
 
 
 def _only(names: list[str]) -> str:
-    """The only model, or the only model at the smallest folder depth."""
+    """The only model at the smallest folder depth."""
     depth = min((name.count("/") for name in names), default=0)
     names = [name for name in names if name.count("/") == depth]
     if not names:
@@ -411,7 +411,7 @@ def _models_below(root: Root) -> list[str]:
     """The models in the first 1000 folders of a directory; links to folders are not followed."""
     models: list[str] = []
     folders = [""]
-    for folder in islice(folders, _MAX_SEARCHED):  # which grow meanwhile
+    for folder in islice(folders, _MAX_SEARCHED):  # the loop appends to them
         with contextlib.suppress(OSError):  # a folder that cannot be read
             for entry in root.scan(folder):
                 name = f"{folder}/{entry.name}" if folder else entry.name
