@@ -32,8 +32,8 @@ def joined(parts: list[Any]) -> Iterator[Any]:
     """Joins the parts of each column: yields the columns in order, each as bytes or an array.
 
     Args:
-        parts: The columns of some rows, then of the next rows, and so on. The list is emptied, so
-            that joining a column frees its parts.
+        parts: A tuple of columns for each group of rows, in order. The list is emptied, so that
+            joining a column frees the parts of this column.
     """
     by_column = [list(column) for column in zip(*parts, strict=True)]
     parts.clear()
@@ -96,6 +96,6 @@ def set_items(raw: NDArray[np.uint8], begins: NDArray[Any], values: NDArray[Any]
 
 
 def _windows(raw: NDArray[np.uint8], size: int) -> NDArray[Any]:
-    """Views of `size` successive bytes at every offset: numpy copies each as a whole."""
+    """Views the `size` bytes at every offset as one item, which numpy copies as a whole."""
     windows: NDArray[Any] = np.ndarray(raw.size - size + 1, f"V{size}", raw, strides=1)
     return windows

@@ -77,7 +77,7 @@ class LineNumbers(Mapping[str, int]):
     """Maps each line to its number; if several lines are equal, to the number of any of them.
 
     Attributes:
-        are_distinct: True if all lines are distinct; False if two hashes are equal.
+        are_distinct: True if all lines are distinct; False if two lines, or two hashes, are equal.
     """
 
     def __init__(self, lines: Lines) -> None:

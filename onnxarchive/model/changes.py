@@ -1,7 +1,7 @@
 """Compares two messages of models; matches elements of lists by name.
 
-External tensors are compared by data type, shape and location, not by bytes. So callers must give
-tensors with different bytes different locations.
+External tensors are compared by data type, shape and location, not by bytes. So callers must set
+different locations for different bytes.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, Message]:
-    """The messages of a list by name; those without a unique name, by name and index."""
+    """The messages of a list by name; if the name is not unique, by name and index."""
     counts: Counter[str] = Counter()
     found: dict[str, Message] = {}
     for message in messages:

@@ -1,9 +1,9 @@
 """Merges identical initializers of a graph.
 
 If several initializers of a graph have the same data type, shape and bytes, the first stays. It
-replaces the others as input of nodes, in the graph and in its subgraphs. Initializers with another
-use stay as well: inputs of the model, outputs of a graph, and names used elsewhere than in inputs
-of nodes.
+replaces the others as input of nodes, in the graph and in its subgraphs. Inputs of the model and
+outputs of a graph stay as well, and so do initializers that are named elsewhere than in inputs of
+nodes.
 
 Names are resolved by the scopes of ONNX (IR.md, "Names Within a Graph"): a name that a
 subgraph does not define is looked up in the graph around it. Functions do not see the names of the
@@ -140,7 +140,7 @@ class _Scope:
         self.replaced: dict[str, str] = {}
 
     def follow_names(self) -> None:
-        """Records each use of a name in this graph in the scope that defines the name."""
+        """Adds the uses of names in this graph to the scopes that define these names."""
         for node in self.graph.node:
             for name in node.input:
                 scope = self._definer(name)
@@ -223,7 +223,7 @@ def _named_otherwise(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
-    """Finds the initializers of a graph to remove, and records their replacements.
+    """Finds the initializers to remove from a graph, and records their replacements.
 
     Returns:
         Size in bytes of the data of each initializer to remove, by path.

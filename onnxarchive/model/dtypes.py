@@ -39,9 +39,9 @@ class DataType:
     """A data type of ONNX whose elements have a fixed width.
 
     Attributes:
-        name: Its name in `TensorProto.DataType`.
-        number: Its number in `TensorProto.DataType`.
-        dtype: The numpy type of its arrays, little-endian.
+        name: Name in `TensorProto.DataType`.
+        number: Number in `TensorProto.DataType`.
+        dtype: Numpy type of arrays, little-endian.
         typed_field: The field of TensorProto that holds the elements if `raw_data` does not.
         bit_width: Bits of an element in `raw_data`.
         is_viewed: True if arrays are views of the raw data; False if an element has less than 8
@@ -57,7 +57,7 @@ class DataType:
 
     @property
     def is_packed(self) -> bool:
-        """True if an element has less than 8 bits; its arrays are then unpacked copies."""
+        """True if an element has less than 8 bits; arrays are then unpacked copies."""
         return self.bit_width < BITS_PER_BYTE
 
     @property
@@ -208,9 +208,9 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
     """Converts the elements of a type-specific field to raw data.
 
     Args:
-        elements: The numbers in `data_type.typed_field`, of the field's own type. The low bits of
-            each `int32_data` number hold one element, or one byte of 4-bit or 2-bit elements
-            (onnx.proto).
+        elements: The numbers in `data_type.typed_field`, of the field's own type. A number of
+            `int32_data` has one element in its low bits, or one byte of packed 2-bit or 4-bit
+            elements (onnx.proto).
         data_type: The tensor's data type.
     """
     if data_type.bit_width == 6:

@@ -80,7 +80,7 @@ IN_MODEL: Final = -1
 
 
 class SmallInitializers:
-    """Small usual initializers of a main graph: a column for each attribute.
+    """Small usual initializers of a main graph, in columns.
 
     A usual initializer has a name, dims, a data type without rules about its bytes, data in
     `raw_data` or at an external location, and no other field.
@@ -113,7 +113,7 @@ class SmallInitializers:
 
     @property
     def locations(self) -> list[str]:
-        """The locations of data, each once."""
+        """The distinct locations of data."""
         return list(self._numbers)
 
     def add(
@@ -153,7 +153,7 @@ class SmallInitializers:
         return self._beginnings[end - self._name_sizes[row] : end].decode()
 
     def ref(self, row: int) -> TensorRef:
-        """The ref of an initializer, without `external_data` if `initializers` is None."""
+        """The ref of an initializer; the tensor has no `external_data` if it was taken out."""
         index = self.indexes[row]
         if self.initializers is None:
             tensor = onnx.TensorProto.FromString(self._beginning(row))
@@ -231,7 +231,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
     Returns:
         The serialized model without initializers, and the initializers. None if an initializer is
-        smaller or not as described, or if the rest of the model is large.
+        too small, too large, internal or unusual, or if the rest of the model is large.
 
     Raises:
         ArchiveFormatError: The model is malformed.

@@ -124,7 +124,7 @@ class Keys:
         return key
 
     def assign_all(self, names: Callable[[], Iterator[str]]) -> list[str]:
-        """A key for each tensor; the same as from calls of `assign` in this order.
+        """Assigns a key to each tensor, like calls of `assign` in this order.
 
         If all derived keys are distinct, as usual, they are assigned together, for speed.
 
@@ -243,7 +243,7 @@ def check_names(
         are_all: True if these are the names of all entries.
 
     Returns:
-        The keys among them.
+        The keys among the names.
     """
     before = names[:-1]
     if are_all and names and names[-1] == MODEL_PROTO and are_keys(before):

@@ -189,7 +189,7 @@ def _check_required(model: onnx.ModelProto, report: Report, entry: str = MODEL_P
 
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
-    """Removes the fingerprint of a link from the metadata; returns its value, or None."""
+    """Removes the fingerprint of a link from the metadata; returns the fingerprint, or None."""
     are_found = [pair.key == LINK_FINGERPRINT for pair in model.metadata_props]
     if True not in are_found:
         return None

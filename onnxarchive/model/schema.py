@@ -18,7 +18,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
         kind: The full name of that type.
 
     Returns:
-        Descriptors of fields, shortest path first, by the full name of the message with the fields.
+        Descriptors of fields, shortest path first, by the full name of the containing message.
     """
     distances = {kind: 0}
     found = messages()

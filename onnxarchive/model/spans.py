@@ -61,8 +61,8 @@ class Span:
 def decode(data: Buffer, span: Span) -> Iterator[memoryview]:
     """Decodes the data of a tensor to raw data: little-endian, row-major, sub-byte types packed.
 
-    If a number in a typed field is too large for the data type, its low bits are used, as by onnx.
-    The number of elements is not compared with the tensor's dims.
+    If a number in a typed field is too large for the data type, only the low bits count, as in
+    onnx. The number of elements is not compared with the tensor's dims.
 
     Args:
         data: The serialized model.

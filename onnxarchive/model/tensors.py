@@ -132,7 +132,7 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     @classmethod
     def of(cls, model: onnx.ModelProto, refs: Mapping[str, TensorRef]) -> TensorRefs:
-        """Makes `TensorRefs` of refs that a walk over `model` found."""
+        """Makes `TensorRefs` from refs that a walk over `model` found."""
         main = {
             name: index
             for name, ((*graph, (field, index)), _) in refs.items()
@@ -256,7 +256,7 @@ def strings(tensor: onnx.TensorProto) -> NDArray[np.object_]:
 
 
 def has_field(message: Message, name: str) -> bool:
-    """True if a field is set, or a repeated field not empty; its value is not read."""
+    """True if a field is set, or if a repeated field is not empty; the value is not read."""
     if schema.is_repeated(message.DESCRIPTOR.fields_by_name[name]):
         return len(getattr(message, name)) > 0
     return message.HasField(name)
@@ -268,7 +268,7 @@ def held_fields(tensor: onnx.TensorProto) -> list[str]:
 
 
 def stored_type(tensor: onnx.TensorProto) -> DataType | None:
-    """The data type of a tensor that can be stored outside the model, or None.
+    """The data type of a tensor; None if the tensor cannot be stored outside the model.
 
     None for strings, types that ONNX does not define, segments of a tensor, and shapes that an
     array cannot have.

@@ -4,8 +4,8 @@
 `fill` is the inverse: it replaces external data by raw data.
 
 Both read only messages that can contain a TensorProto (`schema`), and skip all other fields by
-their length, so no page of the weights is read. Skipped fields are copied unchanged. Protobuf
-parses the model without weights later, and refuses malformed fields that were skipped here.
+their length, so no page of the weights is read. Skipped fields are copied unchanged. Later,
+protobuf parses the model without weights, and refuses malformed fields that were skipped here.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
 
     Raises:
         ArchiveFormatError: The model is malformed.
-        UnsupportedFeatureError: The filled model would pass protobuf's limit of 2 GiB.
+        UnsupportedFeatureError: The filled model would exceed protobuf's limit of 2 GiB.
     """
     wire = as_bytes(model)
     edits = _Edits(wire)

@@ -21,7 +21,7 @@ def levels_of(path: str) -> int | None:
         path: An absolute path without links.
 
     Returns:
-        The levels; None for a directory that is in no cache.
+        The number of levels; None if the directory is in no cache.
     """
     parts = path.split(os.sep)
     for levels in range(_REVISION_LEVELS, len(parts)):
@@ -31,5 +31,5 @@ def levels_of(path: str) -> int | None:
 
 
 def is_cached_model(path: str, folders: Iterable[str]) -> bool:
-    """True if a directory with these folders is a model's directory in a cache."""
+    """True if `path`, a directory that contains `folders`, is a model's directory in a cache."""
     return SNAPSHOTS in folders and os.path.basename(os.path.abspath(path)).startswith(_PREFIX)

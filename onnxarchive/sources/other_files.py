@@ -32,7 +32,7 @@ def is_litter(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """True if a file or one of its folders is litter or has a name that begins with a dot."""
+    """True if a file is litter, or if a component of the path begins with a dot."""
     return is_litter(name) or any(part.startswith(".") for part in name.split("/"))
 
 

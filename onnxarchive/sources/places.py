@@ -40,7 +40,7 @@ class DataFile(Protocol):
         """Size of the file in bytes."""
 
     def part(self, offset: int, nbytes: int) -> Data:
-        """A range of the file, already checked by the caller."""
+        """A range of the file; the caller has checked that the range is within the file."""
 
     @property
     def view(self) -> memoryview:

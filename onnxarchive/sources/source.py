@@ -33,7 +33,7 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
-# Links may lead below a directory: with True, the model's in a Hugging Face cache, or this path.
+# A directory below which links may lead; True for the model's directory in a Hugging Face cache.
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
