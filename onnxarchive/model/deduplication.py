@@ -252,8 +252,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
 def _identical(alike: list[TensorRef], resolve: _Resolve) -> Iterator[list[TensorRef]]:
     """Groups tensors by their bytes.
 
-    Different bytes with the same CRC-32 are rare, or made by an attacker to cause a comparison of
-    every pair. SHA-256 separates such tensors.
+    Different bytes with the same CRC-32 are rare, but an attacker can make many, to cause a
+    comparison of every pair. SHA-256 separates such tensors.
     """
     for begun in _alike_at_first(alike, resolve):
         for group in _groups(begun, lambda ref: Crc32.of(_data(ref, resolve)).value):

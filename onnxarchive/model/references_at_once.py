@@ -256,7 +256,7 @@ _METADATA: Final = tag_of(onnx.TensorProto.DESCRIPTOR, "metadata_props", LEN)
 _PAIR: Final = frozenset(
     tag_of(onnx.StringStringEntryProto.DESCRIPTOR, field, LEN) for field in ("key", "value")
 )
-# The bytes before the size of the value in the location's pair of `external_data`.
+# The beginning of the location's pair in `external_data`; the size of the value follows.
 _BEFORE_LOCATION: Final = np.frombuffer(
     onnx.StringStringEntryProto(key=LOCATION).SerializeToString()
     + bytes([tag_of(onnx.StringStringEntryProto.DESCRIPTOR, "value", LEN)]),
