@@ -328,7 +328,7 @@ def _with_crc32s(data: bytes) -> bytes:
     listed = directory.read_directory(
         data[bounds.offset : bounds.offset + bounds.size], bounds, report
     )
-    if len(listed.entries) != bounds.count:
+    if len(listed.entries) != bounds.entry_count:
         return data
     mended = bytearray(data)
     position = bounds.offset

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import onnx
@@ -34,7 +33,6 @@ MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
 _MAX_BESIDE = 1 << 20
 
 
-@dataclass(frozen=True)
 class Contents:
     """The central directory and the parsed models of an archive.
 
@@ -43,8 +41,9 @@ class Contents:
         models: The readable models by id: the default model (`""`) first, then the others by id.
     """
 
-    directory: Directory
-    models: Mapping[str, CheckedModel]
+    def __init__(self, directory: Directory, models: Mapping[str, CheckedModel]) -> None:
+        self.directory = directory
+        self.models = models
 
     def refs(self, key: str) -> Sequence[TensorRef]:
         """The tensors with this key; at most one from each model."""

@@ -164,14 +164,14 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
     packed = archive._local_file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     header = LocalHeader.unpack(packed, 0)
     assert header is not None
-    return replace(header, crc32=crc32).pack()
+    return header._replace(crc32=crc32).pack()
 
 
 def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
     """Number and packed directory records of all entries except models; `key` gets this CRC-32."""
     records, number = archive._records, archive.entries.index_of[key]
     count = len(kept_names(archive))
-    changed = replace(records[number], crc32=crc32)
+    changed = records[number]._replace(crc32=crc32)
     return count, records[:number].pack() + changed.pack() + records[number + 1 : count].pack()
 
 

@@ -275,7 +275,9 @@ def plan_archive(
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
     """Data that models share, with the CRC-32 found by comparing, for the writer to verify."""
     found = data()
-    if isinstance(found, FileData | Stored) and found.crc32 is None:
+    if found.crc32 is None and isinstance(found, Stored):
+        return Stored(found.view, crc32)
+    if found.crc32 is None and isinstance(found, FileData):
         return replace(found, crc32=crc32)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import onnx
@@ -22,7 +22,6 @@ from onnxarchive.model.tensors import TensorRef
 from onnxarchive.storage.paths import directory_of
 
 
-@dataclass(frozen=True, slots=True)
 class EntryData(Stored):
     """The bytes of an entry of an archive, with the CRC-32 from the directory.
 
@@ -30,7 +29,11 @@ class EntryData(Stored):
         name: The entry's name.
     """
 
-    name: str = ""
+    __slots__ = ("name",)
+
+    def __init__(self, view: memoryview, crc32: int, name: str) -> None:
+        super().__init__(view, crc32)
+        self.name = name
 
 
 def entry_data(archive: Archive, name: str) -> EntryData:

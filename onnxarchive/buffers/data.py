@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -34,7 +33,6 @@ class Data(Protocol):
         """Yields views of successive pieces, each of at most `PIECE_SIZE` bytes."""
 
 
-@dataclass(frozen=True, slots=True)
 class Stored:
     """Bytes in memory or mapped.
 
@@ -43,8 +41,11 @@ class Stored:
         crc32: CRC-32 of the bytes, or None if unknown.
     """
 
-    view: memoryview
-    crc32: int | None = None
+    __slots__ = ("crc32", "view")
+
+    def __init__(self, view: memoryview, crc32: int | None = None) -> None:
+        self.view = view
+        self.crc32 = crc32
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +89,6 @@ def copied(data: Data) -> bytes | None:
     return copy.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
 class Pieces:
     """The concatenation of several buffers.
 
@@ -97,8 +97,11 @@ class Pieces:
         crc32: CRC-32 of the bytes, or None if unknown.
     """
 
-    parts: tuple[memoryview, ...]
-    crc32: int | None = None
+    __slots__ = ("crc32", "parts")
+
+    def __init__(self, parts: tuple[memoryview, ...], crc32: int | None = None) -> None:
+        self.parts = parts
+        self.crc32 = crc32
 
     @property
     def nbytes(self) -> int:

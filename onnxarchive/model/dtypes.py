@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -34,8 +33,7 @@ def is_extension(dtype: np.dtype[Any]) -> bool:
     return dtype.isbuiltin == 2  # registered by an extension
 
 
-@dataclass(frozen=True, slots=True)
-class DataType:
+class DataType(NamedTuple):
     """A data type of ONNX whose elements have a fixed width.
 
     Attributes:

@@ -40,7 +40,7 @@ _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
 # Names of devices on Windows, in any case.
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])", re.ASCII | re.IGNORECASE)
+_DEVICE = r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])"
 
 
 def fold(name: str) -> str:
@@ -139,7 +139,7 @@ class Keys:
             lowered = joined.lower()
             derived = joined.split("\n")
             folded.update(derived if lowered == joined else lowered.split("\n"))
-            if _CHANGED_LINE.search(joined) or len(derived) != len(some):
+            if re.search(_CHANGED_LINE, joined) or len(derived) != len(some):
                 return list(map(self.assign, names()))
             assigned += derived
         if len(folded) != len(assigned) or not folded.isdisjoint(self._taken):
@@ -169,9 +169,8 @@ class Keys:
 
 # `_NOT_IN_KEY` for names that are one per line, and a line that `_derive` would change further.
 _NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
-_CHANGED_LINE = re.compile(
-    rf"^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE.pattern}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$",
-    re.ASCII | re.IGNORECASE | re.MULTILINE,
+_CHANGED_LINE = (  # compiled on first use
+    rf"(?aim)^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$"
 )
 
 
@@ -183,7 +182,7 @@ def _derive(name: str) -> str:
         key = "tensor"
     if key[0].isdigit():
         key = "_" + key
-    if _DEVICE.fullmatch(key) or fold(key) == _ASSETS:
+    if re.fullmatch(f"(?ai){_DEVICE}", key) or fold(key) == _ASSETS:
         key += "_"
     return key[:MAX_KEY_SIZE]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -221,8 +220,7 @@ def set_metadata(model: onnx.ModelProto, pairs: Mapping[str, str]) -> None:
     model.metadata_props.extend(kept.metadata_props)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedModel:
+class CheckedModel(NamedTuple):
     """A model whose external tensors were compared with the entries of its archive.
 
     Attributes:

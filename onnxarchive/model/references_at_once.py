@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -44,8 +43,7 @@ ROWS: Final = 1 << 12  # tensors read at a time; their columns fit a core's cach
 MAX_NAMES_SIZE: Final = 1 << 26  # most bytes of all names; `Lines` take ten times as much memory
 
 
-@dataclass(frozen=True, slots=True)
-class References:
+class References(NamedTuple):
     """The external initializers of a model's main graph, each checked on its own.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -316,8 +315,7 @@ def are_dims(dims: Any, data_type: DataType | None) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalData:
+class ExternalData(NamedTuple):
     """The `external_data` field of a tensor.
 
     Bytes that are not UTF-8 become surrogates (PEP 383), so different bytes remain different.

@@ -9,13 +9,14 @@ from urllib.parse import quote, urlsplit
 WEB = ("http", "https")
 # RFC 3986, section 3.1. A single letter is a drive of Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://")
-_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
+
+# Patterns that most processes do not use: `re` compiles each on first use.
+_USER_INFO = r"(?<=://)[^/?#]*@"
 # Parameters of signed URLs: of AWS, CloudFront, Google and Azure.
-_SIGNED = re.compile(r"(?:x-(?:amz|goog)-)?(?:signature|sig)", re.IGNORECASE)
-_OF_SIGNATURE = re.compile(
-    r"x-(?:amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
-    r"|sig|s[eprtv]|sip|spr|ske|skoid|sks|skt|sktid|skv",
-    re.IGNORECASE,
+_SIGNED = r"(?i)(?:x-(?:amz|goog)-)?(?:signature|sig)"
+_OF_SIGNATURE = (
+    r"(?i)x-(?:amz|goog)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
+    r"|sig|s[eprtv]|sip|spr|ske|skoid|sks|skt|sktid|skv"
 )
 
 
@@ -42,7 +43,7 @@ def shown_url(url: str) -> str:
 
 def without_user(url: str) -> str:
     """A URL without user and password."""
-    return _USER_INFO.sub("", url)
+    return re.sub(_USER_INFO, "", url)
 
 
 def unsigned_url(url: str) -> str:
@@ -52,11 +53,11 @@ def unsigned_url(url: str) -> str:
     """
     parameters = [it for it in urlsplit(url).query.split("&") if it]
     names = [it.partition("=")[0] for it in parameters]
-    if any(map(_SIGNED.fullmatch, names)):
+    if any(re.fullmatch(_SIGNED, name) for name in names):
         parameters = [
             it
             for it, name in zip(parameters, names, strict=True)
-            if not _OF_SIGNATURE.fullmatch(name)
+            if not re.fullmatch(_OF_SIGNATURE, name)
         ]
     return "?".join((shown_url(url), *parameters))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import wire
@@ -31,8 +31,7 @@ _EXPORT_TORCH = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """Kind of a file.
 
     Attributes:

@@ -65,9 +65,9 @@ def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
     listed = _list(data, bounds, report)
     last = listed[-1] if listed else None
     size = last.offset + last.record.packed_size if last else 0
-    is_whole = len(listed) == bounds.count and size == bounds.size
+    is_whole = len(listed) == bounds.entry_count and size == bounds.size
     if last is None:
-        if bounds.count == 0 and bounds.offset:
+        if bounds.entry_count == 0 and bounds.offset:
             report.broken(
                 "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
             )
@@ -114,12 +114,12 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
     """Unpacks and checks the records; reports a wrong count or total size as ZIP-4."""
     listed: list[_Listed] = []
     position = 0
-    for index in range(bounds.count):
+    for index in range(bounds.entry_count):
         record = DirectoryRecord.unpack(data, position)
         if record is None:
             report.broken(
                 "ZIP-4",
-                f"expected directory record {index + 1} of {bounds.count} at offset "
+                f"expected directory record {index + 1} of {bounds.entry_count} at offset "
                 f"{bounds.offset + position}, found none",
             )
             return listed
@@ -132,7 +132,7 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
     if position != bounds.size:
         report.broken(
             "ZIP-4",
-            f"expected {bounds.count} directory records of {bounds.size} bytes in all, found "
+            f"expected {bounds.entry_count} directory records of {bounds.size} bytes in all, found "
             f"{position} bytes",
         )
     return listed

@@ -57,7 +57,7 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
     """
     raw = np.frombuffer(data, np.uint8)
     begins = _record_offsets(raw)
-    if begins.size != bounds.count or not begins.size or begins[0] != 0:
+    if begins.size != bounds.entry_count or not begins.size or begins[0] != 0:
         return None
     ends = np.append(begins[1:], raw.size)
     parts = []

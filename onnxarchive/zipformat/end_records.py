@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxarchive.errors import Report
 from onnxarchive.zipformat import layout, records
@@ -15,19 +15,18 @@ LOCATOR_DISTANCE = Zip64Locator.SIZE + EndRecord.SIZE  # bytes from a Zip64 loca
 TAIL_SIZE = Zip64EndRecord.SIZE + LOCATOR_DISTANCE  # last bytes of a file, read by `locate`
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Position of the central directory.
 
     Attributes:
         offset: Offset of the directory in the file, in bytes.
         size: Size of the directory in bytes.
-        count: Number of directory records.
+        entry_count: Number of directory records.
     """
 
     offset: int
     size: int
-    count: int
+    entry_count: int
 
 
 def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
@@ -50,7 +49,7 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
         )
         return None
     end_offset = file_size - EndRecord.SIZE
-    stated = (end.disk_count, end.count, end.directory_size, end.directory_offset)
+    stated = (end.disk_entry_count, end.entry_count, end.directory_size, end.directory_offset)
     saturated = (*(records.SATURATED_16,) * 2, *(records.SATURATED_32,) * 2)
     if any(value == limit for value, limit in zip(stated, saturated, strict=True)):
         if stated != saturated:
@@ -62,8 +61,8 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
             return None
         end_offset -= Zip64EndRecord.SIZE + Zip64Locator.SIZE
     else:
-        _require_equal_counts(end.disk_count, end.count, report)
-        bounds = Bounds(end.directory_offset, end.directory_size, end.count)
+        _require_equal_counts(end.disk_entry_count, end.entry_count, report)
+        bounds = Bounds(end.directory_offset, end.directory_size, end.entry_count)
     if end.disk or end.directory_disk:
         report.broken(
             "ZIP-3", f"expected disk 0 in the end record, found {end.disk} and {end.directory_disk}"
@@ -112,15 +111,17 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
             f"expected disk 0 in the Zip64 end record, found {record.disk} and "
             f"{record.directory_disk}",
         )
-    _require_equal_counts(record.disk_count, record.count, report)
-    if not layout.needs_zip64_end(record.count, record.directory_size, record.directory_offset):
+    _require_equal_counts(record.disk_entry_count, record.entry_count, report)
+    if not layout.needs_zip64_end(
+        record.entry_count, record.directory_size, record.directory_offset
+    ):
         report.broken(
             "ZIP64-1",
-            f"expected no Zip64 end record for values that fit the end record ({record.count} "
-            f"entries, {record.directory_size} bytes at offset {record.directory_offset}), "
-            "found one",
+            "expected no Zip64 end record for values that fit the end record "
+            f"({record.entry_count} entries, {record.directory_size} bytes at offset "
+            f"{record.directory_offset}), found one",
         )
-    return Bounds(record.directory_offset, record.directory_size, record.count)
+    return Bounds(record.directory_offset, record.directory_size, record.entry_count)
 
 
 def _require_equal_counts(disk_count: int, count: int, report: Report) -> None:
@@ -140,16 +141,20 @@ def _require_inside(bounds: Bounds, end_offset: int, report: Report) -> Bounds |
             f"found its end at offset {bounds.offset + bounds.size}",
         )
         return None
-    if bounds.count > layout.MAX_ENTRIES:
+    if bounds.entry_count > layout.MAX_ENTRIES:
         report.broken(
-            "ZIP-4", f"expected at most {layout.MAX_ENTRIES} entries, found {bounds.count}"
+            "ZIP-4", f"expected at most {layout.MAX_ENTRIES} entries, found {bounds.entry_count}"
         )
         return None
-    if not DirectoryRecord.SIZE * bounds.count <= bounds.size <= MAX_RECORD_SIZE * bounds.count:
+    if (
+        not DirectoryRecord.SIZE * bounds.entry_count
+        <= bounds.size
+        <= MAX_RECORD_SIZE * bounds.entry_count
+    ):
         report.broken(
             "ZIP-4",
             f"expected {DirectoryRecord.SIZE} to {MAX_RECORD_SIZE} bytes for each of "
-            f"{bounds.count} directory records, found {bounds.size} bytes in all",
+            f"{bounds.entry_count} directory records, found {bounds.size} bytes in all",
         )
         return None
     return bounds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, overload
 
 from onnxarchive.zipformat import records
@@ -37,15 +36,22 @@ class Entry(NamedTuple):
     crc32: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Entries(Sequence[Entry]):
     """Entries, one column per attribute of `Entry`; `sizes` holds `nbytes`."""
 
-    names: Sequence[str]
-    header_offsets: Sequence[int]
-    data_offsets: Sequence[int]
-    sizes: Sequence[int]
-    crc32s: Sequence[int]
+    def __init__(
+        self,
+        names: Sequence[str],
+        header_offsets: Sequence[int],
+        data_offsets: Sequence[int],
+        sizes: Sequence[int],
+        crc32s: Sequence[int],
+    ) -> None:
+        self.names = names
+        self.header_offsets = header_offsets
+        self.data_offsets = data_offsets
+        self.sizes = sizes
+        self.crc32s = crc32s
 
     def __len__(self) -> int:
         return len(self.names)
@@ -114,8 +120,7 @@ class Records(Sequence[DirectoryRecord]):
         return self.data[self.offsets[0] : self.offsets[-1] + self[-1].packed_size]
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(NamedTuple):
     """The content of the central directory.
 
     Attributes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxarchive.buffers.file_names import PLAIN_PATH, is_plain_path
 from onnxarchive.zipformat import records
@@ -231,7 +231,7 @@ def _listed(record: DirectoryRecord) -> _Listed:
     if record.method == records.METHOD_STORED and compressed_nbytes != nbytes:
         raise format_error(records.unequal_sizes(compressed_nbytes, nbytes), name)
     # Drops extra fields and comment, which may be too large to keep for all records.
-    record = replace(record, extra=b"", comment=b"")
+    record = record._replace(extra=b"", comment=b"")
     listed = _Listed(name, record, nbytes, compressed_nbytes, header_offset)
     _check_attributes(listed)
     return listed

@@ -97,16 +97,16 @@ def locate_foreign(view: memoryview) -> ForeignBounds:
             f"expected a Zip64 locator at offset {locator_offset}, since the end record is "
             f"saturated, found none"
         )
-    bounds = ForeignBounds(last.directory_offset, last.directory_size, last.count, end_offset)
+    bounds = ForeignBounds(last.directory_offset, last.directory_size, last.entry_count, end_offset)
     if last.disk or last.directory_disk:
         raise unsupported(
             f"expected a zip in one file, found one of several files: disk {last.disk}, with the "
             f"directory on disk {last.directory_disk}"
         )
-    if last.disk_count != bounds.count:
+    if last.disk_entry_count != bounds.count:
         raise format_error(
             f"expected equal counts of entries on this disk and on all disks, found "
-            f"{last.disk_count} and {bounds.count}"
+            f"{last.disk_entry_count} and {bounds.count}"
         )
     if bounds.end > bounds.end_records_offset:
         raise format_error(
@@ -182,8 +182,8 @@ def _require_same_values(end: EndRecord, record: Zip64EndRecord) -> None:
     for field, saturated in (
         ("disk", records.SATURATED_16),
         ("directory_disk", records.SATURATED_16),
-        ("disk_count", records.SATURATED_16),
-        ("count", records.SATURATED_16),
+        ("disk_entry_count", records.SATURATED_16),
+        ("entry_count", records.SATURATED_16),
         ("directory_size", records.SATURATED_32),
         ("directory_offset", records.SATURATED_32),
     ):

@@ -6,8 +6,7 @@ archive has only one encoding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import (
@@ -79,8 +78,7 @@ def holds_signature(offset: int) -> bool:
     return any(signature in packed for signature in END_SIGNATURES)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Position of an entry in an archive; gives its local header and its directory record.
 
     Attributes:
@@ -170,7 +168,7 @@ def place(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int
     placed = Placement(name.encode(), nbytes, crc32, header_offset, alignment)
     while holds_signature(placed.end) and alignment < MAX_ALIGNMENT:
         alignment *= 2
-        placed = replace(placed, alignment=alignment)
+        placed = placed._replace(alignment=alignment)
     return placed
 
 
@@ -214,8 +212,8 @@ def end_of_archive(count: int, directory_size: int, directory_offset: int) -> by
             version_needed=records.VERSION_ZIP64,
             disk=0,
             directory_disk=0,
-            disk_count=count,
-            count=count,
+            disk_entry_count=count,
+            entry_count=count,
             directory_size=directory_size,
             directory_offset=directory_offset,
         )
@@ -228,8 +226,8 @@ def end_of_archive(count: int, directory_size: int, directory_offset: int) -> by
     end_record = EndRecord(
         disk=0,
         directory_disk=0,
-        disk_count=count,
-        count=count,
+        disk_entry_count=count,
+        entry_count=count,
         directory_size=directory_size,
         directory_offset=directory_offset,
         comment_size=0,

@@ -34,7 +34,7 @@ def check_local_header(
             f"expected a local header of {len(header)} bytes, found {_describe(header, local)}",
         )
         return None
-    for field in LocalHeader.__slots__[:-1]:  # all but the extra fields
+    for field in LocalHeader._fields[:-1]:  # all but the extra fields
         expected, found = getattr(record, field), getattr(local, field)
         if expected != found:
             form = shown if field == "name" else str

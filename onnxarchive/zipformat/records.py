@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 UINT16_MAX = 0xFFFF
 UINT32_MAX = 0xFFFFFFFF
@@ -74,7 +73,7 @@ _FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
 
 
 class _Record:
-    """Base of all records; the subclasses declare their fields, in order."""
+    """Base of all records, which are named tuples: a dataclass is defined in the eightfold time."""
 
     __slots__: tuple[str, ...] = ()
     SIGNATURE: ClassVar[bytes]
@@ -100,9 +99,6 @@ class _Record:
             end += size
         return texts if end <= len(buffer) else None
 
-    def _values(self) -> list[Any]:
-        return [getattr(self, field) for field in self.__slots__]
-
 
 class _FixedSizeRecord(_Record):
     """A record that holds only numbers."""
@@ -118,20 +114,13 @@ class _FixedSizeRecord(_Record):
         numbers = cls._unpack_numbers(buffer, offset)
         return None if numbers is None else make(*numbers)
 
-    def pack(self) -> bytes:
+    def pack(self: Any) -> bytes:
         """The bytes of the record."""
-        return self.STRUCT.pack(self.SIGNATURE, *self._values())
+        packed: bytes = self.STRUCT.pack(self.SIGNATURE, *self)
+        return packed
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHeader(_Record):
-    """Precedes the data of an entry (APPNOTE 4.3.7)."""
-
-    SIGNATURE = b"PK\x03\x04"
-    STRUCT = struct.Struct("<4s5H3I2H")
-    SIZE = STRUCT.size  # 30, without name and extra fields
-    MAX_SIZE: ClassVar[int] = STRUCT.size + 2 * UINT16_MAX  # with name and extra fields
-
+class _LocalHeaderFields(NamedTuple):
     version_needed: int
     flags: int
     method: int
@@ -142,6 +131,16 @@ class LocalHeader(_Record):
     uncompressed_size: int
     name: bytes
     extra: bytes
+
+
+class LocalHeader(_LocalHeaderFields, _Record):
+    """Precedes the data of an entry (APPNOTE 4.3.7)."""
+
+    __slots__ = ()
+    SIGNATURE = b"PK\x03\x04"
+    STRUCT = struct.Struct("<4s5H3I2H")
+    SIZE = STRUCT.size  # 30, without name and extra fields
+    MAX_SIZE: ClassVar[int] = STRUCT.size + 2 * UINT16_MAX  # with name and extra fields
 
     @classmethod
     def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> LocalHeader | None:
@@ -155,7 +154,7 @@ class LocalHeader(_Record):
 
     def pack(self) -> bytes:
         """The bytes of the record, with its name and extra fields."""
-        *numbers, name, extra = self._values()
+        *numbers, name, extra = self
         sizes = len(name), len(extra)
         return b"".join((self.STRUCT.pack(self.SIGNATURE, *numbers, *sizes), name, extra))
 
@@ -165,14 +164,7 @@ class LocalHeader(_Record):
         return self.SIZE + len(self.name) + len(self.extra)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryRecord(_Record):
-    """Describes one entry in the central directory (APPNOTE 4.3.12)."""
-
-    SIGNATURE = b"PK\x01\x02"
-    STRUCT = struct.Struct("<4s6H3I5H2I")
-    SIZE = STRUCT.size  # 46, without name, extra fields and comment
-
+class _DirectoryRecordFields(NamedTuple):
     version_made_by: int
     version_needed: int
     flags: int
@@ -191,6 +183,15 @@ class DirectoryRecord(_Record):
     extra: bytes
     comment: bytes
 
+
+class DirectoryRecord(_DirectoryRecordFields, _Record):
+    """Describes one entry in the central directory (APPNOTE 4.3.12)."""
+
+    __slots__ = ()
+    SIGNATURE = b"PK\x01\x02"
+    STRUCT = struct.Struct("<4s6H3I5H2I")
+    SIZE = STRUCT.size  # 46, without name, extra fields and comment
+
     @classmethod
     def unpack(cls, buffer: bytes | memoryview, offset: int = 0) -> DirectoryRecord | None:
         """The record at `offset` with name, extra fields and comment, or None if there is none."""
@@ -203,8 +204,7 @@ class DirectoryRecord(_Record):
 
     def pack(self) -> bytes:
         """The bytes of the record, with its name, extra fields and comment."""
-        values = self._values()
-        before, after, texts = values[:9], values[9:-3], values[-3:]
+        before, after, texts = self[:9], self[9:-3], self[-3:]
         numbers = self.STRUCT.pack(self.SIGNATURE, *before, *map(len, texts), *after)
         return b"".join((numbers, *texts))
 
@@ -214,55 +214,61 @@ class DirectoryRecord(_Record):
         return self.SIZE + len(self.name) + len(self.extra) + len(self.comment)
 
 
-@dataclass(frozen=True, slots=True)
-class Zip64EndRecord(_FixedSizeRecord):
+class _Zip64EndRecordFields(NamedTuple):
+    stated_size: int
+    version_made_by: int
+    version_needed: int
+    disk: int
+    directory_disk: int
+    disk_entry_count: int
+    entry_count: int
+    directory_size: int
+    directory_offset: int
+
+
+class Zip64EndRecord(_Zip64EndRecordFields, _FixedSizeRecord):
     """Locates the directory if the end record cannot (APPNOTE 4.3.14)."""
 
+    __slots__ = ()
     SIGNATURE = b"PK\x06\x06"
     STRUCT = struct.Struct("<4sQ2H2I4Q")
     SIZE = STRUCT.size  # 56, without extensible data
     # 4.3.14.1: the stated size excludes the signature and the field itself.
     STATED_SIZE: ClassVar[int] = STRUCT.size - 12
 
-    stated_size: int
-    version_made_by: int
-    version_needed: int
-    disk: int
-    directory_disk: int
-    disk_count: int
-    count: int
-    directory_size: int
-    directory_offset: int
 
-
-@dataclass(frozen=True, slots=True)
-class Zip64Locator(_FixedSizeRecord):
-    """Points to the Zip64 end record (APPNOTE 4.3.15)."""
-
-    SIGNATURE = b"PK\x06\x07"
-    STRUCT = struct.Struct("<4sIQI")
-    SIZE = STRUCT.size  # 20
-
+class _Zip64LocatorFields(NamedTuple):
     record_disk: int
     record_offset: int
     disks: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndRecord(_FixedSizeRecord):
-    """Ends the file and locates the directory (APPNOTE 4.3.16)."""
+class Zip64Locator(_Zip64LocatorFields, _FixedSizeRecord):
+    """Points to the Zip64 end record (APPNOTE 4.3.15)."""
 
-    SIGNATURE = b"PK\x05\x06"
-    STRUCT = struct.Struct("<4s4H2IH")
-    SIZE = STRUCT.size  # 22, without comment
+    __slots__ = ()
+    SIGNATURE = b"PK\x06\x07"
+    STRUCT = struct.Struct("<4sIQI")
+    SIZE = STRUCT.size  # 20
 
+
+class _EndRecordFields(NamedTuple):
     disk: int
     directory_disk: int
-    disk_count: int
-    count: int
+    disk_entry_count: int
+    entry_count: int
     directory_size: int
     directory_offset: int
     comment_size: int
+
+
+class EndRecord(_EndRecordFields, _FixedSizeRecord):
+    """Ends the file and locates the directory (APPNOTE 4.3.16)."""
+
+    __slots__ = ()
+    SIGNATURE = b"PK\x05\x06"
+    STRUCT = struct.Struct("<4s4H2IH")
+    SIZE = STRUCT.size  # 22, without comment
 
 
 def unequal_sizes(compressed: int, uncompressed: int) -> str:

@@ -122,8 +122,8 @@ class Entry:
         extra = records.pack_zip64_extra(*layout.local_zip64_values(size))
         padding = min(max(placement.padding + self.more_padding, 0), 40000)
         extra += records.pack_alignment_extra(self.alignment, padding) + self.more_extra
-        header = replace(header, **{"extra": extra, **self.in_both, **self.in_header})
-        record = replace(placement.directory_record(), **{**self.in_both, **self.in_record})
+        header = header._replace(**{"extra": extra, **self.in_both, **self.in_header})
+        record = placement.directory_record()._replace(**{**self.in_both, **self.in_record})
         packed = header.pack()
         return packed, offset + len(packed) + size, record.pack()
 

@@ -6,7 +6,6 @@ import io
 import struct
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -272,7 +271,7 @@ def list_twice(image: Image) -> None:
 
 def hide_record_in_comment(image: Image) -> None:
     hidden = image.records.pop(1)
-    image.records[0] = replace(image.records[0], comment=hidden.pack())
+    image.records[0] = image.records[0]._replace(comment=hidden.pack())
 
 
 def put_bytes_into_directory(image: Image) -> None:
@@ -321,10 +320,14 @@ def state_sizes_in_needless_zip64(image: Image) -> None:
 
 
 def add_needless_zip64_end(image: Image) -> None:
-    count, size, offset = image.end.count, image.end.directory_size, image.end.directory_offset
+    count, size, offset = (
+        image.end.entry_count,
+        image.end.directory_size,
+        image.end.directory_offset,
+    )
     image.zip64_record = Zip64EndRecord(44, 0x032D, 45, 0, 0, count, count, size, offset)
     image.locator = Zip64Locator(0, offset + size, 1)
-    in_end(count=0xFFFF, disk_count=0xFFFF)(image)
+    in_end(entry_count=0xFFFF, disk_entry_count=0xFFFF)(image)
     in_end(directory_size=0xFFFFFFFF, directory_offset=0xFFFFFFFF)(image)
 
 
@@ -401,9 +404,9 @@ ROWS: list[Row] = [
     ("ZIP-3", "no disks", large, in_locator(disks=0)),
     ("ZIP-3", "number of this disk", large, in_zip64_record(disk=1)),
     ("ZIP-3", "disk of the directory", large, in_zip64_record(directory_disk=1)),
-    ("ZIP-4", "too few on this disk", small, in_end(disk_count=3)),
-    ("ZIP-4", "too many on this disk", small, in_end(disk_count=5)),
-    ("ZIP-4", "too few on this disk", large, in_zip64_record(disk_count=3)),
+    ("ZIP-4", "too few on this disk", small, in_end(disk_entry_count=3)),
+    ("ZIP-4", "too many on this disk", small, in_end(disk_entry_count=5)),
+    ("ZIP-4", "too few on this disk", large, in_zip64_record(disk_entry_count=3)),
     ("ZIP-4 ...", "one counted too few", small, count_as(3)),
     ("ZIP-4", "one counted too many", small, count_as(5)),
     ("ZIP-4", "one counted too many", large, count_as(5)),
@@ -576,13 +579,18 @@ ROWS: list[Row] = [
         ),
     ),
     ("ZIP-7 ZIP-14", "an alignment field of one byte", small, state_no_alignment),
-    ("ZIP64-1", "a count stated twice", large, in_end(disk_count=4, count=4)),
-    ("ZIP64-1", "one count stated twice", large, in_end(count=4)),
+    ("ZIP64-1", "a count stated twice", large, in_end(disk_entry_count=4, entry_count=4)),
+    ("ZIP64-1", "one count stated twice", large, in_end(entry_count=4)),
     ("ZIP64-1", "a size stated twice", large, in_end(directory_size=1)),
     ("ZIP64-1", "an offset stated twice", large, in_end(directory_offset=0)),
     ("ZIP64-1", "no Zip64 record and locator", large, remove_zip64_end),
     ("ZIP64-1", "no locator", large, unsign_locator),
-    ("ZIP64-1", "saturated without Zip64", small, in_end(count=0xFFFF, disk_count=0xFFFF)),
+    (
+        "ZIP64-1",
+        "saturated without Zip64",
+        small,
+        in_end(entry_count=0xFFFF, disk_entry_count=0xFFFF),
+    ),
     ("ZIP64-1", "not needed", small, add_needless_zip64_end),
     ("ZIP64-2", "size too small", large, in_zip64_record(stated_size=43)),
     ("ZIP64-2", "size too large", large, in_zip64_record(stated_size=45)),
@@ -975,16 +983,14 @@ def require_one_encoding(file: Sparse, found: Directory) -> None:
         (alignment,) = struct.unpack_from("<H", content)
         placement = Placement(entry.name.encode(), entry.nbytes, entry.crc32, offset, alignment)
         assert (entry.header_offset, entry.data_offset) == (offset, placement.data_offset)
-        expected = replace(
-            placement.directory_record(),
+        expected = placement.directory_record()._replace(
             version_made_by=record.version_made_by,
             version_needed=record.version_needed,
             time=record.time,
             date=record.date,
             external_attributes=record.external_attributes,
         )
-        assert header == replace(
-            placement.local_header(),
+        assert header == placement.local_header()._replace(
             version_needed=record.version_needed,
             time=record.time,
             date=record.date,
@@ -1005,7 +1011,7 @@ def replace_zip64_origin(tail: bytes, file: Sparse) -> bytes:
         return tail
     there = Zip64EndRecord.unpack(file.read(file.size - TAIL_SIZE, Zip64EndRecord.SIZE))
     assert there is not None
-    made = replace(record, version_made_by=there.version_made_by).pack()
+    made = record._replace(version_made_by=there.version_made_by).pack()
     return tail[:position] + made + tail[position + len(made) :]
 
 

@@ -61,7 +61,7 @@ def part(name: str | bytes, data: bytes, **changes: Any) -> Part:
     record = DirectoryRecord(
         20, 10, flags, 0, 0, 33, crc, nbytes, nbytes, 0, 0, 0, 0, raw_name, b"", b""
     )
-    return Part(replace(local, **changes), replace(record, **changes), data)
+    return Part(local._replace(**changes), record._replace(**changes), data)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Zip:
             file += item.local.pack() + item.data + item.descriptor
             if item.is_listed:
                 stated = item.record.header_offset or offset  # a change by `central` wins
-                listed.append(replace(item.record, header_offset=stated))
+                listed.append(item.record._replace(header_offset=stated))
         file += self.before_directory
         offset = len(file)
         for record in reversed(listed) if self.is_reversed else listed:
@@ -100,8 +100,8 @@ class Zip:
         if self.is_zip64:
             record_offset = len(file)
             zip64 = Zip64EndRecord(44, 45, 45, 0, 0, count, count, size, offset)
-            file += replace(zip64, **self.zip64).pack()
-            file += replace(Zip64Locator(0, record_offset, 1), **self.locator).pack()
+            file += zip64._replace(**self.zip64).pack()
+            file += Zip64Locator(0, record_offset, 1)._replace(**self.locator).pack()
             stated_end = {"count": 0xFFFF, "size": MAX_32, "offset": MAX_32}
         end = EndRecord(
             0,
@@ -112,7 +112,7 @@ class Zip:
             stated_end["offset"],
             len(self.comment),
         )
-        return bytes(file + replace(end, **self.end).pack() + self.comment + self.trailing)
+        return bytes(file + end._replace(**self.end).pack() + self.comment + self.trailing)
 
 
 DATA = {"a": b"first", "folder/b": b"", "é:0": b"third" * 20}
@@ -145,16 +145,16 @@ def with_part(index: int = 0, **changes: Any) -> bytes:
 
 
 def with_local(**changes: Any) -> bytes:
-    return with_part(local=replace(sound().parts[0].local, **changes))
+    return with_part(local=sound().parts[0].local._replace(**changes))
 
 
 def with_record(index: int = 0, **changes: Any) -> bytes:
-    return with_part(index, record=replace(sound().parts[index].record, **changes))
+    return with_part(index, record=sound().parts[index].record._replace(**changes))
 
 
 def with_both(**changes: Any) -> bytes:
     first = sound().parts[0]
-    return with_part(local=replace(first.local, **changes), record=replace(first.record, **changes))
+    return with_part(local=first.local._replace(**changes), record=first.record._replace(**changes))
 
 
 def with_name(name: str | bytes, data: bytes = b"", **changes: Any) -> bytes:
@@ -187,8 +187,8 @@ def streamed(
     first = sound().parts[0]
     zeros: dict[str, Any] = {"crc32": 0, "compressed_size": 0, "uncompressed_size": 0}
     return with_part(
-        local=replace(first.local, flags=DESCRIPTOR, **{**zeros, **local}),
-        record=replace(first.record, flags=DESCRIPTOR),
+        local=first.local._replace(flags=DESCRIPTOR, **{**zeros, **local}),
+        record=first.record._replace(flags=DESCRIPTOR),
         descriptor=b"" if absent else descriptor("a", pattern, signed=signed, changes=changes),
     )
 
@@ -204,7 +204,7 @@ def read(file: bytes) -> ForeignZip:
 
 def folder(name: str, attributes: int = 0, **changes: Any) -> Part:
     item = part(name, b"", **changes)
-    item.record = replace(item.record, external_attributes=attributes)
+    item.record = item.record._replace(external_attributes=attributes)
     return item
 
 
@@ -355,11 +355,11 @@ def nested() -> bytes:
     inner = part("inner", b"inner")
     outer = part("outer", inner.local.pack() + inner.data)
     inner.header_offset = len(outer.local.pack())
-    inner.local = replace(inner.local, name=b"inner", extra=b"")
+    inner.local = inner.local._replace(name=b"inner", extra=b"")
     file = Zip([outer])
     packed = file.pack()
     directory_offset = packed.index(DirectoryRecord.SIGNATURE)
-    record = replace(inner.record, header_offset=inner.header_offset)
+    record = inner.record._replace(header_offset=inner.header_offset)
     directory = outer.record.pack() + record.pack()
     end = EndRecord(0, 0, 2, 2, len(directory), directory_offset, 0)
     return packed[:directory_offset] + directory + end.pack()
@@ -370,11 +370,11 @@ def quoted() -> bytes:
     inner = part("inner", b"inner")
     packed_inner = inner.local.pack() + inner.data
     outer = part("outer", b"data")
-    outer.local = replace(outer.local, extra=field_of(0x9999, packed_inner))
+    outer.local = outer.local._replace(extra=field_of(0x9999, packed_inner))
     inner.header_offset = LocalHeader.SIZE + len("outer") + records.EXTRA_HEADER_SIZE
     packed = Zip([outer]).pack()
     directory_offset = packed.index(DirectoryRecord.SIGNATURE)
-    record = replace(inner.record, header_offset=inner.header_offset)
+    record = inner.record._replace(header_offset=inner.header_offset)
     directory = outer.record.pack() + record.pack()
     end = EndRecord(0, 0, 2, 2, len(directory), directory_offset, 0)
     return packed[:directory_offset] + directory + end.pack()
@@ -387,7 +387,7 @@ def same_header(name: str) -> bytes:
     position = file.rindex(DirectoryRecord.SIGNATURE)
     third = DirectoryRecord.unpack(file, position)
     assert third is not None
-    return file[:position] + replace(third, header_offset=0).pack() + file[-END:]
+    return file[:position] + third._replace(header_offset=0).pack() + file[-END:]
 
 
 TOO_LONG = 10_000
@@ -428,15 +428,21 @@ REFUSED = {
         "one of several",
     ),
     "disk: saturated": (with_record(disk_start=0xFFFF), "Zip64 field for its disk"),
-    "count: one less": (with_end(count=2, disk_count=2), "2 directory records"),
-    "count: one more": (with_end(count=4, disk_count=4), "directory record 4 of 4|at least"),
-    "count: on this disk": (with_end(disk_count=2), "2 and 3"),
-    "count: more than fit": (with_end(count=60_000, disk_count=60_000), "at least 46 bytes"),
+    "count: one less": (with_end(entry_count=2, disk_entry_count=2), "2 directory records"),
+    "count: one more": (
+        with_end(entry_count=4, disk_entry_count=4),
+        "directory record 4 of 4|at least",
+    ),
+    "count: on this disk": (with_end(disk_entry_count=2), "2 and 3"),
+    "count: more than fit": (
+        with_end(entry_count=60_000, disk_entry_count=60_000),
+        "at least 46 bytes",
+    ),
     "cd-size: one less": (with_end(directory_size=DIRECTORY_SIZE - 1), "directory record 3"),
     "cd-size: one more": (with_end(directory_size=DIRECTORY_SIZE + 1), "where the end records"),
     "cd-size: +46": (with_end(directory_size=DIRECTORY_SIZE + 46), "where the end records"),
     "cd-size: first record only": (
-        with_end(directory_size=DirectoryRecord.SIZE + 1, count=1, disk_count=1),
+        with_end(directory_size=DirectoryRecord.SIZE + 1, entry_count=1, disk_entry_count=1),
         "of another directory",
     ),
     "cd-offset": (with_end(directory_offset=DIRECTORY_OFFSET - 1), "directory record 1"),
@@ -459,9 +465,17 @@ REFUSED = {
     # Zip64
     "locator-missing: offset": (with_end(directory_offset=MAX_32), "Zip64 locator"),
     "locator-missing: size": (with_end(directory_size=MAX_32), "Zip64 locator"),
-    "locator-missing: count": (with_end(count=0xFFFF, disk_count=0xFFFF), "at least 46"),
+    "locator-missing: count": (
+        with_end(entry_count=0xFFFF, disk_entry_count=0xFFFF),
+        "at least 46",
+    ),
     "locator-missing: all": (
-        with_end(count=0xFFFF, disk_count=0xFFFF, directory_offset=MAX_32, directory_size=MAX_32),
+        with_end(
+            entry_count=0xFFFF,
+            disk_entry_count=0xFFFF,
+            directory_offset=MAX_32,
+            directory_size=MAX_32,
+        ),
         "Zip64 locator",
     ),
     "locator-offset": (with_locator(record_offset=0), "directly before its locator"),
@@ -483,7 +497,10 @@ REFUSED = {
         with_file(is_zip64=True, end={"directory_size": 9}),
         "directory size",
     ),
-    "record-huge: count": (with_zip64(count=1 << 60, disk_count=1 << 60), "at least 46"),
+    "record-huge: count": (
+        with_zip64(entry_count=1 << 60, disk_entry_count=1 << 60),
+        "at least 46",
+    ),
     "record-huge: offset": (with_zip64(directory_offset=records.UINT64_MAX), "directory to end"),
     "record-huge: size": (with_zip64(directory_size=records.UINT64_MAX), "directory to end"),
     "record-huge: wraps": (
@@ -698,7 +715,7 @@ def test_comments_and_extra_fields_of_many_entries_are_not_kept_in_memory() -> N
     file = Zip([part(f"{number}", b"") for number in range(100)])
     for item in file.parts:
         extra = field_of(0xD935, bytes(60_000))
-        item.record = replace(item.record, comment=bytes(60_000), extra=extra)
+        item.record = item.record._replace(comment=bytes(60_000), extra=extra)
     packed = file.pack()
     tracemalloc.start()
     try:

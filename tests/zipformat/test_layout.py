@@ -254,8 +254,8 @@ def test_the_zip64_end_records_are_there_exactly_where_a_value_does_not_fit(
         version_needed=45,
         disk=0,
         directory_disk=0,
-        disk_count=count,
-        count=count,
+        disk_entry_count=count,
+        entry_count=count,
         directory_size=directory_size,
         directory_offset=directory_offset,
     )

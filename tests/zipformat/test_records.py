@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from typing import Protocol, TypeAlias
 
@@ -134,8 +133,8 @@ GOLDENS: dict[str, tuple[Record, bytes]] = {
             version_needed=0x0B0C,
             disk=0x0D0E0F10,
             directory_disk=0x11121314,
-            disk_count=0x15161718191A1B1C,
-            count=0x1D1E1F2021222324,
+            disk_entry_count=0x15161718191A1B1C,
+            entry_count=0x1D1E1F2021222324,
             directory_size=0x25262728292A2B2C,
             directory_offset=0x2D2E2F3031323334,
         ),
@@ -165,8 +164,8 @@ GOLDENS: dict[str, tuple[Record, bytes]] = {
         EndRecord(
             disk=0x0102,
             directory_disk=0x0304,
-            disk_count=0x0506,
-            count=0x0708,
+            disk_entry_count=0x0506,
+            entry_count=0x0708,
             directory_size=0x090A0B0C,
             directory_offset=0x0D0E0F10,
             comment_size=0x1112,
@@ -236,8 +235,8 @@ def test_no_record_is_taken_for_one_of_another_kind(record: Record, packed: byte
 
 @golden
 def test_a_record_cannot_be_changed(record: Record, packed: bytes) -> None:
-    first = dataclasses.fields(record)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    first = record._fields[0]
+    with pytest.raises(AttributeError):
         setattr(record, first, 0)
 
 
@@ -296,9 +295,9 @@ def test_a_number_that_does_not_fit_its_field_is_an_error_and_not_cut_off() -> N
     fitting, _ = GOLDENS["end record (4.3.16)"]
     assert isinstance(fitting, EndRecord)
     with pytest.raises(struct.error):
-        dataclasses.replace(fitting, count=records.UINT16_MAX + 1).pack()
+        fitting._replace(entry_count=records.UINT16_MAX + 1).pack()
     with pytest.raises(struct.error):
-        dataclasses.replace(fitting, directory_offset=records.UINT32_MAX + 1).pack()
+        fitting._replace(directory_offset=records.UINT32_MAX + 1).pack()
 
 
 # Extra fields (4.5)

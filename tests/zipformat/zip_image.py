@@ -6,7 +6,7 @@ Entries may be of any size: where their data would lie, the file has zeros that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from onnxarchive.errors import Report
@@ -157,31 +157,31 @@ class Image:
     def change_record(self, index: int, **changes: Any) -> None:
         """Changes a directory record; the end records follow its size."""
         before = self.records[index].packed_size
-        self.records[index] = replace(self.records[index], **changes)
+        self.records[index] = self.records[index]._replace(**changes)
         self.grow_directory(self.records[index].packed_size - before)
 
     def change_header(self, index: int, **changes: Any) -> None:
         """Changes a local header."""
-        self.headers[index] = replace(self.headers[index], **changes)
+        self.headers[index] = self.headers[index]._replace(**changes)
 
     def grow_directory(self, by: int) -> None:
         """Lets the end records state a larger directory."""
         if self.zip64_record is None or self.locator is None:
-            self.end = replace(self.end, directory_size=self.end.directory_size + by)
+            self.end = self.end._replace(directory_size=self.end.directory_size + by)
             return
         size = self.zip64_record.directory_size + by
-        self.zip64_record = replace(self.zip64_record, directory_size=size)
-        self.locator = replace(self.locator, record_offset=self.locator.record_offset + by)
+        self.zip64_record = self.zip64_record._replace(directory_size=size)
+        self.locator = self.locator._replace(record_offset=self.locator.record_offset + by)
 
     def move_directory(self, by: int) -> None:
         """Moves the directory and end records."""
         self.directory_offset += by
         if self.zip64_record is None or self.locator is None:
-            self.end = replace(self.end, directory_offset=self.end.directory_offset + by)
+            self.end = self.end._replace(directory_offset=self.end.directory_offset + by)
             return
         offset = self.zip64_record.directory_offset + by
-        self.zip64_record = replace(self.zip64_record, directory_offset=offset)
-        self.locator = replace(self.locator, record_offset=self.locator.record_offset + by)
+        self.zip64_record = self.zip64_record._replace(directory_offset=offset)
+        self.locator = self.locator._replace(record_offset=self.locator.record_offset + by)
 
     def move_from(self, index: int, by: int) -> None:
         """Moves an entry and all that follows; what states an offset of less than 4 GiB, too."""
@@ -193,9 +193,11 @@ class Image:
     def count(self, count: int) -> None:
         """Lets the end records state another number of entries."""
         if self.zip64_record is None:
-            self.end = replace(self.end, disk_count=count, count=count)
+            self.end = self.end._replace(disk_entry_count=count, entry_count=count)
         else:
-            self.zip64_record = replace(self.zip64_record, disk_count=count, count=count)
+            self.zip64_record = self.zip64_record._replace(
+                disk_entry_count=count, entry_count=count
+            )
 
     def drop(self, index: int) -> None:
         """Takes a record out of the directory and leaves its entry where it is."""
@@ -239,7 +241,7 @@ def in_end(**changes: Any) -> Change:
     """Changes the end record."""
 
     def change(image: Image) -> None:
-        image.end = replace(image.end, **_evaluated(image.end, changes))
+        image.end = image.end._replace(**_evaluated(image.end, changes))
 
     return change
 
@@ -249,7 +251,7 @@ def in_zip64_record(**changes: Any) -> Change:
 
     def change(image: Image) -> None:
         assert image.zip64_record is not None
-        image.zip64_record = replace(image.zip64_record, **_evaluated(image.zip64_record, changes))
+        image.zip64_record = image.zip64_record._replace(**_evaluated(image.zip64_record, changes))
 
     return change
 
@@ -259,7 +261,7 @@ def in_locator(**changes: Any) -> Change:
 
     def change(image: Image) -> None:
         assert image.locator is not None
-        image.locator = replace(image.locator, **_evaluated(image.locator, changes))
+        image.locator = image.locator._replace(**_evaluated(image.locator, changes))
 
     return change
 
