@@ -238,8 +238,8 @@ ACCEPTED = {
     "zip64: nothing saturated": with_file(
         is_zip64=True,
         end={
-            "count": 3,
-            "disk_count": 3,
+            "entry_count": 3,
+            "disk_entry_count": 3,
             "directory_offset": DIRECTORY_OFFSET,
             "directory_size": DIRECTORY_SIZE,
         },
@@ -486,8 +486,8 @@ REFUSED = {
     "record-size: 2^64-1": (with_zip64(stated_size=records.UINT64_MAX), "size 44"),
     "record-size: wraps": (with_zip64(stated_size=records.UINT64_MAX - 11), "size 44"),
     "two-truths: count": (
-        with_file(is_zip64=True, end={"count": 2}),
-        "expected count 3 in the end record",
+        with_file(is_zip64=True, end={"entry_count": 2}),
+        "expected entry count 3 in the end record",
     ),
     "two-truths: offset": (
         with_file(is_zip64=True, end={"directory_offset": 9}),
@@ -691,7 +691,7 @@ def test_what_readers_disagree_about_is_refused(case: str) -> None:
 
 def test_a_number_of_entries_modulo_65536_is_refused() -> None:
     file = Zip([part(f"{index}", b"") for index in range(0x10001)])
-    file.end = {"count": 1, "disk_count": 1}
+    file.end = {"entry_count": 1, "disk_entry_count": 1}
     require_refused(file.pack(), "1 directory records")
 
 
