@@ -51,6 +51,7 @@ def download(
         LockedError: Another process downloads to this file.
         ObjectChangedError: The object changed during the download.
         OSError: A request failed, or the file cannot be written.
+        ValueError: An option is wrong, or `path` names no file and the URL has no file name.
 
     Example:
         onnxarchive.download("models/model.onnxa", "copy.onnxa", store=store)

@@ -1,9 +1,9 @@
 """`check_model`: `onnx.checker` on archives of any size, without reading weights.
 
-onnx checks models of 2 GiB or more only by path. External data must be in regular files with one
-name, in the model's directory or below; onnx does not read these files. So `check_model` writes the
-model without its weights to a temporary directory, beside a sparse file in place of the archive.
-Nothing is written to the archive's directory.
+onnx checks models of 2 GiB or more only by path. External data must be in regular files without
+further hard links, in the model's directory or below; onnx does not read these files. So
+`check_model` writes the model without its weights, and a sparse file in place of the archive, to a
+temporary directory. Nothing is written to the archive's directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_model(
 
     Args:
         path: The archive.
-        full_check: Whether to infer shapes, too, and compare them with the model's shapes.
+        full_check: Whether to also infer shapes and compare them with the model's shapes.
         skip_opset_compatibility_check: As in onnx.
         check_custom_domain: As in onnx.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
@@ -69,7 +69,7 @@ def check_model(
         with open(linked, "xb") as file:
             file.write(serialized)
         with open(os.path.join(directory, _EMPTY), "xb") as file, suppress(OSError):
-            # Sparse, of the archive's size. If this fails, an empty file does: onnx ignores sizes.
+            # Sparse, of the archive's size if possible. onnx ignores sizes: an empty file works.
             file.truncate(os.path.getsize(path))
         try:
             onnx.checker.check_model(

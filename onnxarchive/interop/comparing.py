@@ -25,9 +25,10 @@ class OutputDifference:
         problem: Reason why values cannot be compared; None if they were compared.
         differing: Number of elements that differ by more than the tolerances.
         elements: Number of elements.
-        greatest_absolute: Greatest absolute difference of two numbers; infinite if only one of
-            them is NaN. None for strings and if nothing was compared.
-        greatest_relative: Like `greatest_absolute`, of differences divided by the other number.
+        greatest_absolute: Greatest absolute difference of two numbers; infinite for NaN and a
+            number. None for strings and if nothing was compared.
+        greatest_relative: Greatest absolute difference divided by the other model's number; None
+            as for `greatest_absolute`.
         unequal: Number of elements that differ at all.
     """
 
@@ -58,7 +59,7 @@ def compare(
             `absolute`. If both tolerances are 0, all bits must be equal. NaN equals only NaN.
 
     Raises:
-        ValueError: A tolerance is negative or NaN, or the other model has further inputs.
+        ValueError: A tolerance is negative or NaN, or the first model lacks an input of the other.
     """
     require_tolerances(absolute, relative)
     further = sorted(theirs.feed.keys() - ours.feed.keys())

@@ -1,4 +1,4 @@
-"""Makes the inputs of a model: checks given arrays, and makes random arrays for the others."""
+"""Makes the inputs of a model: checks given arrays, and makes random arrays for other inputs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Port:
     Attributes:
         name: Name of the input or output.
         type: Type in ONNX Runtime's notation: `tensor(float)`, `seq(tensor(int64))`.
-        dims: For each axis, its size, or its name if the dimension is open. An unnamed dimension
-            gets the name of port and axis: `x[0]`. Empty for a scalar or an unknown shape.
+        dims: Size of each axis, or the name of an open (dynamic) dimension. An unnamed open
+            dimension is named by port and axis: `x[0]`. Empty for a scalar or an unknown shape.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Port:
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """Data type of the port's arrays, `object` for strings; None if it takes no tensor."""
+        """Data type of the port's arrays, `object` for strings; None if the port is no tensor."""
         return _DTYPES.get(self.type)
 
     @property
@@ -61,19 +61,19 @@ class Port:
 def make_inputs(
     ports: Sequence[Port], given: Mapping[str, Input], dims: Mapping[str, int]
 ) -> tuple[dict[str, Input], dict[str, int]]:
-    """Checks the given inputs and makes random ones for the others.
+    """Checks the given inputs and makes random arrays for the other inputs.
 
     Args:
         ports: Inputs of the model.
-        given: Inputs by name. The shape of each also sets the open dimensions that it names, in
-            all inputs.
+        given: Inputs by name. The sizes of their open dimensions apply to all inputs.
         dims: Sizes of open dimensions, by the names in `Port.dims`.
 
     Returns:
         The inputs by name, and the default size (1) of each open dimension that was not set.
 
     Raises:
-        ValueError: A name is unknown, an input does not fit, or a random input cannot be made.
+        ValueError: A name is unknown, an input or a size does not fit, or a random input cannot be
+            made.
     """
     by_name = {port.name: port for port in ports}
     open_dims = {dim for port in ports for dim in port.dims if isinstance(dim, str)}

@@ -93,7 +93,7 @@ def check_link(
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of a link's archive; None unless the link names one file, beside it or below.
+    """The path of a link's archive; None unless it is one file in the link's directory or below.
 
     Raises:
         ArchiveFormatError: The link is not a model or is too large for one.
@@ -208,7 +208,7 @@ def _location_findings(
 def _difference(
     ref: TensorRef, original: TensorRef, key: str | None, archive: Archive
 ) -> str | None:
-    """Compares a tensor of a link with the same tensor of the archive's model; None if equal."""
+    """Describes how a tensor of a link differs from the archive's tensor; None if equal."""
     tensor = ref.tensor
     for field in _DESCRIBING_FIELDS:
         expected, found = getattr(original.tensor, field), getattr(tensor, field)

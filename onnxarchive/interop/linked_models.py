@@ -21,7 +21,7 @@ _SMALL_NBYTES: Final = 1024
 _LARGE_VECTOR_NBYTES: Final = 1 << 16
 _INDEX_TYPES: Final = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
-# Whether a tensor of this size in bytes stays outside the model.
+# Returns True if a tensor of this size in bytes stays outside the model.
 StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 
 
@@ -30,9 +30,9 @@ def stays_outside(ref: TensorRef, nbytes: int) -> bool:
 
     True for dense initializers of the main graph and of subgraphs, unless they may give a shape
     (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are
-    outside the model only in archives made with `convert_attribute`. From external data, onnx.load
-    and ONNX Runtime 1.24 do not read sparse tensors, and ONNX Runtime 1.24 and 1.27 do not read the
-    value of a ConstantOfShape.
+    outside the model only in archives made with `convert_attribute`. onnx.load and ONNX Runtime
+    1.24 cannot read external sparse tensors. ONNX Runtime 1.24 and 1.27 cannot read the value of a
+    ConstantOfShape if it is external.
 
     Args:
         ref: A tensor that an archive stores outside its model.
@@ -90,9 +90,10 @@ def linked_model(
 
     Args:
         archive: The archive.
-        location: The path of the archive's file for `external_data`. None keeps the keys as
+        location: Location of the archive's file for `external_data`. None keeps the keys as
             locations, and does not compare the local headers of external tensors.
-        is_outside: Selects the tensors that become external data, among those outside the model.
+        is_outside: Called for each tensor outside the archive's model; True if the tensor becomes
+            external data.
         in_place: Whether to change and return `archive.model` instead of a copy.
 
     Raises:
@@ -134,7 +135,7 @@ def linked_model(
 def real_path(archive: Archive) -> str:
     """The current path of an open archive, without symbolic links.
 
-    On Linux a file that was renamed after it was opened is found, too.
+    On Linux, a file that was renamed while it was open is found, too.
 
     Raises:
         ArchiveError: The file was replaced or removed.
@@ -148,7 +149,7 @@ def real_path(archive: Archive) -> str:
 
 
 def require_utf8(path: str) -> None:
-    """Refuses a path that is not UTF-8, since strings of a model must be.
+    """Refuses a path that is not UTF-8, since a model's strings must be UTF-8.
 
     Raises:
         ValueError: The path is not UTF-8.

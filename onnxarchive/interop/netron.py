@@ -1,7 +1,7 @@
 """Shows an archive in Netron in the browser; nothing is copied, unpacked or written.
 
 Netron's page requests the model, and external data by location. Locations in an archive's model are
-names of entries, so the server sends the model unchanged, and the bytes of entries.
+names of entries, so the server sends the unchanged model and the bytes of entries.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Server(http.server.ThreadingHTTPServer):
         """Ignores errors such as connections closed by the browser."""
 
     def find(self, path: str) -> tuple[str, int, Iterable[bytes | memoryview]] | None:
-        """Media type, size and data of a response, or None; ArchiveError for a damaged entry."""
+        """Media type, size and data for a path, or None. A damaged entry raises ArchiveError."""
         is_known = secrets.compare_digest(path[: len(self.prefix)].encode(), self.prefix.encode())
         name = urllib.parse.unquote(path[len(self.prefix) :]) or _INDEX
         found = self._served.get(name) if is_known else None
@@ -173,7 +173,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
-        # Declines the consent that this page asks for; the path keeps it from other Netrons.
+        # Declines the consent that Netron's page asks for; the cookie is for this page only.
         self.send_header("Set-Cookie", f"consent=0; Path={self.server.prefix}; SameSite=Strict")
         self.end_headers()
         self.wfile.writelines(found[2])

@@ -17,7 +17,7 @@ file itself, and exchanges the file's bytes with the serializer. So
   model, args), "m.onnxa")` works. Below 1.5 GiB, `external_data=False` works, too. With
   `dynamo=False` PyTorch does not use onnx, and writes a `.onnx` under any file name.
 
-Importing `onnxarchive` imports this module. To keep that fast, functions import what they need.
+Importing `onnxarchive` imports this module; for speed, other modules are imported in functions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ArchiveSerializer:
         return target.getvalue()
 
     def deserialize_proto(self, serialized: Any, proto: Any) -> Any:
-        """Parses an archive to its complete default model, as `onnxarchive.load` does.
+        """Parses the complete default model of an archive, as `onnxarchive.load` does.
 
         Args:
             serialized: The bytes of the archive.
@@ -79,9 +79,9 @@ class ArchiveSerializer:
             `proto`.
 
         Raises:
-            TypeError: `serialized` is not bytes, or `proto` not a ModelProto.
+            TypeError: `serialized` is not bytes, or `proto` is not a ModelProto.
             ArchiveFormatError: The bytes are not an archive, or break a rule.
-            ChecksumError: Bytes of a tensor have changed.
+            ChecksumError: The bytes of a tensor do not match their CRC-32.
         """
         if not isinstance(serialized, bytes | bytearray | memoryview):
             raise TypeError(

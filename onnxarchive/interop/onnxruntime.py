@@ -1,8 +1,8 @@
 """ONNX Runtime sessions of archives; weights are used in place, in a file or in memory.
 
 If the archive is a file, ONNX Runtime gets a model with external data in this file, and session
-options with the file's directory. ONNX Runtime maps each tensor. Otherwise it gets the archive's
-model, with keys as locations, and a buffer for each key.
+options with the file's directory, and maps each tensor. If the archive is not a file, ONNX Runtime
+gets the archive's model, with keys as locations, and a buffer for each key.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def session(
     """Makes an ONNX Runtime session of an archive.
 
     ONNX Runtime maps the weights from the archive's file. By default its CPU provider makes packed
-    copies of many weights for speed. With `prepack=False` it makes none, so memory stays flat and
-    processes share the pages; the README says when to choose this. On Windows, versions before 1.23
-    map only tensors that begin at a multiple of 64 KiB, and read all others.
+    copies of many weights for speed. With `prepack=False` it makes no copies, so processes share
+    the mapped weights; the README says when to choose this. On Windows, versions before 1.23 map
+    only tensors that begin at a multiple of 64 KiB, and read all others.
 
     The archive may be renamed or replaced while sessions run, but a later call of `set_providers`
     needs the archive at its old path. Tensors that ONNX Runtime needs for shape inference, or does
@@ -72,11 +72,11 @@ def session(
         sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot
             copy options that name execution providers or write files, nor options for a model that
             may need custom operators. Options that are not copied are changed while the session is
-            made: do not use them for another session meanwhile. Afterwards they have an empty entry
-            for the directory of external data, which ONNX Runtime logs.
+            made: do not use them for another session meanwhile. Afterwards their entry for the
+            directory of external data is empty. ONNX Runtime logs these changes.
         providers: As for `onnxruntime.InferenceSession`.
-        model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model
-            chosen when `path` was opened.
+        model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model of
+            an open `Archive`.
         prepack: Whether ONNX Runtime makes packed copies of weights. None keeps the setting in
             `sess_options`, by default True.
         store: As for `onnxarchive.open`.
@@ -132,7 +132,7 @@ def session_options(
 
     Args:
         path: The archive, as in `session`. If it has no local file, the options and their sessions
-            keep its bytes in memory.
+            keep the weights in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
         prepack: As in `session`.
@@ -144,7 +144,8 @@ def session_options(
 
     Raises:
         UnsupportedFeatureError: `sess_options` cannot be copied, or as in `session`.
-        ArchiveError: Any other error of `session`.
+        ArchiveError: As in `session`.
+        ValueError: As in `session`.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
 
@@ -265,7 +266,7 @@ def _model_and_buffers(
 
 
 _ADD_BUFFERS = "add_external_initializers_from_files_in_memory"  # from version 1.24 on
-# Buffers by options. Sessions keep their options alive; ONNX Runtime itself has only addresses.
+# Buffers by session options, which sessions keep alive. ONNX Runtime keeps only addresses.
 _buffers: weakref.WeakKeyDictionary[Any, list[memoryview]] = weakref.WeakKeyDictionary()
 
 

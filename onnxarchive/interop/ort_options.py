@@ -83,9 +83,9 @@ def _entry(options: ort.SessionOptions, key: str) -> str:
 def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
     """Copies options for a session of a model; None if a copy may be incomplete.
 
-    The copy is taken from a session of a model without nodes, since only sessions copy options. It
-    lacks custom operator libraries and execution providers. Options that make a session write files
-    are not copied, either.
+    The copy is taken from a session of a model without nodes, since only sessions copy options. The
+    copy lacks custom operator libraries and execution providers. The result is also None for
+    options that make a session write files.
     """
     if (
         options.enable_profiling
@@ -99,7 +99,7 @@ def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.Ses
         session = require_onnxruntime().InferenceSession(
             _identity_model(), options, ["CPUExecutionProvider"], enable_fallback=0
         )
-    except Exception:  # such as an entry for another kind of model; the real session reports it
+    except Exception:  # perhaps an entry is for another kind of model; the real session reports it
         return None
     return session.get_session_options()
 
@@ -154,7 +154,7 @@ def _lent(options: ort.SessionOptions, entries: Mapping[str, str]) -> Iterator[N
 
 @cache
 def lent_session_class() -> Any:
-    """A session class that adds entries to the caller's options while ONNX Runtime reads them."""
+    """A session class whose entries are in the caller's options while ONNX Runtime reads them."""
     base: Any = require_onnxruntime().InferenceSession
 
     class LentSession(base):  # type: ignore[misc]

@@ -45,11 +45,11 @@ _SUFFIX: Final = "executionprovider"
 
 
 class RunError(UnsupportedFeatureError):
-    """ONNX Runtime does not load the model, or does not run it on these inputs."""
+    """ONNX Runtime cannot load the model, or cannot run it on these inputs."""
 
 
 class Summary(NamedTuple):
-    """Statistics of an array's numbers, and the count of NaN; None for strings."""
+    """Statistics of an array's numbers, and the count of NaN; all None for strings."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -99,9 +99,9 @@ class Outcome:
         path: The model.
         providers: Execution providers of the session, in order of preference.
         feed: The inputs by name.
-        random: Names of the inputs that were not given.
-        assumed: Sizes of open dimensions that were not given, by name.
-        inputs: Arrays of the inputs.
+        random: Names of the random inputs.
+        assumed: Size (1) of each open dimension without a given size, by name.
+        inputs: Arrays of the inputs; a sequence or map has several.
         outputs: Arrays of the outputs.
         session_seconds: Time to make the session.
         run_seconds: Time of each run.
@@ -143,7 +143,7 @@ def run(
         dims: Sizes of open dimensions by name; an unnamed dimension has the name of input and
             axis: `x[0]`. Other open dimensions are 1.
         providers: Execution providers in order of preference, in upper or lower case, with or
-            without the suffix: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
+            without `ExecutionProvider`: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
         repeat: Number of runs.
         prepack: False to make no packed copies of weights, as in `onnxarchive.session`.
         access: Options for a remote archive; see `onnxarchive.open`.
@@ -153,8 +153,8 @@ def run(
         ModelNotFoundError: There is no model of this id.
         RunError: ONNX Runtime cannot load or run the model, or cannot use a provider.
         UnsupportedFeatureError: As in `onnxarchive.session`.
-        ValueError: An input, dimension or provider is unknown or does not fit, an input cannot be
-            random, or `repeat` is below 1.
+        ValueError: An input, dimension or provider is unknown or does not fit, a random input
+            cannot be made, or `repeat` is below 1.
         ImportError: ONNX Runtime is not installed.
         OSError: The file cannot be opened or read.
     """
@@ -264,7 +264,7 @@ def _prepare(
     values = {port.name: _for_runtime(port, feed[port.name]) for port in ports}
     if not any(Port.of(argument).needs_ml_dtypes for argument in ort_session.get_outputs()):
         return partial(ort_session.run, None, values)
-    # ONNX Runtime gives such outputs only as OrtValues, and then inputs must be OrtValues, too.
+    # Outputs of ml_dtypes types are returned only as OrtValues; inputs must be OrtValues, too.
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             values[name] = require_onnxruntime().OrtValue.ortvalue_from_numpy(value)
@@ -272,7 +272,7 @@ def _prepare(
 
 
 def _for_runtime(port: Port, value: Input) -> Any:
-    """Copies an array to an OrtValue if ONNX Runtime does not know its type (of ml_dtypes)."""
+    """Copies an array of an ml_dtypes type to an OrtValue; returns other inputs unchanged."""
     if not port.needs_ml_dtypes:
         return value
     make = require_onnxruntime().OrtValue.ortvalue_from_shape_and_type

@@ -18,7 +18,7 @@ PyTorch lacks some types of ONNX. Their tensors are converted:
 The last dimension of a FLOAT4E2M1 tensor must be even.
 
 PyTorch has no read-only tensors. A tensor made without `copy=True` is in a read-only map of the
-file: **writing into it ends the process** with SIGSEGV. Reading it is safe (`load_state_dict`,
+file: **writing into the tensor ends the process** with SIGSEGV. Reading is safe (`load_state_dict`,
 `to`, every operation that is not in place).
 """
 
@@ -169,7 +169,7 @@ def _convert(array: NDArray[Any], subject: str, *, copy: bool) -> torch.Tensor:
 
 
 def _packed_float4(archive: Archive, name: str) -> NDArray[np.uint8] | None:
-    """The bytes of a FLOAT4E2M1 tensor outside the model, in PyTorch's shape; None for others."""
+    """The bytes of a FLOAT4E2M1 tensor outside the model, in PyTorch's shape; else None."""
     key = archive.tensors.key(name)
     if key is None or dtypes.BY_NUMBER[archive._refs[key].tensor.data_type].name != _FLOAT4:
         return None
@@ -183,7 +183,7 @@ def _pack_float4(array: NDArray[Any], subject: str) -> NDArray[np.uint8]:
 
 
 def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
-    """The shape with two numbers in an element, the first in the low bits (ONNX and PyTorch).
+    """The shape in PyTorch: an element has two numbers, the first in the low bits as in ONNX.
 
     Raises:
         UnsupportedFeatureError: The last dimension is odd, or there is none.
@@ -198,7 +198,7 @@ def _halved(shape: tuple[int, ...], subject: str) -> tuple[int, ...]:
 
 
 def _as_torch(array: NDArray[Any], name: str, *, copy: bool) -> torch.Tensor:
-    """The bytes of an array as a tensor of the PyTorch type for an ONNX type."""
+    """Converts the bytes of an array to a PyTorch tensor; `name` is the ONNX type."""
     with needing("torch", "hold a tensor of an archive"):
         import torch
     dtype = getattr(torch, _TYPES[name], None)

@@ -40,7 +40,7 @@ __all__ = ["Function", "Weights", "transform"]
 Function: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto | tuple[onnx.ModelProto, bool]]
 Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
-# An input in place of a weight has this and the weight's key as its doc_string.
+# The doc_string of an input that replaces a weight is this mark and the weight's key.
 _MARK: Final = "onnxarchive:"
 
 
@@ -83,7 +83,7 @@ def transform(
         function: Takes a ModelProto, and returns a ModelProto or a tuple of a ModelProto and a
             boolean, False if the model is invalid. Bind options with `functools.partial`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        weights: How the function sees large tensors.
+        weights: How the function sees large tensors; see above.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
@@ -176,7 +176,7 @@ def _name(function: Function) -> str:
 
 
 def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """True if a function changed nothing, or seems to be a quantizer and made no weight.
+    """True if a function changed nothing, or seems to be a quantizer and added no weight.
 
     A quantizer that sees no weights still sets itself as producer or imports its operators. It may
     also sort nodes, add shapes and metadata, and replace Gemm by MatMul. Other functions either
@@ -227,7 +227,7 @@ class _Weight:
 
 
 class _HiddenWeights:
-    """Replaces the large initializers of an archive by inputs of the graph, and back.
+    """Replaces the large initializers of an archive by inputs of the graph, and restores them.
 
     The doc_string of an input holds the key of its weight, so that a renamed input is recognised.
 
@@ -310,7 +310,7 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
 
 
 def _without_weights(archive: Archive, paths: set[Path]) -> onnx.ModelProto:
-    """A copy of the archive's model without these initializers, with the data of all others."""
+    """A copy of the archive's model without these initializers; all other tensors have data."""
     # These initializers are not read. They are removed below, so their location does not matter.
     model = linked_model(archive, "hidden", lambda ref, nbytes: ref.path in paths)
     for graph in {path[:-1] for path in paths}:
@@ -336,7 +336,7 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
 def _initializers(
     model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
 ) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """Makes initializers of the inputs that replace weights, except of weights no longer used."""
+    """Makes initializers of the inputs that replace weights, unless a weight is no longer used."""
     used = _used_names(model)
     taken = set(_initializer_names(model.graph))
     found = []
@@ -358,7 +358,7 @@ def _initializers(
 
 
 def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
-    """Refuses an input whose type or shape differs from that of the weight in the archive."""
+    """Refuses an input that differs from the archive's weight in type or shape."""
     found = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.shape.dim]
     expected = list(weight.tensor.dims)
@@ -378,7 +378,7 @@ def _require_unchanged(weight: _Weight, value: onnx.ValueInfoProto) -> None:
 def _require_dropped(
     missing: Iterable[_Weight], model: onnx.ModelProto, new_inputs: list[onnx.ValueInfoProto]
 ) -> None:
-    """Refuses missing weights that are still used, or that seem to be inputs of another name."""
+    """Refuses missing weights that are still used, or that seem to be inputs with a new name."""
     defined = {name for graph in _graphs(model) for name in defined_names(graph)}
     undefined = _used_names(model) - defined
     renamed: dict[object, str] = {}

@@ -1,8 +1,9 @@
 """Objects at URLs and in stores, read by range and written whole.
 
 `urls` recognises URLs and shows them without secrets, `stores` selects the library for a URL
-(obstore or fsspec) and makes requests, `failures` turns the libraries' errors into this package's,
-`background` runs many requests at once, `redirects` keeps secrets from other servers. `objects`
-reads an object, `cache` keeps fetched bytes on this machine, `writing` writes an object, `listing`
-lists the objects of a bucket. This room imports storage and buffers.
+(obstore or fsspec) and makes requests, `failures` converts the libraries' errors, `background` runs
+many requests at once, `redirects` keeps secrets from other servers. `objects` reads an object,
+`cache` keeps fetched bytes on this machine, `opening` opens objects with or without a cache,
+`writing` writes an object, `listing` lists the objects of a bucket. This room imports storage and
+buffers.
 """

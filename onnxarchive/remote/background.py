@@ -26,7 +26,7 @@ _process = 0  # the process of `_loop`
 
 
 def run(request: Request[_Made]) -> _Made:
-    """Runs one request and returns its result. Ctrl-C cancels it.
+    """Runs one request and returns its result. Ctrl-C cancels the request.
 
     Raises:
         OSError: This process is a fork of a process that made requests.
@@ -96,8 +96,8 @@ def _start(request: Request[_Made]) -> Future[_Made]:
 def _stop(loop: AbstractEventLoop) -> None:
     """Cancels the running requests before Python ends.
 
-    Up to Python 3.13, a thread of obstore that calls Python while Python ends aborts the process.
-    The pause lets threads finish that have just delivered a result.
+    Up to Python 3.13, a thread of obstore aborts the process if it calls Python while Python ends.
+    The pause is for threads that have just delivered a result.
     """
     import asyncio
 

@@ -5,7 +5,7 @@ A cache is a directory that only its user can enter, with one file for each vers
 - the bytes of the archive at their own offsets, with holes for blocks that are missing,
 - a header, in JSON,
 - a byte for each block, set once the block is on the disk,
-- a byte for each entry, set once its CRC-32 was compared.
+- a byte for each entry, set once the entry's CRC-32 was found correct.
 
 The header and the two byte arrays are the file's state. The state is at the end, so a truncated
 file has none. A block is written and synced before its byte is set, so after a crash some blocks
@@ -14,7 +14,7 @@ block, both may write the same bytes, until the block's byte is set. A file with
 removed, never truncated: other processes may have mapped the file.
 
 Without sparse files, as on Windows, a file takes the size of the whole archive on the disk.
-Machines must not share a cache: a map of a file in a network may show old bytes.
+Machines must not share a cache: a map of a network file may show old bytes.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 # The directory of a cache; True for the user's cache directory.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
-# Blocks are counted from the end, so that opening reads one whole block. The transfer takes about a
+# Blocks are counted from the end, so that opening reads one whole block. A block arrives in about a
 # millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
-# Only a hostile server states a larger size, also too large for ext4. The state takes memory.
+# The limit of ext4. Only a hostile server states a larger size, to make the state fill memory.
 MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
-_SET: Final = 1  # of a block's byte, or an entry's
+_SET: Final = 1  # value of a set byte, of a block or an entry
 _FORMAT: Final = {"onnxarchive_cache": 1, "block_size": BLOCK_SIZE}
-_HEADER_SIZE: Final = 16 << 10  # bytes; those after the JSON are zeros
+_HEADER_SIZE: Final = 16 << 10  # bytes; zeros follow the JSON
 _NAME: Final = re.compile(r"[0-9a-f]{64}\.([0-9]+)\.blocks")  # the key, and the size of the archive
 _OWN_MODE: Final = 0o700
 
@@ -68,13 +68,13 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
         cache: The directory, created with mode 0700 if missing. True for the user's cache.
 
     Returns:
-        A `CachedFile`; `file` itself if it has no validator, such as a strong ETag, since two
-        versions could then not be distinguished.
+        A `CachedFile`; `file` itself if it is in memory, or has no validator such as a strong ETag,
+        so that versions cannot be distinguished.
 
     Raises:
         PermissionError: The directory belongs to another user, or grants others permissions.
         OSError: The directory cannot be written, the file system allows no file of the archive's
-            size, or that size is over 16 TiB.
+            size, or the archive is over 16 TiB.
     """
     key = file.cache_key()
     return file if key is None else CachedFile(file, key, directory_of_cache(cache))
@@ -160,7 +160,7 @@ class CachedFile(RandomAccessFile):
     def _is_valid(self, file: MappedFile) -> bool:
         """True if the header and block states of a file in the cache fit this remote file."""
         header = _read_header(file, self.size)
-        if {**header, "url": None} != {**self._header, "url": None}:  # one version may have several
+        if {**header, "url": None} != {**self._header, "url": None}:  # the URL may differ
             return False
         marks = np.frombuffer(file.read(self._marks_offset, self._blocks.count), np.uint8)
         return marks.size == self._blocks.count and not np.any(marks > _SET)
@@ -276,7 +276,7 @@ class CachedFile(RandomAccessFile):
     def hold(self, offset: int) -> None:
         """Fetches the bytes from `offset` to the end of the file."""
         self.fetch([(offset, self.size - offset)])
-        self._remote.release()  # the end that opening has read is in the last block
+        self._remote.release()  # the last block has the bytes that opening has read
 
     def is_verified(self, number: int) -> bool:
         """True if the CRC-32 of an entry was found correct after its bytes were fetched."""
@@ -293,13 +293,13 @@ class CachedFile(RandomAccessFile):
     def discard(self) -> None:
         """Removes the cache's file after its bytes failed a check; the next open fetches anew.
 
-        Objects that have opened the file keep it. On Windows, an open file cannot be removed: its
-        header is overwritten, and the next open removes the file.
+        Every `CachedFile` that has the file open can still read it. On Windows, an open file cannot
+        be removed: its header is overwritten, and the next open removes the file.
         """
         if self.local.is_at(self.local.absolute_path):
             try:
                 os.unlink(self.local.absolute_path)
-            except FileNotFoundError:  # another one was faster
+            except FileNotFoundError:  # another process was faster
                 pass
             except PermissionError:
                 self.local.write(self.size, b"\0")
@@ -321,7 +321,7 @@ class PartialFile(CachedFile):
     """
 
     is_mapped = False
-    first_size = MAX_SIZE  # all of it is read, so one stream of requests does
+    first_size = MAX_SIZE  # one stream of requests, since the whole file is read
     _file_mode = 0o666
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes | memoryview]:
@@ -388,7 +388,7 @@ class _Blocks:
         return (offset + self._lead) // BLOCK_SIZE
 
     def begins(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Offsets of blocks; each ends at the offset of the next one."""
+        """The offsets of blocks. A block ends at the offset of the next block."""
         return np.maximum(blocks * BLOCK_SIZE - self._lead, 0)
 
     def ranges(self, blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -402,7 +402,7 @@ class _Arriving:
     """Blocks whose bytes arrive in any order.
 
     Attributes:
-        nbytes: Number of missing bytes.
+        nbytes: Number of bytes that have not arrived.
     """
 
     def __init__(
@@ -413,22 +413,22 @@ class _Arriving:
         Args:
             layout: All blocks of the file.
             blocks: The numbers of the blocks that will arrive, ascending.
-            read_marks: Returns the states of successive blocks; takes the first number and the
-                count.
+            read_marks: Called with the first number and the count of successive blocks; returns
+                their states.
         """
         self._layout = layout
         self._read_marks = read_marks
         self._blocks = blocks
         self._begins = layout.begins(blocks)
         self._ends = layout.begins(blocks + 1)
-        self._missing = self._ends - self._begins  # bytes of each block
+        self._missing = self._ends - self._begins  # missing bytes of each block
         self.nbytes = int(self._missing.sum())
 
     def write(self, file: MappedFile, offset: int, part: memoryview) -> int:
         """Writes and counts the bytes of a part that belong to these blocks.
 
-        Blocks completed meanwhile by others are counted, but not written: readers may have verified
-        them.
+        Blocks that other writers completed meanwhile are counted, but not written: readers may have
+        verified them.
 
         Args:
             file: The file in the cache.
@@ -472,7 +472,7 @@ def _runs(blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _read_header(file: MappedFile, size: int) -> dict[str, Any]:
-    """The header of a file in a cache; empty if there is none.
+    """The header of a file in a cache; empty if it is damaged.
 
     Args:
         file: The file.
@@ -569,7 +569,7 @@ def _cached_archive(path: str, size: int) -> CachedArchive:
 
 
 def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
-    """Removes files of a cache; processes that have opened a file keep it.
+    """Removes files of a cache; processes that have a file open can still read it.
 
     Args:
         directory: The directory of the cache.

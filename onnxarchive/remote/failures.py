@@ -1,4 +1,4 @@
-"""Turns errors of obstore and fsspec into this package's.
+"""Converts errors of obstore and fsspec to OSErrors and errors of this package.
 
 The libraries' own texts may contain secrets and are never shown.
 """
@@ -82,7 +82,7 @@ def failure(error: BaseException, name: str) -> Exception:
             " it has control characters, or a component that is empty, '.' or '..'; rename it",
             name,
         )
-    # asyncio would replace a TimeoutError by one without the object's name.
+    # Not a TimeoutError: asyncio would replace it by an error without the object's name.
     text = f"{kind}: {error}"
     for pattern, reason in _REASONS.items():
         if re.search(pattern, text):
@@ -95,7 +95,7 @@ def failure(error: BaseException, name: str) -> Exception:
 
 
 def attempt(name: str, call: Callable[[], _Made]) -> _Made:
-    """Calls a library; raises its errors as converted by `failure`."""
+    """Calls a library; `failure` converts its errors."""
     try:
         return call()
     except Exception as error:
@@ -104,7 +104,7 @@ def attempt(name: str, call: Callable[[], _Made]) -> _Made:
 
 
 async def asked(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
-    """Awaits a call of a library; raises its errors as converted by `failure`."""
+    """Awaits a call of a library; `failure` converts its errors."""
     try:
         return await call()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Objects at URLs and in stores, read by range: few requests, many at once."""
+"""Reads objects at URLs and in stores by range, with few requests, several at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def open_object(
 ) -> RemoteFile:
     """Opens an object and reads its last 128 KiB, in one request.
 
-    Some servers, such as Azure's, do not give the last bytes of an object; another request then
-    asks for the size first. A file system of fsspec needs a third request, to detect changes.
+    Some servers, such as Azure's, refuse requests for an object's last bytes; another request then
+    gets the size first. A file system of fsspec needs a third request, to detect changes.
 
     obstore follows redirects, also to other hosts and to this machine. Other hosts get all
     headers except `Authorization` and cookies. If the query of a web address may have a secret,
@@ -97,17 +97,17 @@ async def _read(origin: Origin, version: Version, offset: int, size: int) -> byt
 class RemoteFile(RandomAccessFile):
     """An object, read by range. The object's last bytes are kept in memory.
 
-    Every answer is compared with the first one: its ETag, size, version and time of the last
-    change. If the ETag is strong, requests carry it (`If-Match`). A server that sends neither an
-    ETag nor a time can change an object of the same size unnoticed. File systems of fsspec are
-    asked for size and time again after each part.
+    ETag, size, version and modification time in every answer are compared with the first answer.
+    If the ETag is strong, requests carry it (`If-Match`). If a server sends neither an ETag nor a
+    time, only a change of the size is noticed. File systems of fsspec are asked for size and time
+    again after each part.
 
     Attributes:
-        validator: The object's strong ETag, or else its version; None without both.
+        validator: The object's strong ETag, or else its version; None if it has neither.
     """
 
     def __init__(self, origin: Origin, version: Version, end: bytes) -> None:
-        """Reads the object at `origin` while it has `version`; `end` are its last bytes."""
+        """Reads `version` of the object at `origin`; `end` has the object's last bytes."""
         self.path = origin.name
         self.size = version.size
         self.validator = version.strong_etag or version.version
@@ -124,7 +124,7 @@ class RemoteFile(RandomAccessFile):
         self._is_closed = True
 
     def cache_key(self) -> str | None:
-        """A hexadecimal hash of place, version and size; None without a validator or in memory."""
+        """SHA-256 of place, validator and size; None without a validator, or if in memory."""
         if self.validator is None or self._origin.is_in_memory:
             return None
         text = "\n".join((self._origin.place, self.validator, str(self.size)))
@@ -155,7 +155,7 @@ class RemoteFile(RandomAccessFile):
         return b"".join(self.stream(offset, size))
 
     def read_ranges(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
-        """Reads several ranges, 12 parts at once; neighbours are read by one request.
+        """Reads several ranges, 12 parts at once; one request reads ranges close to each other.
 
         Yields:
             The bytes of each range, in the order of `ranges`.
@@ -233,7 +233,7 @@ def _merged(ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def _groups(ranges: Iterable[Range]) -> Iterator[tuple[int, int, list[Range]]]:
-    """Groups successive ranges that one part can hold: offset, size and ranges of each group."""
+    """Groups successive ranges that fit into a part; yields offset, size and ranges of a group."""
     members: list[Range] = []
     start = end = 0
     for offset, size in ranges:

@@ -1,4 +1,4 @@
-"""Selects the library for a URL, obstore or fsspec, and requests bytes of an object from it."""
+"""Selects obstore or fsspec for a URL, and requests the bytes of an object with this library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Made = TypeVar("_Made")
 Store: TypeAlias = "ObjectStore"
 Options: TypeAlias = Mapping[str, Any]
 
-# The stores of obstore by scheme; other schemes are fsspec's.
+# obstore's stores by scheme. obstore also reads web addresses, fsspec all other URLs.
 _STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 
 # obstore's options of its HTTP client and of its retries; all others are the store's own.
@@ -35,7 +35,7 @@ _CLIENT_OPTIONS = (
 )
 _RETRY_OPTIONS = ("backoff", "max_retries", "retry_timeout")
 
-# Keys of fsspec's `info` that name the content of a file: of S3, Google, Azure, Hugging Face, git.
+# Keys of fsspec's `info` that identify a file's content: in S3, Google, Azure, Hugging Face, git.
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "sha")
 _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
@@ -58,7 +58,7 @@ class Version:
 
     @property
     def strong_etag(self) -> str | None:
-        """The ETag, if equal ETags mean equal bytes (RFC 9110, section 8.8.1)."""
+        """The ETag, if equal ETags mean equal bytes (RFC 9110, section 8.8.1); else None."""
         return None if self.etag is None or self.etag.startswith("W/") else self.etag
 
 
@@ -83,14 +83,14 @@ class Origin(Protocol):
         """Requests the present version of the object."""
 
     async def get(self, offset: int, size: int, expected: Version) -> tuple[Version, bytes]:
-        """Reads `size` bytes from `offset` of an object of the expected version.
+        """Reads `size` bytes from `offset`; may refuse an object that has another version.
 
         Returns:
             The present version of the object, and the bytes.
         """
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """The last `size` bytes, by one request; None if this request is unsupported."""
+        """The version and the last `size` bytes, by one request; None if that is unsupported."""
 
 
 @dataclass(repr=False)
@@ -126,7 +126,7 @@ class StoreOrigin:
         return await self._body(result, offset, size)
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """The last bytes, by a range without a start."""
+        """The version and the last bytes, by a range without a start."""
         try:
             result = await self._get({"suffix": size})
         except Exception as error:
@@ -149,7 +149,7 @@ class StoreOrigin:
 
     async def _body(self, result: GetResult, offset: int, size: int) -> tuple[Version, bytes]:
         encoding = str(result.attributes.get("Content-Encoding", "identity"))
-        if encoding not in ("identity", "aws-chunked"):  # S3 may keep the latter from an upload
+        if encoding not in ("identity", "aws-chunked"):  # S3 may keep aws-chunked from an upload
             raise OSError(
                 errno.EIO,
                 f"expected the bytes of the file, found Content-Encoding {shown(encoding)}; ask "

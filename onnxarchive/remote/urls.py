@@ -1,4 +1,4 @@
-"""URLs: recognised, shown without secrets, and named for a cache."""
+"""Recognises URLs, removes their secrets, and resolves relative paths."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def unsigned_url(url: str) -> str:
 
 
 def beside(url: str, location: str) -> str:
-    """The URL of another object, by its path relative to the folder of a URL or key.
+    """The URL or key of an object, given by its path relative to the folder of another one.
 
     Only web addresses have escapes and a query; other URLs contain the unescaped key or path.
     """

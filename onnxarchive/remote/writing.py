@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
-_PART_OF_UNKNOWN = 32 * _MIB  # enough for 320 GB
+_PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
 _IN_FLIGHT_SIZE = 96 * _MIB  # bytes of parts that are sent at once
 
 
 class ObjectWriter(Closing):
-    """An object that is being written. Closing it before `commit` leaves nothing.
+    """An object that is being written. Closing it before `commit` discards it.
 
     A killed process may leave parts of an upload in the store. Listings do not show these parts; a
     bucket rule removes them ("abort incomplete multipart uploads").
@@ -179,7 +179,7 @@ class _FileSystemWriter(ObjectWriter):
         from fsspec.spec import AbstractBufferedFile
 
         self.path = name
-        system.start_transaction()  # within it, closing a file does not make it appear
+        system.start_transaction()  # during a transaction, closed files do not appear
         self._file = attempt(name, lambda: system.open(path, "wb"))
         kind = type(self._file)
         if getattr(kind, "commit", None) in (None, AbstractBufferedFile.commit):
