@@ -29,7 +29,7 @@ class OutputDifference:
             number. None for strings and if nothing was compared.
         greatest_relative: Greatest absolute difference divided by the other model's number; None
             as for `greatest_absolute`.
-        unequal: Number of elements that differ at all.
+        unequal: Number of unequal elements, regardless of the tolerances.
     """
 
     name: str

@@ -32,15 +32,15 @@ def link(
     Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
     A link is valid for this archive only: move both together, and write a new link after the
     archive is replaced or edited. Edits of other models keep a link valid if they move none of the
-    link's tensors. `check_link` checks this with the link's metadata `onnxarchive.link`: a SHA-256
-    over keys, offsets, sizes and CRC-32s of the tensors, then the model id unless it is `""`.
+    link's tensors. `check_link` detects an invalid link by the metadata `onnxarchive.link`: a
+    SHA-256 over keys, offsets, sizes and CRC-32s of the tensors, then the model id, unless `""`.
 
     Small tensors, and tensors that tools do not read from external data, are in the link itself.
 
     Args:
         path: The archive. With `cache` it may be a URL, which is fetched; the link then names the
             file in the cache and is valid until the cache is cleared.
-        destination: The `.onnx` to write, in the archive's directory or in one above, since ONNX
+        destination: The `.onnx` to write, in the archive's directory or above it, since ONNX
             allows external data only in a model's directory or below. An existing file is replaced.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         access: Options for a remote archive; see `onnxarchive.open`.
@@ -111,7 +111,7 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
 def fingerprint(archive: Archive) -> str:
     """A SHA-256 over names, offsets, sizes and CRC-32s of the tensors of `archive.model`.
 
-    Each entry of such a tensor adds a line, in archive order: name, data offset and size in decimal
+    The entry of each tensor adds a line, in archive order: name, data offset and size in decimal
     and CRC-32 in eight hexadecimal digits, separated by spaces. So the fingerprint changes with
     bytes or offsets of these tensors, but not with models or assets. A space and the model id
     follow the SHA-256, unless the model is the default one.

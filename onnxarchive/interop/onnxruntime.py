@@ -131,7 +131,7 @@ def session_options(
     is made: the options name the directory, and the model names the file.
 
     Args:
-        path: The archive, as in `session`. If it has no local file, the options and their sessions
+        path: The archive, as in `session`. Without a local file, the options and their sessions
             keep the weights in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
@@ -246,7 +246,7 @@ def _opened(source: Source, model: str, access: Access, files: contextlib.ExitSt
 def _model_and_buffers(
     archive: Archive, options: ort.SessionOptions | None, *, in_place: bool
 ) -> tuple[bytes, dict[str, memoryview]]:
-    """The model of an archive without a file, and the buffers of its external data by key.
+    """The model of an archive without a file, and the buffers of the external data by key.
 
     If ONNX Runtime or the options do not accept buffers, the model holds all tensors.
     """

@@ -25,8 +25,8 @@ from onnxarchive.storage.optional import needing
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-# Session entries: the directory of external data; "1" disables packed copies of weights; "1" uses
-# given buffers of external data without a copy (ignored before 1.31).
+# Session entries. DIRECTORY: directory of external data. _DISABLE_PREPACKING: "1" makes no packed
+# copies of weights. USE_BUFFERS: "1" makes no copies of given buffers (ignored before 1.31).
 DIRECTORY: Final = "session.model_external_initializers_file_folder_path"
 _DISABLE_PREPACKING: Final = "session.disable_prepacking"
 USE_BUFFERS: Final = "session.use_external_initializer_file_buffers_directly"

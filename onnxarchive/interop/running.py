@@ -143,7 +143,8 @@ def run(
         dims: Sizes of open dimensions by name; an unnamed dimension has the name of input and
             axis: `x[0]`. Other open dimensions are 1.
         providers: Execution providers in order of preference, in upper or lower case, with or
-            without `ExecutionProvider`: `["cuda", "cpu"]`. None leaves the choice to ONNX Runtime.
+            without the suffix `ExecutionProvider`: `["cuda", "cpu"]`. None leaves the choice to
+            ONNX Runtime.
         repeat: Number of runs.
         prepack: False to make no packed copies of weights, as in `onnxarchive.session`.
         access: Options for a remote archive; see `onnxarchive.open`.

@@ -59,7 +59,7 @@ def tensor(archive: Archive, name: str, *, copy: bool = False) -> torch.Tensor:
         archive: The archive. It may be closed afterwards; the tensor keeps the map alive.
         name: Name of the initializer, as in `archive.tensors`.
         copy: True gives a copy, which may be changed. False gives a view of the file's read-only
-            map: nothing is read, and writing into it ends the process with SIGSEGV.
+            map: nothing is read, and writing into the tensor ends the process with SIGSEGV.
 
     Returns:
         The tensor, on the CPU.
@@ -130,7 +130,7 @@ def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
     Unlike `torch.from_numpy`, accepts read-only arrays without a warning, and types of ml_dtypes.
 
     Args:
-        array: The array. The tensor keeps it alive.
+        array: The array. The tensor keeps the array alive.
         copy: True gives a copy. False gives a view of the array's memory, except for types of less
             than 8 bits; do not write into the view if the array is read-only.
 

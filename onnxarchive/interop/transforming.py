@@ -68,9 +68,9 @@ def transform(
       a batch normalization, changes a data type) skips hidden weights, or its result is refused.
       A warning is raised if the function changed nothing or seems to need the weights.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
-      large tensors have keys as location. The function may rename, remove, move and copy them, and
-      add tensors with data. Functions that do not support external data may see empty tensors:
-      onnxoptimizer merges all large tensors of the same shape.
+      large tensors have keys as location. The function may rename, remove, move and copy large
+      tensors, and add tensors with data. Functions that do not support external data may see empty
+      tensors: onnxoptimizer merges all large tensors of the same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
     Never hidden are: tensors that shape inference needs, tensors other than initializers, and

@@ -16,7 +16,7 @@ from onnxarchive.storage.random_access import RandomAccessFile
 
 END_SIZE = 128 << 10  # bytes of the end that opening reads
 PART_SIZE = 8 << 20  # bytes of one request at most
-# Largest gap between ranges, in bytes, that is read along with them to save a request.
+# Ranges are read together if the gap between them is at most this many bytes.
 GAP_SIZE = 256 << 10
 
 Range = tuple[int, int]
@@ -183,7 +183,7 @@ class RemoteFile(RandomAccessFile):
                 yield offset, memoryview(body)
 
     def stream(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Reads `size` bytes from `offset`, 12 parts of 8 MiB at once; yields them in order."""
+        """Reads `size` bytes from `offset`, 12 parts of 8 MiB at once, and yields parts in order."""
         parts = _parts(offset, self._within(offset, size))
         with closing(self._in_order(parts)) as arriving:
             for _, body in arriving:

@@ -26,7 +26,7 @@ Options: TypeAlias = Mapping[str, Any]
 # obstore's stores by scheme. obstore also reads web addresses, fsspec all other URLs.
 _STORES = {"az": "AzureStore", "gs": "GCSStore", "s3": "S3Store"}
 
-# obstore's options of its HTTP client and of its retries; all others are the store's own.
+# Options of obstore's HTTP client and retries; all other options belong to the store.
 _CLIENT_OPTIONS = (
     "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
     "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
@@ -42,7 +42,7 @@ _TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Distinguishes successive contents of an object.
+    """Attributes of an object that change with the object's content.
 
     Attributes:
         size: The size in bytes.
@@ -90,7 +90,7 @@ class Origin(Protocol):
         """
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """The version and the last `size` bytes, by one request; None if that is unsupported."""
+        """The version and the last `size` bytes, by one request; None if unsupported."""
 
 
 @dataclass(repr=False)
@@ -272,7 +272,7 @@ def open_store(url: str, store: Store | None, options: Options | None) -> tuple[
             in `store`.
         store: A store, or None.
         options: Options of the store, its HTTP client and its retries (`timeout`, `max_retries`),
-            by their keys in obstore; upper or lower case.
+            with obstore's keys in upper or lower case.
     """
     if store is not None:
         if options:

@@ -63,7 +63,7 @@ def unsigned_url(url: str) -> str:
 
 
 def beside(url: str, location: str) -> str:
-    """The URL or key of an object, given by its path relative to the folder of another one.
+    """The URL or key of an object, given its path relative to the folder of `url`.
 
     Only web addresses have escapes and a query; other URLs contain the unescaped key or path.
     """

@@ -26,7 +26,7 @@ _IN_FLIGHT_SIZE = 96 * _MIB  # bytes of parts that are sent at once
 
 
 class ObjectWriter(Closing):
-    """An object that is being written. Closing it before `commit` discards it.
+    """An object that is being written. Closing the writer before `commit` discards it.
 
     A killed process may leave parts of an upload in the store. Listings do not show these parts; a
     bucket rule removes them ("abort incomplete multipart uploads").
