@@ -183,7 +183,7 @@ class RemoteFile(RandomAccessFile):
                 yield offset, memoryview(body)
 
     def stream(self, offset: int, size: int) -> Iterator[memoryview]:
-        """Reads `size` bytes from `offset`, 12 parts of 8 MiB at once, and yields parts in order."""
+        """Reads `size` bytes from `offset`, 12 parts of 8 MiB at once; yields parts in order."""
         parts = _parts(offset, self._within(offset, size))
         with closing(self._in_order(parts)) as arriving:
             for _, body in arriving:
