@@ -31,7 +31,7 @@ from typing import Any
 
 SUITE = Path(__file__).resolve().parent
 RECIPES = SUITE.parent / "tools"
-# A file beside complete large vectors: the digest of the recipes that made them.
+# Name of the file beside complete large vectors that holds the digest of their recipes.
 MADE_FROM = "made-from"
 ENTRY_FIELDS = ("name", "header_offset", "data_offset", "nbytes", "crc32")
 TENSOR_FIELDS = ("model", "key", "name", "data_type", "dims", "sha256")
@@ -190,7 +190,7 @@ def run_suite(argv: Sequence[str] | None) -> int:
     try:
         command = words_of(arguments.reader)
     except ValueError as error:
-        parser.error(f"--reader: expected words as a shell has them, found {error}")
+        parser.error(f"--reader: cannot be split into words: {error}")
     if not any("{archive}" in word for word in command):
         parser.error("--reader: expected {archive} in place of the path, found none")
     if arguments.json is not None and not arguments.json.parent.is_dir():
@@ -198,7 +198,7 @@ def run_suite(argv: Sequence[str] | None) -> int:
     vectors: list[dict[str, Any]] = json.loads((SUITE / "manifest.json").read_bytes())["vectors"]
     for rule in sorted(arguments.rules or ()):
         if not any(is_of({rule}, vector) for vector in vectors):
-            parser.error(f"--rules: no vector shows or breaks the rule {rule!r}")
+            parser.error(f"--rules: no vector tests the rule {rule!r}")
     chosen = [
         vector
         for vector in vectors
@@ -236,13 +236,13 @@ def run_suite(argv: Sequence[str] | None) -> int:
 
 
 def is_of(rules: set[str], vector: dict[str, Any]) -> bool:
-    """True if the vector obeys and shows one of the rules, or was made to break one of them."""
+    """True if the vector shows what one of the rules permits, or was made to break one."""
     return not rules.isdisjoint(vector["rules"] if vector["accepted"] else vector["rules"][:1])
 
 
 @contextmanager
 def folder_of_large(kept: Path | None) -> Iterator[Path]:
-    """The given directory for large vectors, or a temporary directory."""
+    """Gives the directory of the large vectors: `kept`, or a temporary directory."""
     if kept is not None:
         yield kept
         return
@@ -355,7 +355,7 @@ def judge(check: Check, vector: dict[str, Any], output: bytes) -> tuple[str, str
     except ValueError as error:  # no UTF-8, no JSON, or a number of too many digits
         return "failed", f"expected one JSON object, {error}"
     if not isinstance(printed, dict):
-        return "failed", "expected one JSON object, found another"
+        return "failed", "expected one JSON object, found another value"
     if printed.get("accepted") is None and vector.get("large"):
         return "passed over", str(printed.get("message"))
     reason = difference(check, vector, printed)
@@ -470,7 +470,7 @@ def number(value: Any) -> int:
 
 
 def first_difference(expected: list[Any], found: list[Any]) -> str:
-    """Describes the first difference between two lists, or their lengths."""
+    """Describes the first element that differs, or else the lengths of the lists."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return f"expected {one} at {index}, found {other}"

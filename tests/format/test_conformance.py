@@ -585,7 +585,7 @@ def test_runner_compares_entries_of_a_reader_that_is_not_finished(tmp_path: Path
         (["--reader", "cat {archive}", "--rules", "NAME-2,NAME-9"], "the rule 'NAME-9'"),
         (["--reader", "cat {archive}", "--only", "no such vector"], "no vector"),
         (["--reader", os.path.join("no", "such", "command") + " {archive}"], "does not start"),
-        (["--reader", "cat '{archive}"], "--reader: expected words as a shell has them"),
+        (["--reader", "cat '{archive}"], "--reader: cannot be split into words"),
         (["--reader", "cat {archive}", "--json", os.path.join("no", "such", "file")], "--json: "),
     ],
 )
