@@ -53,7 +53,7 @@ def _with_asset(name: str) -> Callable[[], Image]:
 def _headers() -> Iterator[Vector]:
     yield refused(
         "local-extra-other-id",
-        "The alignment field has another id.",
+        "The alignment field has a wrong id.",
         "ZIP-14",
         lambda: _first_changed(local_extra=extra_field(0xD934, struct.pack("<H", 64) + bytes(27))),
         "extra-framing",
@@ -91,7 +91,7 @@ def _headers() -> Iterator[Vector]:
     )
     yield refused(
         "last-name-of-13-bytes",
-        "The last entry is no model, but its name is as long as the model's name.",
+        "The last entry is no model, but its name has 13 bytes, like __MODEL_PROTO.",
         "MODEL-1",
         lambda: Image([W.entry, Entry(b"x_MODEL_PROTO", model(graph(W)))]),
         "model-missing",
@@ -107,7 +107,7 @@ def _first_changed(**changes: object) -> Image:
 def _names() -> Iterator[Vector]:
     composed = (
         ("hangul", "\uac00 \uac01", "syllables of two and of three letters"),
-        ("blocked", "a\u0305\u0301", "a mark that another mark of its class blocks from composing"),
+        ("blocked", "a\u0305\u0301", "a mark that an earlier mark of its class blocks"),
         ("two-marks", "\u1ea1\u0301", "a mark that is composed, and one that is not"),
     )
     for name, text, about in composed:
@@ -124,7 +124,7 @@ def _names() -> Iterator[Vector]:
         (
             "two-marks-of-a-class",
             "a\u0301\u0300",
-            "two marks of one class, of which the first composes",
+            "two marks of one class, and the first mark composes",
         ),
         ("marks-out-of-order", "a\u0301\u0323", "two marks in another order than the canonical"),
         ("exclusion", "\u0958", "a letter that every normalization form decomposes"),
@@ -164,7 +164,7 @@ def _wire() -> Iterator[Vector]:
         tensor = replace(W, more=field)
         yield accepted(
             f"model-ends-with-{name}",
-            f"An unknown field ({name}) is the last of the model, of its graph, and of a tensor.",
+            f"The model, its graph and a tensor each end with an unknown field ({name}).",
             "MODEL-3",
             partial(
                 of_proto,
@@ -256,11 +256,11 @@ def _external_data() -> Iterator[Vector]:
         ("checksum-twice", "checksum twice", (at, *[("checksum", checksum)] * 2), "DATA-4"),
         (
             "checksum-longer",
-            "41 digits of a checksum",
+            "a checksum of 41 digits",
             (at, ("checksum", checksum + "0")),
             "DATA-6",
         ),
-        ("checksum-newline", "a newline after it", (at, ("checksum", checksum + "\n")), "DATA-6"),
+        ("checksum-newline", "newline in checksum", (at, ("checksum", checksum + "\n")), "DATA-6"),
     ):
         yield refused(
             f"external-data-{name}",
@@ -273,8 +273,8 @@ def _external_data() -> Iterator[Vector]:
 
 def _zip64() -> Iterator[Vector]:
     for field, about in (
-        ("disk_count", "the count of the disk"),
-        ("count", "the count in all"),
+        ("disk_count", "the count of records on the disk"),
+        ("count", "the count of records in all"),
         ("directory_size", "the size of the directory"),
         ("directory_offset", "the offset of the directory"),
     ):
@@ -287,8 +287,8 @@ def _zip64() -> Iterator[Vector]:
             large=True,
         )
     for name, about, rule, changes in (
-        ("record-signature", "has another signature", "ZIP64-3", {"signature": b"PK\6\5"}),
-        ("record-directory-disk", "has the directory on disk 1", "ZIP-3", {"directory_disk": 1}),
+        ("record-signature", "has a wrong signature", "ZIP64-3", {"signature": b"PK\6\5"}),
+        ("record-directory-disk", "names disk 1 for the directory", "ZIP-3", {"directory_disk": 1}),
     ):
         yield refused(
             f"sparse-{name}",
@@ -340,7 +340,7 @@ def _missed() -> Iterator[Vector]:
     longer = replace(W, key="w" * 100)
     yield refused(
         "count-one-more-of-long-records",
-        "The end record counts one record too many, for which the directory is large enough.",
+        "The end record counts one record too many; the directory is large enough for it.",
         "ZIP-4",
         lambda: replace(archive(longer), end={"disk_count": 3, "count": 3}),
         "count",
@@ -354,12 +354,12 @@ def _missed() -> Iterator[Vector]:
     )
     saturated = dict.fromkeys(("compressed_size", "uncompressed_size"), v.SATURATED_32)
     for name, about, sizes, rules in (
-        ("empty", "An empty Zip64 field where nothing is saturated", {}, "ZIP-13 ZIP64-4"),
+        ("empty", "An empty Zip64 field although nothing is saturated", {}, "ZIP-13 ZIP64-4"),
         ("without-sizes", "An empty Zip64 field beside saturated sizes", saturated, "ZIP64-4"),
     ):
         yield refused(
             f"record-extra-zip64-{name}-45",
-            f"{about}, and the version needed is 45.",
+            f"{about}; the version needed is 45.",
             rules,
             partial(
                 _first_changed,
@@ -403,7 +403,7 @@ def _missed() -> Iterator[Vector]:
     for name, about, end in (
         ("tag", "a tag without the length", tag()),
         ("length", "a length of 1 and no byte", tag() + b"\1"),
-        ("varint", "a varint that goes on", v.varint(1001 << 3) + b"\x80"),
+        ("varint", "an unfinished varint", v.varint(1001 << 3) + b"\x80"),
         ("fixed32", "a number of 3 instead of 4 bytes", _fixed(FIXED_32, 3)),
         ("fixed64", "a number of 7 instead of 8 bytes", _fixed(FIXED_64, 7)),
     ):
@@ -471,7 +471,7 @@ def _bounds() -> Iterator[Vector]:
     ):
         yield refused(
             f"header-offset-of-{name}",
-            f"The model's header offset is {offset:#010x}, an end signature.",
+            f"The model's header offset, {offset:#010x}, is the signature of an end record.",
             "ZIP-16",
             partial(_with_model_at, offset),
             "false-end",
@@ -479,7 +479,7 @@ def _bounds() -> Iterator[Vector]:
         )
     yield refused(
         "directory-offset-of-end-record",
-        "The offset of the directory is 0x06054b50, the signature of an end record.",
+        "The offset of the directory, 0x06054b50, is the signature of an end record.",
         "ZIP-16",
         _with_directory_at_signature,
         "false-end",

@@ -186,7 +186,7 @@ def _conforming_names() -> Iterator[Vector]:
         lambda: archive(assets=(Entry(b"assets/e"),)),
     )
     keys = ("_", "_a", "A9_", "k" * 255, "a" * 254 + "_", "w__w", "assets_", "xassets")
-    yield simple("keys", "Keys at the limits.", "KEY-1", *map(Tensor, keys))
+    yield simple("keys", "Shortest and longest keys, among others.", "KEY-1", *map(Tensor, keys))
     yield simple(
         "keys-of-devices",
         "Keys that are names of devices on Windows: a reader accepts them.",
@@ -215,7 +215,7 @@ def _conforming_alignment() -> Iterator[Vector]:
     )
     yield accepted(
         "alignment-mixed",
-        "Four alignments.",
+        "Entries with four different alignments.",
         "ALIGN-2 ALIGN-3",
         aligned(32768, 64, 128, 1024),
         W,
@@ -261,7 +261,7 @@ def _conforming_model() -> Iterator[Vector]:
     merged, tensor = merged_tensor()
     yield accepted(
         "model-merged",
-        "A tensor in two pieces, dims packed, numbers and strings given twice.",
+        "A tensor message in two parts, packed dims, and numbers and strings given twice.",
         "MODEL-3 DATA-4",
         lambda: of_proto(merged, tensor),
         tensor,
@@ -269,7 +269,7 @@ def _conforming_model() -> Iterator[Vector]:
     odd, odd_tensor = oddly_encoded()
     yield accepted(
         "model-odd-encoding",
-        "Varints of more bytes than needed, numbers of more than 32 bits, an unknown enumeration.",
+        "Varints with more bytes or bits than needed, and an unknown enumeration value.",
         "MODEL-3 DATA-7",
         lambda: of_proto(odd, odd_tensor),
         odd_tensor,
@@ -298,7 +298,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     inside = (strings, strange, replace(unknown, more=content(9, b"y") + number(14, 7)))
     yield accepted(
         "tensors-inside",
-        "Tensors that are not external: only the rule of one place applies to them.",
+        "Tensors that are not external; of the rules about tensors, only DATA-7 applies to them.",
         "DATA-7 TENSOR-1 TENSOR-2",
         lambda: of_proto(model(graph(W, *inside)), W),
         W,
@@ -311,7 +311,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     )
     yield simple(
         "shapes-of-no-elements",
-        "Tensors with a 0 in dims, and the largest dims beside it.",
+        "Tensors with a 0 and with large numbers in dims.",
         "TENSOR-2 TENSOR-3 ALIGN-1",
         Tensor("e1", FLOAT, (0,), b""),
         Tensor("e2", INT4, (3, 0, 2), b""),
@@ -321,7 +321,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     )
     yield simple(
         "shapes",
-        "A scalar, and 64 dims.",
+        "A scalar, and a tensor with 64 dims.",
         "TENSOR-2 TENSOR-3",
         Tensor("scalar", FLOAT, (), bytes(4)),
         Tensor("deep", UINT8, (1,) * 63 + (2,), b"ab"),

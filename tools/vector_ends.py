@@ -137,7 +137,7 @@ def false_ends() -> Iterator[Vector]:
     )
     yield refused(
         "false-end-record-in-directory",
-        "Date and time of an empty asset are a signature; CRC-32 and sizes are disks and counts.",
+        "Date and time of an empty asset read as the signature of an end record.",
         "ZIP-16",
         lambda: archive(W, assets=(Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605}),)),
         "false-end",
@@ -201,8 +201,8 @@ def _conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "nearly-records",
-        "End records of other disks or with unequal counts, locators of other disks, a Zip64 end "
-        "record of another size, the signature of an end record 19 bytes after that of a locator.",
+        "Almost false records: end records with other disks or unequal counts, locators with other "
+        "disks, a Zip64 end record with size 45, two signatures 19 instead of 20 bytes apart.",
         "ZIP-16",
         lambda: archive(near),
         near,

@@ -96,7 +96,7 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "comment-missing",
-        "A comment is announced, and there is none.",
+        "The end record states the length of a comment that is missing.",
         "ZIP-2",
         image_with(end={"comment_length": 5}),
         "eocd-comment",
@@ -156,21 +156,21 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "prefix",
-        "Bytes before the first header, not counted in the offsets.",
+        "Bytes before the first header; the offsets do not count them.",
         "ZIP-5 ZIP-4",
         lambda: b"#!/bin/sh\n".ljust(64) + whole,
         "prefix",
     )
     yield refused(
         "prefix-with-offsets",
-        "Bytes before the first header, counted in the offsets.",
+        "Bytes before the first header; the offsets count them.",
         "ZIP-1",
         image_with(prefix=b"#!/bin/sh\n".ljust(64)),
         "prefix",
     )
     yield refused(
         "spanned-marker",
-        "The marker of a zip that was split comes first.",
+        "The file begins with the marker of a split zip.",
         "ZIP-1",
         image_with(prefix=b"PK00"),
         "spanned-marker",
@@ -208,21 +208,21 @@ def _bad_framing() -> Iterator[Vector]:
         )
     yield refused(
         "count-of-disk",
-        "Fewer records on the disk than in all.",
+        "The end record counts fewer records on the disk than in all.",
         "ZIP-4",
         image_with(end={"disk_count": 3}),
         "count",
     )
     yield refused(
         "count-zero",
-        "No record is counted.",
+        "The end record counts no records.",
         "ZIP-4",
         image_with(end={"disk_count": 0, "count": 0}),
         "count",
     )
     yield refused(
         "count-beyond-size",
-        "More records are counted than the directory has room for.",
+        "The end record counts more records than fit the directory.",
         "ZIP-4",
         image_with(end={"disk_count": 60000, "count": 60000}),
         "entry-bomb",
@@ -275,21 +275,21 @@ def _bad_framing() -> Iterator[Vector]:
     records = whole[directory:end]
     yield refused(
         "two-directories",
-        "A second directory follows the directory.",
+        "A second directory follows the true one.",
         "ZIP-5",
         image_with(after_directory=records),
         "two-cds",
     )
     yield refused(
         "two-directories-second",
-        "A second directory precedes the directory.",
+        "A second directory precedes the true one.",
         "ZIP-6 ZIP-7 ALIGN-1 ZIP-15 MODEL-3",
         image_with(before_directory=records.replace(b"\1\2\x2d", b"\1\2\x14")),
         "two-cds",
     )
     yield refused(
         "directory-signature",
-        "A directory record has another signature.",
+        "A directory record has a wrong signature.",
         "ZIP-4",
         entry_with(1, record={"signature": b"PK\1\3"}),
         "cd-no-lfh",
@@ -299,14 +299,14 @@ def _bad_framing() -> Iterator[Vector]:
 def _bad_zip64_ends() -> Iterator[Vector]:
     yield refused(
         "locator-missing",
-        "The end record is saturated, and there is no Zip64.",
+        "The end record is saturated, and the Zip64 end records are missing.",
         "ZIP64-1",
         image_with(is_saturated=True),
         "locator-missing",
     )
     yield refused(
         "count-saturated",
-        "One value of the end record is saturated, and there is no Zip64.",
+        "Both counts of the end record are saturated, and the Zip64 end records are missing.",
         "ZIP64-1",
         image_with(end={"disk_count": 0xFFFF, "count": 0xFFFF}),
         "locator-missing",
@@ -320,14 +320,14 @@ def _bad_zip64_ends() -> Iterator[Vector]:
     )
     yield refused(
         "zip64-beside-values",
-        "Zip64 end records beside an end record that states all values.",
+        "Zip64 end records, and an end record without saturated values.",
         "ZIP-5 ZIP64-1",
         image_with(has_zip64=True, is_saturated=False),
         "two-truths",
     )
     yield refused(
         "zip64-other-values",
-        "Zip64 end records of a directory that the end record does not state.",
+        "The Zip64 end record and the end record state different counts.",
         "ZIP-5 ZIP64-1",
         image_with(has_zip64=True, is_saturated=False, zip64={"count": 1, "disk_count": 1}),
         "two-truths",
@@ -405,7 +405,7 @@ def _bad_order() -> Iterator[Vector]:
     )
     yield refused(
         "directory-order",
-        "The directory has another order than the entries.",
+        "The directory and the entries are in different orders.",
         "ZIP-1 ZIP-6",
         lambda: swap(plain()),
         "cd-order",
@@ -437,15 +437,15 @@ def _bad_order() -> Iterator[Vector]:
     ):
         yield refused(
             f"shared-header-{name}",
-            "Two directory records of one local header.",
+            "Two directory records give the same local header.",
             rules,
             partial(_with_record, replace(W, key=key), header_offset=0),
             "same-lfh",
         )
-    yield refused("nested-entry", "An entry in the data of another.", "ZIP-6", _nested, "nested")
+    yield refused("nested-entry", "An entry in another entry's data.", "ZIP-6", _nested, "nested")
     yield refused(
         "quoted-header",
-        "The data of one entry begins with the local header of the next, and shares its data.",
+        "The data of an entry contains the local header and the data of the next entry.",
         "ZIP-6 ALIGN-1",
         _quoted,
         "quoted",
@@ -525,21 +525,21 @@ def _bad_headers() -> Iterator[Vector]:
     for field, value, attack in other:
         yield refused(
             f"local-{field.replace('_', '-')}",
-            f"The local header states another value: {field.replace('_', ' ')}.",
+            f"The local header has a wrong value: {field.replace('_', ' ')}.",
             "ZIP-7",
             entry_with(0, local={field: value}),
             attack,
         )
     yield refused(
         "local-name",
-        "The local header has another name.",
+        "The local header has a wrong name.",
         "ZIP-7",
         entry_with(0, local_name=b"u"),
         "lfh-name",
     )
     yield refused(
         "local-name-of-model",
-        "The local header of the model has another name.",
+        "The local header of the model has a wrong name.",
         "ZIP-7",
         entry_with(3, local_name=b"__MODEL_PROTQ"),
         "lfh-name",
@@ -547,7 +547,7 @@ def _bad_headers() -> Iterator[Vector]:
     )
     yield refused(
         "local-header-of-asset",
-        "The local header of an asset states another date.",
+        "The local header of an asset has a wrong date.",
         "ZIP-7",
         entry_with(2, local={"date": 0x22}),
     )
@@ -575,14 +575,14 @@ def _bad_headers() -> Iterator[Vector]:
     for alignment in (0, 1, 32, 63, 96, 128, 65535):
         yield refused(
             f"alignment-{alignment}",
-            "The alignment field states an invalid alignment, or one that the data lacks.",
+            "The stated alignment is invalid, or the data does not have it.",
             "ALIGN-2 ALIGN-3" if alignment in (1, 128) else "ALIGN-2",
             entry_with(0, local_extra=alignment_extra(alignment, 27)),
             "misaligned",
         )
     yield refused(
         "padding-longer",
-        "64 bytes of padding more than needed.",
+        "The padding is 64 bytes longer than needed.",
         "ALIGN-3",
         entry_with(0, padding=bytes(27 + 64)),
         "padding-nonzero",
@@ -612,7 +612,7 @@ def _bad_records() -> Iterator[Vector]:
     for method, name in methods.items():
         yield refused(
             f"method-{method}",
-            f"An entry whose method is said to be {name}.",
+            f"An entry with the method {name}.",
             "ZIP-8",
             entry_with(0, both={"method": method}),
             "method",
@@ -644,7 +644,7 @@ def _bad_records() -> Iterator[Vector]:
     )
     yield refused(
         "data-descriptor-missing",
-        "A data descriptor is announced, and there is none.",
+        "The flags announce a data descriptor that is missing.",
         "ZIP-9",
         entry_with(0, both={"flags": 8}),
         "data-descriptor",
@@ -672,7 +672,7 @@ def _bad_records() -> Iterator[Vector]:
     for name, change, attack in attributes:
         yield refused(
             f"attributes-{name}",
-            "The attributes are wrong for a regular file.",
+            "The attributes are not those of a regular file on Unix.",
             "ZIP-11",
             entry_with(0, record=change),
             attack,
@@ -715,7 +715,7 @@ def _bad_records() -> Iterator[Vector]:
     )
     yield refused(
         "crc-of-nothing",
-        "A CRC-32 that is not zero, of no bytes.",
+        "The CRC-32 of an empty entry is not zero.",
         "ZIP-15",
         lambda: archive(assets=(Entry(b"assets/e", b"", both={"crc32": 1}),)),
         "crc",
@@ -738,7 +738,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
     for name, extra, rules, attack in records:
         yield refused(
             f"record-extra-{name}",
-            "Extra fields of a directory record that should have none.",
+            "A directory record has extra fields that it must not have.",
             rules,
             entry_with(0, record_extra=extra),
             attack,
@@ -770,14 +770,14 @@ def _bad_extra_fields() -> Iterator[Vector]:
     for name, extra in huge:
         yield refused(
             f"size-{name}",
-            "A size beyond any file.",
+            "A size larger than any file.",
             "ZIP-6",
             entry_with(0, both=fits, record_extra=extra),
             "extra-huge",
         )
     yield refused(
         "offset-2-64",
-        "A header offset beyond any file.",
+        "A header offset larger than any file.",
         "ZIP-6",
         entry_with(
             1,
@@ -795,7 +795,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
     ):
         yield refused(
             f"zip64-field-{name}",
-            "The length of a Zip64 field does not match its values.",
+            "A Zip64 field has a wrong length.",
             "ZIP64-4",
             entry_with(0, both=fits, record_extra=extra),
             "extra-length",
@@ -822,7 +822,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
     for name, extra, rules in local:
         yield refused(
             f"local-extra-{name}",
-            "Extra fields of a local header other than the alignment field.",
+            "The extra fields of a local header are not just the alignment field.",
             rules,
             entry_with(0, local_extra=extra),
             "unicode-path" if name == "unicode-path" else "extra-framing",
@@ -897,21 +897,21 @@ def _bad_names() -> Iterator[Vector]:
     )
     yield refused(
         "name-overlong",
-        "The name of an asset with a slash in two bytes.",
+        "The name of an asset with a slash in overlong UTF-8, two bytes.",
         "NAME-1",
         lambda: archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
         "utf8",
     )
     yield refused(
         "duplicate-tensor",
-        "Two entries of one key.",
+        "Two entries with the same key.",
         "NAME-2 DATA-3",
         lambda: archive(W, replace(W, name="w2")),
         "duplicate",
     )
     yield refused(
         "duplicate-model",
-        "Two models.",
+        "Two default models.",
         "NAME-2 MODEL-1",
         lambda: archive(assets=(Entry(MODEL_PROTO, model(graph())),)),
         "duplicate",
@@ -929,7 +929,7 @@ def _bad_names() -> Iterator[Vector]:
     ):
         yield refused(
             f"names-{name}",
-            "A name that is a folder of another.",
+            "A name is a folder of another name.",
             "NAME-2",
             partial(archive, assets=(Entry(first), Entry(second))),
             "fold-collision",
@@ -955,7 +955,7 @@ def _bad_names() -> Iterator[Vector]:
     for name, entry_name, attack in assets:
         yield refused(
             f"name-of-asset-{name}",
-            "A name that is not that of an asset.",
+            "The name of an asset is invalid.",
             "ASSET-1",
             partial(archive, W, assets=(Entry(entry_name, b"data"),)),
             attack,
@@ -981,15 +981,15 @@ def _bad_models() -> Iterator[Vector]:
         ("empty", "no bytes", b"", "proto-corrupt"),
         ("no-ir-version", "no ir_version", content(7, graph(W)), "proto-corrupt"),
         ("no-graph", "no graph", number(1, 10), "proto-corrupt"),
-        ("cut", "a message that is cut", model(graph(W))[:-1], "proto-corrupt"),
+        ("cut", "the last byte is missing", model(graph(W))[:-1], "proto-corrupt"),
         ("two-graphs", "two graphs", model(graph(W), content(7, graph())), "proto-concat"),
-        ("two-models", "two messages", two, "proto-concat"),
+        ("two-models", "two ModelProtos", two, "proto-concat"),
         ("field-0", "field number 0", number(1, 10) + rest + b"\0\0", "proto-corrupt"),
         ("wire-type-7", "wire type 7", number(1, 10) + rest + b"\x0f\0", "proto-corrupt"),
         ("length", "a length past the end", number(1, 10) + rest + b"\x12\x7f", "proto-corrupt"),
         ("varint", "a varint of 11 bytes", rest + overlong, "proto-corrupt"),
         ("group-open", "a group without end", number(1, 10) + rest + b"\xc3\x3e", "proto-corrupt"),
-        ("group-end", "the end of no group", number(1, 10) + rest + b"\xc4\x3e", "proto-corrupt"),
+        ("group-end", "an extra group end", number(1, 10) + rest + b"\xc4\x3e", "proto-corrupt"),
         (
             "inside",
             "damage inside a node",
@@ -1006,19 +1006,19 @@ def _bad_models() -> Iterator[Vector]:
         ),
         (
             "packed-cut",
-            "a packed number that is cut",
+            "a packed field that ends within a varint",
             _odd(_in_w(b"\x3a\x01\x80")),
             "proto-corrupt",
         ),
-        ("packed-part", "part of a packed number", _odd(_in_w(b"\x22\x03abc")), "proto-corrupt"),
-        ("zip", "a zip", to_bytes(archive(W)), "proto-corrupt"),
+        ("packed-part", "a float of 3 bytes", _odd(_in_w(b"\x22\x03abc")), "proto-corrupt"),
+        ("zip", "a zip instead of a ModelProto", to_bytes(archive(W)), "proto-corrupt"),
         ("too-deep", "messages nested 101 deep", nested_graphs(101), "proto-deep"),
         ("far-too-deep", "messages nested 1,000 deep", nested_graphs(1000), "proto-deep"),
     )
     for name, words, proto, attack in protos:
         yield refused(
             f"model-{name}",
-            f"Instead of a model: {words}.",
+            f"Fault in the model: {words}.",
             "MODEL-3 ZIP-16" if name == "zip" else "MODEL-3",
             partial(of_proto, proto, W),
             attack,
@@ -1053,7 +1053,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for name, location in dangling:
         yield refused(
             f"location-{name}",
-            "A location that is no key of the archive.",
+            "A location is no key of the archive.",
             "DATA-1 DATA-2",
             locations(location),
             "dangling",
@@ -1067,14 +1067,14 @@ def _bad_external_data() -> Iterator[Vector]:
     )
     yield refused(
         "unreferenced",
-        "An entry that no tensor names.",
+        "An entry is the location of no tensor.",
         "DATA-2",
         lambda: of_proto(model(graph(W)), W, V),
         "unreferenced",
     )
     yield refused(
         "shared-key",
-        "Two tensors in one entry.",
+        "Two tensors of one model have the same location.",
         "DATA-3",
         lambda: of_proto(model(graph(W, replace(W, name="w2"))), W),
         "shared-key",
@@ -1082,7 +1082,7 @@ def _bad_external_data() -> Iterator[Vector]:
     hidden = content(1, node(attribute(5, replace(W, name="w2").proto)))
     yield refused(
         "shared-key-in-attribute",
-        "A tensor and an attribute in one entry.",
+        "An initializer and a tensor in an attribute have the same location.",
         "DATA-3",
         lambda: of_proto(model(graph(W, more=hidden)), W),
         "shared-key",
@@ -1091,7 +1091,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for tensor in tensors:
         yield refused(
             f"unreferenced-place-{tensor.key.removesuffix('_key').replace('_', '-')}",
-            "An external tensor in one of the places of a model, without an entry.",
+            "An external tensor, in one of the places of a model, has no entry.",
             "DATA-1",
             partial(of_proto, proto, *(it for it in tensors if it != tensor)),
             "ref-elsewhere",
@@ -1134,7 +1134,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for name, given, rules, attack in pairs:
         yield refused(
             f"external-data-{name}",
-            "Pairs of external_data that no archive may have.",
+            "The pairs of external_data are invalid.",
             rules,
             partial(archive, replace(W, pairs=given)),
             attack,
@@ -1153,7 +1153,7 @@ def _bad_external_data() -> Iterator[Vector]:
     for name, fields in more:
         yield refused(
             f"two-sources-{name}",
-            "Data in the model beside an entry.",
+            "An external tensor also has data in the model.",
             "DATA-7",
             partial(archive, replace(W, more=fields)),
             "two-sources",
@@ -1182,7 +1182,7 @@ def _bad_tensors() -> Iterator[Vector]:
     for data_type in (0, STRING, 29, 99, -1):
         yield refused(
             f"data-type-{data_type}".replace("--", "-minus-"),
-            "A data type that cannot be external.",
+            "An external tensor has an invalid data type.",
             "TENSOR-1",
             partial(archive, replace(W, data_type=data_type)),
             "dtype",
@@ -1201,7 +1201,7 @@ def _bad_tensors() -> Iterator[Vector]:
     for name, dims, data_type, data, attack in shapes:
         yield refused(
             f"dims-{name}",
-            "Dims that no array has.",
+            "An external tensor has invalid dims.",
             "TENSOR-2 TENSOR-3" if name in ("2-63", "element") else "TENSOR-2",
             partial(archive, Tensor("w", data_type, dims, data)),
             attack,

@@ -71,7 +71,7 @@ def large() -> Iterator[Vector]:
     )
     yield refused(
         "entries-mod-65536",
-        "65,537 entries, counted in 16 bits.",
+        "65,537 entries, counted modulo 65,536.",
         "ZIP-4",
         lambda: replace(more_entries(65537), has_zip64=False, end={"disk_count": 1, "count": 1}),
         "count",
@@ -105,7 +105,7 @@ def _bad_zip64() -> Iterator[Vector]:
 
     yield one(
         "sparse-locator-missing",
-        "No Zip64 end records.",
+        "The Zip64 end records are missing.",
         "ZIP64-1",
         "locator-missing",
         has_zip64=False,
@@ -114,7 +114,7 @@ def _bad_zip64() -> Iterator[Vector]:
     for name, change in (("less", -1), ("more", 1), ("zero", None)):
         yield one(
             f"sparse-locator-offset-{name}",
-            "The locator gives another offset.",
+            "The locator gives a wrong offset.",
             "ZIP64-3",
             "locator-offset",
             locator={"record_offset": 0 if change is None else plus(change)},
@@ -164,7 +164,7 @@ def _bad_zip64() -> Iterator[Vector]:
     for name, size in (("45", 45), ("43", 43), ("2-64", 2**64 - 1)):
         yield one(
             f"sparse-record-size-{name}",
-            "The Zip64 end record states another size.",
+            "The Zip64 end record states a wrong size.",
             "ZIP64-2",
             "record-size",
             zip64={"rest_size": size},
@@ -179,21 +179,21 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-record-version",
-        "The Zip64 end record needs version 62.",
+        "The Zip64 end record states the version needed 62.",
         "ZIP64-2",
         "record-v2",
         zip64={"version_needed": 62},
     )
     yield one(
         "sparse-partly-saturated",
-        "The end record states the count beside Zip64 end records.",
+        "The end record states the counts although there are Zip64 end records.",
         "ZIP64-1",
         "two-truths",
         end={"disk_count": 3, "count": 3},
     )
     yield one(
         "sparse-count-of-disk",
-        "The Zip64 end record counts fewer records on the disk.",
+        "The Zip64 end record counts fewer records on the disk than in all.",
         "ZIP-4",
         "count",
         zip64={"disk_count": 2},
@@ -207,14 +207,14 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-offset-2-64",
-        "The directory is said to begin at 2^64 - 1.",
+        "The stated offset of the directory is 2^64 - 1.",
         "ZIP-5",
         "record-huge",
         zip64={"directory_offset": 2**64 - 1},
     )
     yield one(
         "sparse-size-wraps",
-        "Offset plus size of the directory is its end only modulo 2^64.",
+        "Offset plus size of the directory gives the right end only modulo 2^64.",
         "ZIP-4 ZIP-5",
         "record-huge",
         zip64={
@@ -233,7 +233,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield big(
         "sparse-field-one-of-two",
-        "One of two sizes in the Zip64 field.",
+        "The Zip64 field holds only one of two sizes.",
         "ZIP64-4",
         "extra-length",
         record_extra=zip64_field(size),
@@ -290,7 +290,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-offset-other",
-        "The Zip64 field gives another header offset.",
+        "The Zip64 field gives a wrong header offset.",
         "ZIP-6 ALIGN-1",
         "extra-huge",
         record_extra=zip64_field(offset + 128),

@@ -43,7 +43,7 @@ def several_models() -> Iterator[Vector]:
 def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-share-a-tensor",
-        "Two models: a shared tensor with two names, one tensor of each, and an asset.",
+        "Two models with a shared tensor of two names, one more tensor each, and an asset.",
         "MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         lambda: with_models(
             (W, Tensor("d"), V, LABELS),
@@ -70,7 +70,7 @@ def _conforming() -> Iterator[Vector]:
     ids = ("a", "a0", "a_", "a_b", "aa", "b", "x" * 64)
     yield accepted(
         "models-ids",
-        "The shortest and the longest id, digits and underscores, in the order of bytes.",
+        "Model ids: shortest, longest, with digits and underscores, in the order of bytes.",
         "MODEL-4 VERSION-1",
         lambda: with_models((W,), OF_W, dict.fromkeys(ids, OF_W)),
         W,
@@ -79,7 +79,7 @@ def _conforming() -> Iterator[Vector]:
     in_attribute = model(graph(more=content(1, node(attribute(5, W.proto)))))
     yield accepted(
         "models-other-place",
-        "An initializer of the default model is a tensor in an attribute of the further model.",
+        "An initializer of one model shares an entry with a tensor in an attribute of the other.",
         "DATA-8",
         lambda: with_models((W,), OF_W, {"a": in_attribute}),
         W,
@@ -209,7 +209,7 @@ def _bad_places() -> Iterator[Vector]:
     )
     yield refused(
         "models-twice",
-        "Two further models of one id.",
+        "Two further models with the same id.",
         "NAME-2 MODEL-4",
         of_order("_a", "_a", ""),
         "duplicate",
@@ -243,7 +243,7 @@ def _bad_contents() -> Iterator[Vector]:
         ("no-graph", "without a graph", number(1, 10)),
         ("no-ir-version", "without ir_version", content(7, graph(W))),
         ("two-models", "of two ModelProtos", OF_W * 2),
-        ("zip", "that is the end of a zip", b"PK\5\6" + b"\1" * 18),
+        ("zip", "that is the end record of a zip", b"PK\5\6" + b"\1" * 18),
     ):
         yield refused(
             f"further-model-{name}",
@@ -254,7 +254,7 @@ def _bad_contents() -> Iterator[Vector]:
         )
     yield refused(
         "further-model-crc",
-        "A further model with another CRC-32 than stated.",
+        "The CRC-32 of a further model is wrong.",
         "ZIP-15",
         further(OF_W, crc=1),
         "crc",
@@ -262,7 +262,7 @@ def _bad_contents() -> Iterator[Vector]:
     )
     yield refused(
         "further-model-local-name",
-        "The local header of a further model has another name.",
+        "The local header of a further model has a wrong name.",
         "ZIP-7",
         further(OF_W, local_name=MODEL_PROTO + b"_b"),
         "lfh-name",
@@ -270,7 +270,7 @@ def _bad_contents() -> Iterator[Vector]:
     )
     yield refused(
         "further-model-local-date",
-        "The local header of a further model has another date.",
+        "The local header of a further model has a wrong date.",
         "ZIP-7",
         further(OF_W, local={"date": 0x22}),
         "size-mismatch",
@@ -302,35 +302,35 @@ def _bad_tensors() -> Iterator[Vector]:
 
     yield refused(
         "models-unreferenced",
-        "An entry that no model names.",
+        "An entry is the location of no tensor of any model.",
         "DATA-2",
         with_further(W),
         "unreferenced",
     )
     yield refused(
         "models-dangling",
-        "A further model names an entry that is not there.",
+        "A location in a further model is no key of the archive.",
         "DATA-1",
         with_further(V, Tensor("x")),
         "dangling",
     )
     yield refused(
         "models-shared-key",
-        "A further model has two tensors in one entry.",
+        "Two tensors of a further model have the same location.",
         "DATA-3",
         with_further(V, replace(V, name="v2")),
         "shared-key",
     )
     yield refused(
         "models-location-model",
-        "A further model names itself as the data of a tensor.",
+        "A location in a further model is the name of this model.",
         "DATA-1",
         with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO_a"),))),
         "dangling",
     )
     yield refused(
         "models-location-default-model",
-        "A further model names the default model as the data of a tensor.",
+        "A location in a further model is the name of the default model.",
         "DATA-1",
         with_further(V, replace(W, name="x", pairs=(("location", "__MODEL_PROTO"),))),
         "dangling",
@@ -348,28 +348,28 @@ def _bad_tensors() -> Iterator[Vector]:
     ):
         yield refused(
             f"models-differ-in-{name}",
-            f"Two models share an entry; the second reads it with {about}.",
+            f"Two models share an entry; the tensor of the second model has {about}.",
             "DATA-8",
             with_further(V, tensor),
             "shared-key-differs",
         )
     yield refused(
         "models-differ-in-size",
-        "Two models share an entry that is too short for the second model's tensor.",
+        "Two models share an entry; it is too short for the tensor of the second model.",
         "DATA-8 TENSOR-3",
         with_further(V, replace(W, dims=(2, 4))),
         "size-lie",
     )
     yield refused(
         "models-further-length",
-        "Only the further model states a length, a wrong one.",
+        "Only the further model states a length, and it is wrong.",
         "DATA-5",
         with_further(V, replace(W, pairs=(("location", "w"), ("length", "23")))),
         "ext-numbers",
     )
     yield refused(
         "models-further-checksum",
-        "Only the further model states a checksum, a wrong one.",
+        "Only the further model states a checksum, and it is wrong.",
         "DATA-6",
         with_further(V, replace(W, pairs=(("location", "w"), ("checksum", "0" * 40)))),
         "ext-keys",
