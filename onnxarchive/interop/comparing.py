@@ -25,10 +25,9 @@ class OutputDifference:
         problem: Reason why values cannot be compared; None if they were compared.
         differing: Number of elements that differ by more than the tolerances.
         elements: Number of elements.
-        greatest_absolute: Greatest absolute difference of two numbers; infinite for NaN and a
-            number. None for strings and if nothing was compared.
-        greatest_relative: Greatest absolute difference divided by the other model's number; None
-            as for `greatest_absolute`.
+        greatest_absolute: Greatest absolute difference of two numbers; a NaN and a number differ
+            infinitely. None for strings and if nothing was compared.
+        greatest_relative: Greatest difference relative to the other model's number. None as above.
         unequal: Number of unequal elements, regardless of the tolerances.
     """
 
