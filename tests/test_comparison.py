@@ -186,7 +186,7 @@ def test_where_a_flipped_bit_is_found(path: Path, name: str) -> None:
         found = False
     except onnxarchive.ChecksumError:
         found = True
-    assert _cell("loading it whole compares checksums", name) == _yes(found)
+    assert _cell("loading the whole file compares checksums", name) == _yes(found)
 
 
 def test_which_formats_hold_pickles(path: Path, name: str) -> None:

@@ -72,7 +72,7 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 
 def run() -> None:
     """Runs the command of this process and ends the process."""
-    # A terminated command cleans up like after Ctrl-C. Signals that the caller ignores, such as
+    # A terminated command cleans up as after Ctrl-C. Signals that the caller ignores, such as
     # SIGHUP under nohup, stay ignored.
     for number in (signal.SIGTERM, *TERMINAL_SIGNALS):
         if signal.getsignal(number) is signal.SIG_DFL:

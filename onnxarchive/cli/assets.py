@@ -64,7 +64,7 @@ def cat_command(arguments: argparse.Namespace) -> int:
 
 
 def named_assets(given: Iterable[str]) -> dict[str, str]:
-    """The files of arguments `[NAME=]PATH`, by the paths of their assets.
+    """The paths of the files that arguments `[NAME=]PATH` match, by asset path.
 
     Raises:
         ValueError: Two files have the same asset path, or a pattern or directory has no files.

@@ -21,7 +21,7 @@ def completion_command(arguments: argparse.Namespace) -> int:
 
 
 def _complete_files(command: argparse.ArgumentParser, file: object) -> None:
-    """Sets completion by file name for all arguments with a value but without choices."""
+    """Sets file-name completion for each argument that takes a value and has no choices."""
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():

@@ -87,7 +87,7 @@ def _require_paths(arguments: argparse.Namespace) -> None:
     """Requires SOURCE and TARGET, or sources with --output-dir.
 
     Raises:
-        ValueError: A path is missing; the message names options that may have taken it.
+        ValueError: The number of paths is wrong; the error names options that may have taken some.
     """
     given = len(arguments.paths)
     if given == 2 or (given and arguments.output_dir is not None):
@@ -177,7 +177,7 @@ def _executor(jobs: int) -> Iterator[Executor]:
     """Starts worker processes; interrupted workers remove their temporary files and end."""
     context = multiprocessing.get_context("spawn")
     # Child processes inherit ignored interrupts. The resource tracker of multiprocessing starts
-    # here, and the workers below: one for each task, since none is idle yet.
+    # here. The workers start below: each task starts a worker, since no worker is idle yet.
     with _interrupts_ignored():
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:

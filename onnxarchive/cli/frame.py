@@ -78,7 +78,7 @@ def as_options(message: str) -> str:
 
 
 def require_free(path: str, force: bool, access: Access | None = None) -> None:
-    """Refuses to replace a target.
+    """Refuses a target that exists, unless `force` is true.
 
     Args:
         path: The target; it may be a URL if `access` is given.

@@ -110,7 +110,7 @@ def models_command(arguments: argparse.Namespace) -> int:
 
 
 def _described(archive: Archive, id: str, users: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Describes a model, with the sizes of shared weights and of weights that only it uses."""
+    """Describes a model, with the bytes of shared weights and of unshared weights."""
     used = [archive.entries[key] for key in archive._refs_of(id)]
     own_nbytes = sum(entry.nbytes for entry in used if len(users[entry.name]) == 1)
     model, name = archive.models[id], model_entry(id)
@@ -243,7 +243,7 @@ def check_command(arguments: argparse.Namespace) -> int:
 
 
 def _linked(link: str) -> list[str]:
-    """The archive of a link; empty if the archive does not exist, as `check_link` will report."""
+    """The archive of a link, as a list; empty if it is missing, which `check_link` reports."""
     from onnxarchive.interop.link_checks import linked_archive
 
     archive = linked_archive(link)

@@ -59,7 +59,7 @@ def _add(
     """Adds a command.
 
     Args:
-        commands: The commands so far.
+        commands: The subparsers to which the command is added.
         name: Name of the command.
         module: The module in `onnxarchive.cli` with the command's function.
         help: A sentence for the help.
@@ -303,7 +303,7 @@ def _add_replace_model(commands: Any) -> None:
         commands,
         "replace-model",
         "editing",
-        "Replace a model of an archive, or add one; weights are neither read nor moved.",
+        "Replace a model of an archive, or add a model; weights are neither read nor moved.",
     )
     command.add_argument(
         "model",
@@ -418,7 +418,7 @@ def _add_edit_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_copy(command: argparse.ArgumentParser) -> None:
-    _add_flag(command, "--copy", "write a new file; needed if links to the archive exist")
+    _add_flag(command, "--copy", "write a new file; needed for symbolic links and hard links")
 
 
 def _add_timeout(command: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The command that runs a model, and compares its outputs with those of another model."""
+"""The command that runs a model, and compares the outputs of two models."""
 
 from __future__ import annotations
 

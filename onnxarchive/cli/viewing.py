@@ -23,11 +23,11 @@ def view_command(arguments: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="onnxarchive-") as folder,
         suppress(KeyboardInterrupt),
     ):
-        page = Path(folder, "view.html")  # other users can read a browser's command line, not this
+        page = Path(folder, "view.html")  # other users see the browser's arguments, but not this
         page.touch(0o600)
         page.write_text(f'<meta http-equiv="refresh" content="0; url={server.url}">')
         text = f"Netron shows {printable(shown_url(archive))} at {server.url}\n"
-        text += "If no browser shows it, open this address in one. Ctrl-C ends it."
+        text += "If no browser shows it, open this address. Ctrl-C ends the server."
         say(arguments, {"path": shown_url(archive), "url": server.url}, text)
         if not arguments.no_browser:
             webbrowser.open(page.as_uri())

@@ -57,8 +57,8 @@ def convert_many(
     Args:
         sources: Models, and directories to search for models, or URLs of these. A model that is
             found twice is converted once; archives in `out_dir` are skipped.
-        out_dir: Directory for the archives, created if missing, or its URL. An archive has the
-            relative path of its model, with the suffix `.onnxa`.
+        out_dir: Directory for the archives (created if missing), or a URL. Each archive keeps the
+            model's path relative to the source, with the suffix `.onnxa`.
         executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
             machines need the same files at the same paths; `access` is sent to them. None runs one
             conversion after another.
@@ -75,10 +75,10 @@ def convert_many(
         verify_checksum: Whether to compare data files with the SHA-1 `checksum` of their tensors.
         follow_links: As for `convert`. In a Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
-        jobs: Number of threads of each conversion; None for one per core, or, with an executor, a
-            single thread.
-        skip_existing: Whether to skip archives that exist; their outcome has `is_skipped`. This
-            continues an interrupted run, since archives appear only when they are complete.
+        jobs: Number of threads of each conversion; None for one per core, or for a single
+            thread if there is an executor.
+        skip_existing: Whether to skip models whose archives exist; such outcomes have `is_skipped`.
+            True continues an interrupted run, since an archive appears only when it is complete.
         access: Options for remote sources and targets; see `convert`.
 
     Returns:
@@ -174,7 +174,7 @@ def _submitted(
 def _work(
     sources: Iterable[str | os.PathLike[str]], out: str, access: Access
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Yields the absolute paths of each model and its target, and the error or None."""
+    """Yields each model's absolute path, the path of the archive, and the error or None."""
     met: set[str] = set()
     for source in sources:
         if is_remote(source, access):

@@ -79,7 +79,7 @@ class Conversion:
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         warnings: A message for each thing that was left out or could not be kept.
-        is_skipped: Whether the archive existed and was not replaced.
+        is_skipped: True if `convert_many` skipped the model, since the archive exists.
         error_type: Name of the type of the error, such as `"OSError"`; None if there was no error.
 
     Example:
@@ -123,9 +123,9 @@ def convert(
     """Converts a model to an archive.
 
     Sources are recognised by content, not by extension. Weights are streamed, so they are never all
-    in memory. The source is not changed. Files of a zip or a directory that no tensor uses are left
-    out with a warning, unless they are below `assets/` or `other_files` is True. A link is read as
-    a `.onnx` with external data; check it first with `onnxarchive.check_link`.
+    in memory. The source is not changed. In a zip or a directory, files that no tensor uses are
+    left out with a warning, unless they are below `assets/` or `other_files` is True. A link is
+    read as a `.onnx` with external data; check the link first with `onnxarchive.check_link`.
 
     Files are read only from the source's directory and below, even if somebody renames files there
     at the same time. Symbolic links that lead out of this directory are refused, unless
@@ -137,15 +137,15 @@ def convert(
         source: A `.onnx` with external data in its directory or below; a directory or a zip of any
             tool with one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
             1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an archive, to rewrite
-            it; or the URL of any of these. Compressed models, and compressed files with several
+            it; or the URL of such a file. Compressed models, and compressed files with several
             tensors, are inflated to a temporary file in the target's directory. Remote archives and
             external data are streamed; other remote files are copied to a temporary file first.
-        path: The archive, usually `name.onnxa`; a URL, where the object appears when it is
-            complete; or a binary file, which is written in order and need not be seekable.
+        path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
+            or a binary file (written in order; need not be seekable).
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. They replace
             models of `source` with the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
-            Equal tensors of different models (data type, dims, bytes) are stored once. Assets come
-            from `source` only.
+            Equal tensors of different models (data type, dims, bytes) are stored once. Assets of
+            these other sources are not stored.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
@@ -220,7 +220,7 @@ def convert_silently(
     other_files: bool = False,
     access: Access,
 ) -> Conversion:
-    """Converts a model; only returns warnings, since the module `warnings` is not thread-safe."""
+    """Converts a model; returns warnings, since the module `warnings` is not thread-safe."""
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     sources = with_further_models(source, models)
     is_local = not any(is_remote(given, access) for given in sources.values())
@@ -313,7 +313,7 @@ def export(
         path: The archive, or its URL.
         destination: The `.onnx`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
-        external_data: Name of a file in the same directory for the large tensors, each at a
+        external_data: Name of a file beside `destination` for the large tensors; each begins at a
             multiple of 4096 bytes. None stores them in the `.onnx`, which must stay under 2 GiB.
         progress: Called with the bytes done and the bytes in all, every few MiB; True shows a bar.
             Tensors of a single `.onnx` count twice, since they are verified and then written.
@@ -353,9 +353,9 @@ def export(
 def _opened(
     path: str | os.PathLike[str], model: str | None, access: Access
 ) -> Iterator[tuple[Archive, dict[str, memoryview]]]:
-    """Opens an archive and reads one or all models before the block runs.
+    """Opens an archive, and reads one or all models before the block runs.
 
-    During the block an edit may overwrite the models.
+    While the block runs, an edit may overwrite the models in the file.
 
     Args:
         path: The archive.
@@ -363,7 +363,7 @@ def _opened(
         access: Options for a remote archive.
 
     Yields:
-        The archive, and the bytes of these models by entry name.
+        The archive, and the models' bytes by entry name.
     """
     with openable.opened(path, **access) as file:
         archive = Archive(streamed(file), model=model or "")
@@ -461,10 +461,10 @@ def _export_external(
 def _with_external_data(
     archive: Archive, external_data: str
 ) -> tuple[onnx.ModelProto, dict[str, int], int]:
-    """The archive's model with its external tensors in a file of external data.
+    """Copies the archive's model; large tensors refer to a file of external data.
 
     Returns:
-        The model, the offset of the data of each key in that file, and the size of the file.
+        The copy, the offset of each tensor in the file by key, and the size of the file in bytes.
     """
     model = copied(archive.model)
     offsets: dict[str, int] = {}
@@ -491,10 +491,10 @@ def extract(
     progress: Progress | None = None,
     **access: Unpack[Access],
 ) -> None:
-    """Unzips an archive to a directory; every ONNX tool can open its `__MODEL_PROTO`.
+    """Unzips an archive to a directory of ONNX external data.
 
-    Other models are beside it, such as `__MODEL_PROTO_decoder`. The directory appears when it is
-    complete.
+    Every ONNX tool can open the directory's `__MODEL_PROTO`, and further models such as
+    `__MODEL_PROTO_decoder`. The directory appears when it is complete.
 
     Args:
         path: The archive, or its URL.

@@ -1,7 +1,7 @@
 """Differences of two archives: graph, tensors, assets, and the other fields of their models.
 
-Bytes are compared by size and CRC-32. Models are copied without the bytes of their tensors, and
-with size and CRC-32 in place of locations, so the keys of tensors are not compared.
+Tensors and assets are compared by size and CRC-32. Models are compared as copies, in which each
+tensor has its size and CRC-32 in place of data and location; so keys are not compared.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Difference:
         sections: The changes by section: `"nodes"`, `"inputs"`, `"outputs"`, `"values"`
             (`value_info`) and `"tensors"` (initializers) of the main graph; `"opsets"`,
             `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, other fields of
-            graph and model. Sections of models other than the default one begin with the id:
-            `"decoder/nodes"`. If all models were compared, `"models"` lists models that only one
-            archive has, and `"assets"` lists changed assets. Additions come last. A change within a
-            node, such as in a tensor of a subgraph, is a change of the node.
+            graph and model. If all models were compared, `"models"` lists models that only one
+            archive has, `"assets"` lists changed assets, and the sections of further models begin
+            with the id: `"decoder/nodes"`. Additions come last, except in `"fields"`. A change
+            within a node, such as in a tensor of a subgraph, is a change of the node.
 
     Example:
         difference = onnxarchive.diff("model.onnxa", "other.onnxa")
@@ -98,7 +98,7 @@ def diff(
 
     Unless `full` is True, no weight is read: large tensors are compared by size and by the CRC-32
     in the central directory. Nodes are matched by name, or by first output if they have no name.
-    The order of nodes, attributes and initializers, and keys and offsets of tensors do not matter.
+    The order of nodes, attributes and initializers does not matter, nor do keys and offsets.
 
     Args:
         path: An archive, as in `onnxarchive.open`.
@@ -107,8 +107,8 @@ def diff(
             compares all models by id, and the assets.
         full: Whether to compare bytes as well as CRC-32s. The bytes are not checked against the
             CRC-32 (see `Archive.verify`).
-        stack_traces: Whether to compare stack traces of exporters in metadata, too.
-        progress: Called with the bytes done and the bytes in all, if `full`; True shows a bar.
+        stack_traces: Whether to compare the stack traces that exporters store in nodes' metadata.
+        progress: If `full`, called with the bytes done and the bytes in all; True shows a bar.
         access: Options for remote archives; see `onnxarchive.open`.
 
     Returns:
@@ -266,7 +266,7 @@ def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
 def _compare_bytes(
     ones: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
 ) -> None:
-    """Compares contents of equal size and CRC-32 byte by byte; sets the SHA-256 if they differ."""
+    """Compares contents of equal size and CRC-32 byte by byte; sets `sha256` if bytes differ."""
     common = {(it.nbytes, it.crc32) for it in ones} & {(it.nbytes, it.crc32) for it in others}
     firsts: dict[tuple[int, int], _Content] = {}
     pairs = []

@@ -36,8 +36,8 @@ def download(
 
     Args:
         url: The archive.
-        path: The file, which is replaced if it exists, or a directory; the file name then comes
-            from the URL. None for the working directory.
+        path: The file to write or replace. Or a directory: the file name then comes from the URL.
+            None for the working directory.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         store: An obstore store; `url` is then a path in it.
         storage_options: As for `onnxarchive.open`.
@@ -98,7 +98,7 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
             with PartialFile(remote, key, directory) as partial:
                 Archive(partial).verify(progress)
                 partial.move(target)
-            for name in set(os.listdir(directory)) - {_LOCK}:  # of other versions
+            for name in set(os.listdir(directory)) - {_LOCK}:  # partial files of other versions
                 os.unlink(os.path.join(directory, name))
         except ArchiveFormatError:
             partial.discard()
@@ -111,7 +111,7 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
 
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:
-    """Downloads an object without an ETag or version, so the download cannot be resumed later."""
+    """Downloads an object that has no strong ETag or version; the download cannot be resumed."""
     Archive(remote)  # refuses other files before they are downloaded
     with replacing(target) as replacement, with_path(remote.path):
         for piece in remote.stream(0, remote.size):

@@ -48,13 +48,13 @@ def open_source(
     follow_links: FollowLinks = False,
     **access: Unpack[Access],
 ) -> Iterator[Source]:
-    """Opens the source of a conversion; its files are mapped until the block ends.
+    """Opens the source of a conversion, and closes it when the block ends.
 
     Args:
         path: An archive, a `.onnx`, or a directory or zip with one model; or the URL of such a
             file.
         verify_checksum: Whether to compare data with the SHA-1 `checksum` of tensors.
-        other_files: Whether to include other files of a directory or zip in the source.
+        other_files: Whether the source includes the other files of its directory or zip.
         taken_from: See `open_model`.
         follow_links: See `open_model`.
         temporary: Directory for temporary files; None for the system's. They hold inflated files,
@@ -119,7 +119,7 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
 
 
 def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack) -> Archive | None:
-    """Opens a file as an archive and compares all local headers; None if it is not an archive."""
+    """Opens a file as an archive and checks all local headers; None if it is not an archive."""
     with _if_archive():
         with opened_archive(path) as file:
             if not is_zip(file.read(0, 4)):
@@ -133,7 +133,7 @@ def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack)
 
 @contextlib.contextmanager
 def _if_archive() -> Iterator[None]:
-    """Ignores the error if the file of the block is not an archive of this or a later version."""
+    """Ignores the block's errors if they show only that a file is not an archive."""
     try:
         yield
     except (LockedError, UnfinishedEditError, ObjectChangedError):

@@ -32,7 +32,8 @@ def find_models(
         on_error: Called with the error if a folder cannot be read; None raises it.
 
     Yields:
-        The model's path, and its path below `source`.
+        The model's path, and the same path relative to `source`; the name of `source` if
+        `source` is the model.
 
     Raises:
         OSError: `source` cannot be read.
@@ -49,7 +50,7 @@ def find_models(
             yield directory, name
             folders.clear()
             continue
-        if is_cached_model(directory, folders):  # snapshots are links to its blobs
+        if is_cached_model(directory, folders):  # snapshots link to blobs
             folders[:] = [SNAPSHOTS]
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for name in sorted(names):
@@ -82,7 +83,7 @@ def find_remote_models(url: str, access: Access) -> Iterator[tuple[str, str]]:
         access: Options for the store.
 
     Yields:
-        The model's URL, and its path below `url`, unchecked, as listed by the store.
+        The URL of a model, and the path that the store lists, relative to `url` and unchecked.
 
     Raises:
         OSError: A request failed.

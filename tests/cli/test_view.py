@@ -82,7 +82,7 @@ def test_view_opens_a_browser_and_ends_well_with_an_interrupt(
     assert len(opened) == 1
     shows, ends = captured.out.splitlines()
     assert shows.startswith(f"Netron shows {archive} at http://127.0.0.1:")
-    assert ends == "If no browser shows it, open this address in one. Ctrl-C ends it."
+    assert ends == "If no browser shows it, open this address. Ctrl-C ends the server."
     assert captured.err == ""
     assert list(archive.parent.iterdir()) == [archive]
 
@@ -104,7 +104,7 @@ def test_view_serves_where_no_browser_can_be_started(
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
     assert run("view", archive) == 0
-    assert "If no browser shows it, open this address in one." in capsys.readouterr().out
+    assert "If no browser shows it, open this address." in capsys.readouterr().out
 
 
 # Notes its command line where nobody looks before it is complete.
