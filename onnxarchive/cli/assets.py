@@ -1,4 +1,4 @@
-"""The `assets` commands, and the files that their arguments name."""
+"""The `assets` commands, and the files that `[NAME=]PATH` arguments match."""
 
 from __future__ import annotations
 

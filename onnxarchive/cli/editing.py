@@ -1,4 +1,4 @@
-"""The commands that edit an archive; weights stay in place."""
+"""The commands that edit an archive, and `recover`."""
 
 from __future__ import annotations
 

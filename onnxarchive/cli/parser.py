@@ -18,8 +18,8 @@ WORDS: Final = ("doc_string", "producer_name", "producer_version", "domain")
 ASSET: Final = "[NAME=]PATH"
 _ASSET_HELP = (
     "a file; a directory, with all files below it; or a quoted pattern such as 'llm/*.json' (** "
-    "matches folders). NAME renames the file or the directory, or is a folder for the files of a "
-    "pattern. Links to files are followed"
+    "matches folders). NAME renames the file or the directory; with a pattern, NAME is the folder "
+    "of the files. Links to files are followed"
 )
 
 # Commands whose archives may be remote.
@@ -163,7 +163,7 @@ def _add_convert(commands: Any) -> None:
         "paths",
         nargs="*",
         metavar="PATH",
-        help="SOURCE and TARGET (- for standard output), or models and directories (--output-dir)",
+        help="SOURCE and TARGET (- is standard output); with --output-dir, models and directories",
     )
     command.add_argument(
         "--output-dir",

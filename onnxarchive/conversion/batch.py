@@ -60,7 +60,7 @@ def convert_many(
         out_dir: Directory for the archives (created if missing), or a URL. Each archive keeps the
             model's path relative to the source, with the suffix `.onnxa`.
         executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
-            machines need the same files at the same paths; `access` is sent to them. None runs one
+            machines need the same files at the same paths, and receive `access`. None runs one
             conversion after another.
         replace: Whether to replace archives that exist; False makes such conversions fail.
         on_done: Called after each conversion with its outcome, the number of finished conversions,

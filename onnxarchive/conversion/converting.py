@@ -78,7 +78,7 @@ class Conversion:
         left_out: Paths of other files of the source that did not become assets.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
-        warnings: A message for each thing that was left out or could not be kept.
+        warnings: Messages about files that were left out and file attributes that were lost.
         is_skipped: True if `convert_many` skipped the model, since the archive exists.
         error_type: Name of the type of the error, such as `"OSError"`; None if there was no error.
 
@@ -142,8 +142,8 @@ def convert(
             external data are streamed; other remote files are copied to a temporary file first.
         path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
             or a binary file (written in order; need not be seekable).
-        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. They replace
-            models of `source` with the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
+        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces
+            the model of `source` with this id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
             Equal tensors of different models (data type, dims, bytes) are stored once. Assets of
             these other sources are not stored.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
@@ -163,7 +163,7 @@ def convert(
         dry_run: Whether to write nothing and only return the outcome.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one per core. One thread writes; the others read and
-            verify up to `jobs` tensors ahead, 96 MiB at most. One thread reads a remote source.
+            verify up to `jobs` tensors ahead, 96 MiB at most. With a remote source, `jobs` is 1.
         access: Options for remote sources and targets; see `open`. With `store`, `source` and
             `path` are paths in the store.
 
@@ -228,7 +228,7 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
-    # Merging tensors, or sharing them with other models, needs all tensors.
+    # Merging tensors, or sharing them with other models, needs all tensors in the model.
     is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {

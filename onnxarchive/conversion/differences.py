@@ -80,7 +80,7 @@ class Difference:
 
     @property
     def is_same(self) -> bool:
-        """True if nothing that was compared differs."""
+        """True if there is no difference."""
         return not any(self.sections.values())
 
 

@@ -30,9 +30,9 @@ def download(
 ) -> str:
     """Copies a remote archive to a file, and verifies every byte.
 
-    The file appears when it is complete and passes `Archive.verify`. An interrupted download leaves
-    its bytes in the hidden directory `.NAME.download` beside the file, and the next call resumes it
-    if the object has the same version. Without a strong ETag or a version, the next call restarts.
+    The file appears when it is complete and passes `Archive.verify`. The hidden directory
+    `.NAME.download` beside the file keeps the bytes of an interrupted download; the next call
+    resumes the download if the object has the same strong ETag or version, or else restarts it.
 
     Args:
         url: The archive.
@@ -111,7 +111,7 @@ def _download(remote: RemoteFile, key: str, target: str, progress: Progress | No
 
 
 def _download_once(remote: RemoteFile, target: str, progress: Progress | None) -> None:
-    """Downloads an object that has no strong ETag or version; the download cannot be resumed."""
+    """Downloads an object that has no cache key, so the download cannot be resumed later."""
     Archive(remote)  # refuses other files before they are downloaded
     with replacing(target) as replacement, with_path(remote.path):
         for piece in remote.stream(0, remote.size):

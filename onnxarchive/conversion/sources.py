@@ -133,7 +133,7 @@ def _open_archive(path: str | os.PathLike[str], resources: contextlib.ExitStack)
 
 @contextlib.contextmanager
 def _if_archive() -> Iterator[None]:
-    """Ignores the block's errors if they show only that a file is not an archive."""
+    """Ignores the error of opening a file that is not an archive."""
     try:
         yield
     except (LockedError, UnfinishedEditError, ObjectChangedError):
