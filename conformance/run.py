@@ -353,7 +353,7 @@ def judge(check: Check, vector: dict[str, Any], output: bytes) -> tuple[str, str
     try:
         printed = json.loads(output.decode("utf-8"))
     except ValueError as error:  # no UTF-8, no JSON, or a number of too many digits
-        return "failed", f"expected one JSON object, {error}"
+        return "failed", f"expected one JSON object: {error}"
     if not isinstance(printed, dict):
         return "failed", "expected one JSON object, found another value"
     if printed.get("accepted") is None and vector.get("large"):
@@ -411,7 +411,7 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
         tensors = by_model_and_key(printed["tensors"], tensor_fields)
         count = len(printed["tensors"])
     except (KeyError, TypeError, ValueError) as error:
-        return f"expected entries and tensors in the form of the README, {error!r}"
+        return f"expected entries and tensors in the form of the README: {error!r}"
     wanted_entries = [ordered(entry, ENTRY_FIELDS) for entry in expected["entries"]]
     if entries != wanted_entries:
         return "entries: " + first_difference(wanted_entries, entries)

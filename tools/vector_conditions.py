@@ -402,7 +402,7 @@ def _missed() -> Iterator[Vector]:
     tag = partial(v.varint, 1001 << 3 | LENGTH)
     for name, about, end in (
         ("tag", "a tag without the length", tag()),
-        ("length", "a length of 1 and no byte", tag() + b"\1"),
+        ("length", "a length of 1 without data", tag() + b"\1"),
         ("varint", "an unfinished varint", v.varint(1001 << 3) + b"\x80"),
         ("fixed32", "a number of 3 instead of 4 bytes", _fixed(FIXED_32, 3)),
         ("fixed64", "a number of 7 instead of 8 bytes", _fixed(FIXED_64, 7)),
