@@ -8,7 +8,7 @@
  * in one file, and include it without the macro in others.
  *
  * An archive is opened over memory: a map of a file, or a buffer. Opening checks every rule of the
- * stage "open" (section 9.1 of the specification) and copies nothing but the central directory.
+ * stage "open" (section 9.1 of the specification) and copies only the central directory.
  * Tensors and names of tensors are views of that memory, which has to stay until the archive is
  * closed. The header of an entry is checked before its data is given out. A full check, which
  * reads every byte, is made on request.
@@ -19,9 +19,9 @@
  *   read once, then checked and used, so that all reads still lie within the memory.
  * - It compares each size with the memory before it reads or allocates. It takes memory in
  *   proportion to the central directory and to the external tensors, up to a limit of yours.
- * - It takes time in proportion to n log n of what it reads, whatever the content.
+ * - To read n bytes it takes time in proportion to n log n, whatever the content.
  * - Its recursion is at most about a hundred calls deep.
- * - After it is opened an archive does not change, so several threads may read it.
+ * - An open archive does not change, so several threads may read it.
  *
  * You open the file, check that it is a regular one (FILE-1), and map it. If a mapped file is
  * truncated, touching the lost pages ends the process (SIGBUS).
@@ -61,8 +61,8 @@ typedef struct onnxa_error {
     char entry[ONNXA_MAX_NAME + 1]; /* the name of the entry, "" if none is concerned */
     char tensor[256];               /* the begin of the tensor's name, "" if none is concerned */
 } onnxa_error;
-/* `entry` and `tensor` come from the file. Control characters of ASCII are shown as "?"; what
- * remains need not be UTF-8. */
+/* `entry` and `tensor` come from the file. Control characters of ASCII are shown as "?"; the
+ * other bytes need not be UTF-8. */
 
 typedef struct onnxa_options {
     /* Memory: give both functions or none; none means malloc and free. */
@@ -70,11 +70,11 @@ typedef struct onnxa_options {
     void (*release)(void *context, void *memory, size_t size);
     /* Says whether a name is in Normalization Form C and has assigned code points only, by
      * Unicode 13.0 or later (ASSET-1). The name is well-formed UTF-8, without a NUL at its end,
-     * and has a byte above 0x7F. Without this function such names cannot be decided. */
+     * and has a byte above 0x7F. Without this function, such names remain undecided. */
     int (*is_normalized)(void *context, const char *name, size_t length);
     void *context; /* given to the three functions above */
-    /* What to do with such names without this function: 0 refuses them by ASSET-1, as the
-     * specification demands. 1 accepts them, for callers that give names to no file system. */
+    /* Undecided names: 0 refuses them by ASSET-1, as the specification demands; 1 accepts them,
+     * for callers that give names to no file system. */
     int accept_undecided_names;
     /* Limits for files that are not trusted; 0 means none. */
     size_t max_memory;        /* bytes allocated at once */
@@ -147,20 +147,20 @@ ONNXA_DEF const onnxa_tensor *onnxa_find_tensor(const onnxa *archive, const onnx
                                                 const char *name, size_t length);
 
 /* The data of an entry, entry->size bytes of the memory. Checks the local header (stage "header").
- * NULL if that breaks a rule. `error` may be NULL. */
+ * NULL if the header breaks a rule. `error` may be NULL. */
 ONNXA_DEF const uint8_t *onnxa_entry_data(const onnxa *archive, const onnxa_entry *entry,
                                           onnxa_error *error);
 ONNXA_DEF const uint8_t *onnxa_tensor_data(const onnxa *archive, const onnxa_tensor *tensor,
                                            onnxa_error *error);
 
-/* The full check of an entry, or of all: header, CRC-32, and for tensors ONNX's checksum, unused
+/* The full check of an entry, or of all entries: header, CRC-32, and for tensors ONNX's checksum, unused
  * bits and the values of BOOL (stage "data"). Reads every byte. */
 ONNXA_DEF onnxa_status onnxa_check_entry(const onnxa *archive, const onnxa_entry *entry,
                                          onnxa_error *error);
 ONNXA_DEF onnxa_status onnxa_check(const onnxa *archive, onnxa_error *error);
 
 /* The name of a data type, such as "FLOAT", and the bits of one element in the archive.
- * NULL and 0 for a number that no external tensor has. */
+ * NULL and 0 for a number that is no data type of external tensors. */
 ONNXA_DEF const char *onnxa_type_name(int data_type);
 ONNXA_DEF unsigned onnxa_type_bits(int data_type);
 
@@ -540,7 +540,7 @@ static int onnxa__is_ascii(const onnxa_entry *entry) {
     return 1;
 }
 
-/* Whether a name is that of a model, even one with a wrong id. */
+/* True if a name belongs to a model, even with a wrong id. */
 static int onnxa__is_model(const onnxa_entry *entry) {
     return onnxa__begins(entry, "__MODEL_PROTO_") ||
            (entry->name_length == sizeof "__MODEL_PROTO" - 1 &&

@@ -1,12 +1,13 @@
 """An independent reader of ONNX archives, written from the text of the specification alone.
 
-It makes the full check: every rule of `spec/rules.toml`, with the data of all entries read once, in
-pieces. It keeps one piece, the central directory and the models in memory.
+It makes the full check: every rule of `spec/rules.toml`. It reads the data of each entry once, in
+pieces, and keeps one piece, the central directory and the models in memory.
 
     python3 onnxa_reader.py [--open] PATH
 
-prints one JSON object, as `conformance/README.md` describes it. With --open it only opens the
-archive, and checks headers and data of the models alone. Sections are those of the specification.
+prints one JSON object in the form of `conformance/README.md`. With --open it only opens the
+archive: it checks headers and data of models, not of other entries. Sections in comments are
+sections of the specification.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Refused(Exception):  # noqa: N818 - a verdict, not an error of the program
     """The file is not an ONNX archive.
 
     Args:
-        rule: The id of a rule that it breaks.
+        rule: The id of a rule that the file breaks.
         message: What was expected and what was found.
         entry: The name of the entry at fault, or None.
     """
@@ -113,7 +114,7 @@ class Entry:
 
     @property
     def is_model(self) -> bool:
-        """Whether the entry holds a model."""
+        """True if the entry holds a model."""
         return self.raw_name == MODEL or self.raw_name.startswith(FURTHER_MODEL)
 
     @property
@@ -123,7 +124,7 @@ class Entry:
 
     @property
     def is_key(self) -> bool:
-        """Whether the entry holds the data of a tensor."""
+        """True if the entry holds the data of a tensor."""
         return not self.is_model and not self.raw_name.startswith(ASSETS)
 
 
@@ -158,7 +159,7 @@ def check_path(path: str | os.PathLike[str], *, is_full: bool = True) -> Archive
 
     Raises:
         Refused: The file breaks a rule.
-        OSError: It cannot be opened or read.
+        OSError: The file cannot be opened or read.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
@@ -181,7 +182,7 @@ def check_bytes(data: bytes, *, is_full: bool = True) -> Archive:
     """Makes the full check of an archive in memory, or only opens it.
 
     Raises:
-        Refused: It breaks a rule.
+        Refused: The archive breaks a rule.
     """
     return _check(_Source(io.BytesIO(data), len(data)), is_full)
 
@@ -225,7 +226,7 @@ def refusal(error: Refused) -> dict[str, Any]:
 
 
 def _json_number(value: int) -> int | str:
-    """The number, as a string if a double cannot hold it."""
+    """The number as int, or as a string if a double cannot hold it."""
     return value if value < 1 << 53 else str(value)
 
 
@@ -272,7 +273,7 @@ class _Source:
 
 
 def _check(source: _Source, is_full: bool) -> Archive:
-    """Opens the archive in the order of section 9.2, and then reads all the rest if asked to."""
+    """Opens the archive in the order of section 9.2; a full check then reads all other data."""
     directory, tail = _read_end(source)
     entries = _read_directory(source, directory)
     _check_names(entries)
@@ -387,7 +388,7 @@ def _read_end64(before: bytes, file_size: int) -> list[int]:
 
 
 def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
-    """Reads a directory record; returns the entry and the position of the record's end."""
+    """Reads a directory record; returns the entry and the end of the record."""
     name_start = position + _RECORD.size
     if name_start > len(data):
         _refuse("ZIP-4", "directory", "a record", f"{len(data) - position} bytes")
@@ -423,7 +424,7 @@ def _parse_record(data: bytes, position: int) -> tuple[Entry, int]:
 
 
 def _parse_zip64(extra: bytes, values: list[int], name: bytes) -> list[int]:
-    """Replaces the saturated values of a directory record by those of its Zip64 field."""
+    """Replaces the saturated values of a directory record by the values of the Zip64 field."""
     wanted = [index for index, value in enumerate(values) if value == _FULL32]
     if not wanted:
         _refuse("ZIP-13", "extra fields of the directory record", "none", extra, name)
@@ -438,7 +439,7 @@ def _parse_zip64(extra: bytes, values: list[int], name: bytes) -> list[int]:
 
 
 def _lay_out(entries: list[Entry], directory_offset: int) -> None:
-    """Computes the data offsets, each from the entry that follows."""
+    """Computes each data offset from the header offset of the next entry."""
     _expect("ZIP-1", "first header offset", 0, entries[0].header_offset, entries[0].raw_name)
     following = [entry.header_offset for entry in entries[1:]]
     for entry, next_offset in zip(entries, [*following, directory_offset], strict=True):
@@ -455,7 +456,7 @@ def _lay_out(entries: list[Entry], directory_offset: int) -> None:
 def _check_false_ends(
     tail: bytes, file_size: int, last_header_offset: int, directory: _Directory
 ) -> None:
-    """Refuses bytes that a reader that searches could take for an end record."""
+    """Refuses false records in the last bytes, and signatures in the two offsets (ZIP-16)."""
     start = file_size - len(tail)
     found = _FALSE_END.search(tail)
     if found and start + found.start() < directory.end:
@@ -598,12 +599,12 @@ class _Sink:
         """Takes a string, bytes, or packed numbers."""
 
     def child(self, number: int, field: _Field) -> _Sink | None:
-        """The sink for a message in this one; None ignores that message."""
+        """The sink for a nested message; None if the nested message is ignored."""
         return field.sink(self.found) if field.sink else None
 
 
 class _Merging(_Sink):
-    """Merges the occurrences of a field that is not repeated: they share one sink."""
+    """Merges all occurrences of a field that is not repeated into one sink."""
 
     __slots__ = ("single",)
 
@@ -620,7 +621,7 @@ class _Merging(_Sink):
 
 
 class _ModelProto(_Sink):
-    """Notes the fields of the top level that MODEL-3 is about."""
+    """Records the top-level fields that MODEL-3 requires."""
 
     __slots__ = ("graphs", "has_ir_version")
 
@@ -656,7 +657,7 @@ class _Pair(_Sink):
 
 
 class _TensorProto(_Sink):
-    """A tensor. It adds itself to `found` once it has a field of an external one."""
+    """A tensor; adds itself to `found` once a field shows that it may be external."""
 
     __slots__ = ("data_type", "dims", "external", "holds_data", "is_found", "name", "pairs")
 
@@ -671,7 +672,7 @@ class _TensorProto(_Sink):
         self.data_type = 0
         self.name = memoryview(b"")
         self.external = False
-        self.pairs: list[_Pair] = []  # five at most, of which one is wrong in any case
+        self.pairs: list[_Pair] = []  # at most five: with five, one is always wrong
         self.holds_data = False
         self.is_found = False
 
@@ -787,12 +788,12 @@ class _Field:
 
     repeated: bool
     numbers: int | None  # the wire type of its numbers, or None if it holds messages
-    fields: dict[int, _Field]  # those of its messages
+    fields: dict[int, _Field]  # the fields of its messages
     sink: type[_Sink] | None  # receives its messages
 
 
 def _compile_schema() -> dict[int, _Field]:
-    """The fields of ModelProto, linked with those of all other messages."""
+    """The fields of ModelProto, linked with the fields of all other messages."""
     compiled: dict[str, dict[int, _Field]] = {name: {} for name in _SCHEMA}
     for message, fields in _SCHEMA.items():
         for number, kind in re.findall(r"(\d+) (\w+\*?)", fields):
@@ -811,7 +812,7 @@ _TOO_LONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
 
 
 def _read_models(source: _Source, models: list[Entry]) -> list[bytearray]:
-    """Reads all models and compares their CRC-32s, before one of them is parsed."""
+    """Reads all models and compares their CRC-32s, before the first model is parsed."""
     read = []
     for entry in models:
         _check_header(source, entry)
@@ -822,7 +823,7 @@ def _read_models(source: _Source, models: list[Entry]) -> list[bytearray]:
 
 
 def _parse_models(models: list[Entry], read: list[bytearray]) -> list[list[_TensorProto]]:
-    """Checks MODEL-3 at every level; returns the tensors with a field of an external one."""
+    """Checks MODEL-3 at every level; returns the tensors to check, by model."""
     messages = 0
     found = []
     for entry, data in zip(models, read, strict=True):
@@ -926,7 +927,7 @@ def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None
 
 
 def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
-    """The end of a field that is no group, from the end of its tag."""
+    """Skips a field that is no group, from the end of its tag; returns the end of the field."""
     if wire_type == _VARINT:
         return _varint(view, position, end)[1]
     if wire_type == _LENGTH:
@@ -941,7 +942,7 @@ def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
 
 
 def _skip_group(view: memoryview, position: int, end: int, number: int, depth: int) -> int:
-    """The end of a group, from the end of its first tag. Its fields are skipped."""
+    """Skips a group, from the end of its first tag; returns the end of the group."""
     groups = [number]
     while groups:
         if depth + len(groups) > _MAX_DEPTH:
