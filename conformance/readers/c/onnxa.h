@@ -153,8 +153,8 @@ ONNXA_DEF const uint8_t *onnxa_entry_data(const onnxa *archive, const onnxa_entr
 ONNXA_DEF const uint8_t *onnxa_tensor_data(const onnxa *archive, const onnxa_tensor *tensor,
                                            onnxa_error *error);
 
-/* The full check of an entry, or of all entries: header, CRC-32, and for tensors ONNX's checksum, unused
- * bits and the values of BOOL (stage "data"). Reads every byte. */
+/* The full check of an entry, or of all entries: header, CRC-32, and for tensors ONNX's checksum,
+ * unused bits and the values of BOOL (stage "data"). Reads every byte. */
 ONNXA_DEF onnxa_status onnxa_check_entry(const onnxa *archive, const onnxa_entry *entry,
                                          onnxa_error *error);
 ONNXA_DEF onnxa_status onnxa_check(const onnxa *archive, onnxa_error *error);
