@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TOGETHER: Final = 1 << 10  # lines split at a time
+_SEARCHED: Final = 1 << 16  # characters searched for newlines at a time
 _MAX_BUCKET_BITS: Final = 16
 
 
@@ -151,6 +152,10 @@ def are_distinct(hashes: NDArray[np.int64]) -> bool:
 
 
 def _begins(text: str) -> Sequence[int]:
-    encoded, size = (text.encode(), 1) if text.isascii() else (text.encode("utf-32-le"), 4)
-    raw = np.frombuffer(encoded, f"<u{size}")
-    return columns.integers(np.append(0, np.flatnonzero(raw == ord("\n")) + 1))
+    found = [np.zeros(1, np.int64)]
+    for start in range(0, len(text), _SEARCHED):
+        piece = text[start : start + _SEARCHED]
+        encoded, size = (piece.encode(), 1) if piece.isascii() else (piece.encode("utf-32-le"), 4)
+        raw = np.frombuffer(encoded, f"<u{size}")
+        found.append(np.flatnonzero(raw == ord("\n")) + (start + 1))
+    return columns.integers(np.concatenate(found))

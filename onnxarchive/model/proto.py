@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from onnxarchive.buffers import columns
 from onnxarchive.buffers.data import Buffer
-from onnxarchive.buffers.lines import Lines, text_of
+from onnxarchive.buffers.lines import Lines
 from onnxarchive.errors import (
     ArchiveFormatError,
     RenamedEntry,
@@ -261,7 +261,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
     try:
         if wire.have_more_messages([data], MAX_MESSAGES):
             return None
-        found = references_at_once.read_references(data)
+        found = references_at_once.read_references(data, keys, sizes)
         if found is None or len(found.indexes) != len(keys):
             return None
         if not isinstance(keys, Lines) and len({*keys}) != len(keys):
@@ -271,18 +271,13 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
         return None
     if not (model.HasField("ir_version") and model.HasField("graph")):
         return None
-    located, shapes, expected = keys, found.shapes, np.array(sizes, np.int64)
-    if found.locations != text_of(keys):  # another order, or other locations
-        number_of = dict(zip(keys, range(len(keys)), strict=True))
-        located = found.locations.split("\n")[:-1]
-        named = [number_of.pop(key, None) for key in located]
-        if number_of or None in named:
+    located, shapes = keys, found.shapes
+    every, numbers = np.arange(len(keys)), found.numbers
+    if (numbers != every).any():
+        if (np.sort(numbers) != every).any():  # a key is not used, or used twice
             return None
-        numbers = np.array(named, np.int64)  # index of each tensor's key
-        expected = expected[numbers]
+        located = [keys[number] for number in numbers]
         shapes = shapes.reordered(np.argsort(numbers))
-    if (found.nbytes != expected).any():
-        return None
     has_others = False
     for ref in tensors.walk_others(model):
         if ref.tensor.data_location == tensors.EXTERNAL or ref.tensor.external_data:

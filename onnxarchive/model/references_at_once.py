@@ -9,14 +9,14 @@ one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
 
 from onnxarchive.buffers import columns
-from onnxarchive.buffers.lines import Lines
+from onnxarchive.buffers.lines import Lines, numbers_of, text_of
 from onnxarchive.errors import ArchiveFormatError
 from onnxarchive.model import dtypes
 from onnxarchive.model.shapes import Shapes
@@ -49,9 +49,7 @@ class References(NamedTuple):
     Attributes:
         names: The names of all initializers, external or not.
         indexes: Index of each external initializer among all initializers.
-        locations: Location of each external initializer, one per line, decoded as Latin-1. Only
-            ASCII locations are correct.
-        nbytes: Size of each external initializer in bytes, from shape and data type.
+        numbers: Index of the key at which each external initializer is located.
         shapes: Data type and shape of each external initializer.
         rest: The serialized model without external initializers, or the whole model if they take
             at most half of its bytes.
@@ -59,13 +57,12 @@ class References(NamedTuple):
 
     names: Lines
     indexes: Numbers
-    locations: str
-    nbytes: Numbers
+    numbers: NDArray[np.uint32]
     shapes: Shapes
     rest: bytes
 
 
-def read_references(model: bytes) -> References | None:
+def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> References | None:
     """Reads the external initializers of a model's main graph.
 
     All initializers that this function reads are valid for protobuf. So if protobuf parses `rest`,
@@ -73,10 +70,12 @@ def read_references(model: bytes) -> References | None:
 
     Args:
         model: Bytes that may be a serialized ModelProto.
+        keys: The keys of the archive, all ASCII.
+        sizes: Size of the entry of each key in bytes.
 
     Returns:
-        The initializers. None if the model is malformed, or if an initializer breaks a rule or is
-        unusual: for example, it has many fields or a newline in its name.
+        The initializers. None if the model is malformed, or if an initializer does not fit its
+        entry, breaks another rule or is unusual: for example, it has a newline in its name.
     """
     raw = np.frombuffer(model, np.uint8)
     try:
@@ -85,8 +84,9 @@ def read_references(model: bytes) -> References | None:
             return None
         _, begin, _, start, stop = graphs[0]
         fields = np.frombuffer(_initializers(model, start, stop), np.int64)
+        located = _Located(keys, np.asarray(sizes))
         firsts = range(0, max(len(fields), 1), ROWS)
-        parts = [_read(model, raw, fields[first : first + ROWS], first) for first in firsts]
+        parts = [_read(model, raw, fields[it : it + ROWS], it, located) for it in firsts]
     except (ArchiveFormatError, _UnusualError):
         return None
     if sum(len(part.names) for part in parts) > MAX_NAMES_SIZE:
@@ -95,8 +95,7 @@ def read_references(model: bytes) -> References | None:
     names = Lines(next(joined).decode(errors="replace"))
     if len(names) != len(fields):  # a name contains a newline
         return None
-    locations = next(joined).decode("latin-1")
-    indexes, nbytes, data_types, ranks, dims, begins, ends = joined
+    indexes, numbers, data_types, ranks, dims, begins, ends = joined
     rest, left_out = model, int((ends - begins).sum())
     if 2 * left_out > len(model):  # else `rest` would copy most of a large model
         starts, stops = np.append(start, ends), np.append(begins, stop)
@@ -107,8 +106,7 @@ def read_references(model: bytes) -> References | None:
     return References(
         names,
         indexes,
-        locations,
-        nbytes,
+        numbers,
         Shapes(data_types, ranks, np.cumsum(ranks) - ranks, dims),
         rest,
     )
@@ -275,22 +273,23 @@ _UNSET: Final = -1
 class _Part(NamedTuple):
     """Columns of external initializers; `names` has the names of all initializers, one per line.
 
-    The field of each initializer is from `begins` to `ends` in the model. `References` and
-    `Shapes` describe the other columns.
+    The initializers' fields are the ranges from `begins` to `ends` in the model; adjacent fields
+    are one range. `References` and `Shapes` describe the other columns.
     """
 
     names: bytes
-    locations: bytes
     indexes: NDArray[np.uint32]
-    nbytes: Numbers
+    numbers: NDArray[np.uint32]
     data_types: NDArray[np.uint8]
     ranks: NDArray[np.uint8]
     dims: Numbers
-    begins: NDArray[np.uint32]
-    ends: NDArray[np.uint32]
+    begins: Numbers
+    ends: Numbers
 
 
-def _read(model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int) -> _Part:
+def _read(
+    model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int, located: _Located
+) -> _Part:
     """Reads the initializers at the offsets `fields`; the first of them has the index `first`."""
     sizes, begins = _varints(raw, fields + 1)
     ends = begins + sizes
@@ -298,18 +297,49 @@ def _read(model: bytes, raw: NDArray[np.uint8], fields: Numbers, first: int) -> 
     for field in _fields(raw, begins, ends):
         tensors.take(raw, field)
     which = tensors.external()
-    located = tensors.location_begins[which], tensors.location_ends[which]
+    locations = columns.lines(model, tensors.location_begins[which], tensors.location_ends[which])
+    begins, ends = fields[which], ends[which]
+    is_gap = begins[1:] != ends[:-1]
     return _Part(
         columns.lines(model, tensors.name_begins, tensors.name_ends),
-        columns.lines(model, *located),
         (which + first).astype(np.uint32),
-        tensors.nbytes(which),
+        located.numbers(locations, tensors.nbytes(which)),
         tensors.data_types[which].astype(np.uint8),
         tensors.ranks[which].astype(np.uint8),
         tensors.dims(which),
-        fields[which].astype(np.uint32),
-        ends[which].astype(np.uint32),
+        begins[np.append(True, is_gap)[: which.size]],
+        ends[np.append(is_gap, True)[: which.size]],
     )
+
+
+class _Located:
+    """Finds the entries in which the external initializers of a graph are located, in order."""
+
+    def __init__(self, keys: Sequence[str], sizes: NDArray[Any]) -> None:
+        self._keys = keys
+        self._sizes = sizes
+        self._index_of: Mapping[str, int] = {}
+        self._count = 0  # initializers whose keys were found
+
+    def numbers(self, locations: bytes, nbytes: Numbers) -> NDArray[np.uint32]:
+        """The index of each entry; compares sizes.
+
+        Args:
+            locations: The locations of the next initializers, one per line.
+            nbytes: The size of each of these initializers in bytes.
+        """
+        start, self._count = self._count, self._count + nbytes.size
+        numbers = np.arange(start, self._count, dtype=np.uint32)
+        if text_of(self._keys[start : self._count]).encode() != locations:  # seldom
+            self._index_of = self._index_of or numbers_of(self._keys)
+            named = locations.decode("latin-1").split("\n")[:-1]
+            found = [self._index_of.get(location, _UNSET) for location in named]
+            if _UNSET in found:
+                raise _UnusualError
+            numbers = np.array(found, np.uint32)
+        if not np.array_equal(self._sizes[numbers], nbytes):
+            raise _UnusualError
+        return numbers
 
 
 class _Columns:

@@ -28,6 +28,7 @@ from outcomes import came, requires
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError, Report
 from onnxarchive.model import dtypes, proto, references_at_once, tensors
+from onnxarchive.model.references_at_once import References
 from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
@@ -44,6 +45,11 @@ def sizes_of(model: onnx.ModelProto) -> dict[str, int]:
         for it in model.graph.initializer
         if (location := tensors.location(it)) is not None
     }
+
+
+def read_references(model: onnx.ModelProto, sizes: Mapping[str, int]) -> References | None:
+    serialized = model.SerializeToString()
+    return references_at_once.read_references(serialized, list(sizes), list(sizes.values()))
 
 
 def at_once(
@@ -120,10 +126,10 @@ def test_usual_tensors_are_read_at_once(found: list[TensorProto]) -> None:
     sizes = sizes_of(model)
     for keys in (sorted(sizes), sorted(sizes, reverse=True)):
         assert at_once(model, {key: sizes[key] for key in keys}) is not None
-    read = references_at_once.read_references(model.SerializeToString())
+    keys = sorted(sizes)
+    read = read_references(model, {key: sizes[key] for key in keys})
     assert read is not None
-    assert read.locations == "".join(f"{key}\n" for key in sizes)
-    assert read.nbytes.tolist() == list(sizes.values())
+    assert [keys[number] for number in read.numbers] == list(sizes)
     indexes = read.indexes.tolist()
     locations = [tensors.location(model.graph.initializer[index]) for index in indexes]
     assert locations == list(sizes)
@@ -154,7 +160,7 @@ def test_a_model_that_holds_most_of_its_bytes_itself_is_not_copied(
     dims: tuple[int, int], is_copied: bool
 ) -> None:
     data = model_of(*map(tensor_of, "uvw"), raw_tensor("held", dims=dims)).SerializeToString()
-    read = references_at_once.read_references(data)
+    read = references_at_once.read_references(data, [*"uvw"], [16, 16, 16])
     assert read is not None
     assert (read.rest is not data) == is_copied
     left = [it.name for it in onnx.ModelProto.FromString(read.rest).graph.initializer]
@@ -162,10 +168,10 @@ def test_a_model_that_holds_most_of_its_bytes_itself_is_not_copied(
 
 
 def test_many_bytes_of_names_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = model_of(tensor_of("w" * 100), raw_tensor("v" * 100)).SerializeToString()
+    model = model_of(tensor_of("w" * 100), raw_tensor("v" * 100))
     for limit, is_read in ((202, True), (201, False)):
         monkeypatch.setattr(references_at_once, "MAX_NAMES_SIZE", limit)
-        assert (references_at_once.read_references(data) is not None) == is_read
+        assert (read_references(model, sizes_of(model)) is not None) == is_read
 
 
 def test_large_tensors_are_read_at_once() -> None:
@@ -188,7 +194,9 @@ def test_what_this_library_writes_is_read_at_once(by: str, tmp_path: Path) -> No
                 writer.add(name, arrays[name])
             writer.finish(model_of(raw_tensor("small")))
     with onnxarchive.open(path) as archive:
-        read = references_at_once.read_references(bytes(archive.read("__MODEL_PROTO")))
+        data = archive.read("__MODEL_PROTO")
+        model = onnx.ModelProto.FromString(bytes(data))
+        read = read_references(model, sizes_of(model))
         assert read is not None
         assert len(read.indexes) == 50
         assert all(np.array_equal(archive.tensors[name], arrays[name]) for name in arrays)
@@ -341,7 +349,7 @@ def test_a_product_of_dimensions_that_no_number_holds_is_no_warning() -> None:
     tensor.dims.extend([1 << 55] * 22)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert references_at_once.read_references(model_of(tensor).SerializeToString()) is None
+        assert read_references(model_of(tensor), {"w": 16}) is None
 
 
 def _field(number: int, message: bytes) -> bytes:
