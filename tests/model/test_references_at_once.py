@@ -159,12 +159,14 @@ def test_tensors_that_are_looked_at_in_parts_are_those_of_the_whole(
 def test_a_model_that_holds_most_of_its_bytes_itself_is_not_copied(
     dims: tuple[int, int], is_copied: bool
 ) -> None:
-    data = model_of(*map(tensor_of, "uvw"), raw_tensor("held", dims=dims)).SerializeToString()
+    own = [raw_tensor("held", dims=dims), raw_tensor("too", dims=(0,))]
+    u, v, w = map(tensor_of, "uvw")
+    data = model_of(u, own[0], v, w, own[1]).SerializeToString()
     read = references_at_once.read_references(data, [*"uvw"], [16, 16, 16])
     assert read is not None
     assert (read.rest is not data) == is_copied
     left = [it.name for it in onnx.ModelProto.FromString(read.rest).graph.initializer]
-    assert left == (["held"] if is_copied else [*"uvw", "held"])
+    assert left == (["held", "too"] if is_copied else ["u", "held", "v", "w", "too"])
 
 
 def test_many_bytes_of_names_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
