@@ -6,7 +6,8 @@ bytes, even if the protobuf objects change afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
-# Functions that read a shape, by rank; a tuple of an array's slice takes twice as long.
-_SHAPES: Final = {
-    typecode: [Struct(f"{rank}{typecode}").unpack_from for rank in range(dtypes.MAX_RANK + 1)]
-    for typecode in "Iq"
-}
+_RANKS: Final = dtypes.MAX_RANK + 1
 
 
 class Shapes:
@@ -45,22 +42,28 @@ class Shapes:
             begins: Index of each tensor's first dim in `dims`.
             dims: The dims of all tensors, concatenated.
         """
-        self._data_types = data_types.astype(np.uint8).tobytes()
-        self._ranks = ranks.astype(np.uint8).tobytes()
         self._dims = columns.integers(dims)
         self._begins = columns.integers(begins * self._dims.itemsize)
-        self._shapes = _SHAPES[self._dims.typecode]
+        # A kind of tensors has one data type and one rank.
+        kinds = data_types.astype(np.uint16) * _RANKS + ranks
+        self._kinds = array("H", kinds.tobytes())
+        # For each kind, the data type and a function that reads the shape.
+        self._readers = {
+            kind: (dtypes.BY_NUMBER[kind // _RANKS], self._reader(kind % _RANKS))
+            for kind in np.flatnonzero(np.bincount(kinds)).tolist()
+            if kind // _RANKS in dtypes.BY_NUMBER
+        }
+
+    def _reader(self, rank: int) -> Callable[..., tuple[int, ...]]:
+        # The tuple of a slice takes twice as long.
+        return Struct(f"{rank}{self._dims.typecode}").unpack_from
 
     def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
         """The data types and shapes at the indexes `numbers`, in this order."""
         dims = np.array(self._dims, np.int64)
         begins = np.array(self._begins, np.int64) // self._dims.itemsize
-        return Shapes(
-            np.frombuffer(self._data_types, np.uint8)[numbers],
-            np.frombuffer(self._ranks, np.uint8)[numbers],
-            begins[numbers],
-            dims,
-        )
+        data_types, ranks = np.divmod(np.array(self._kinds)[numbers], _RANKS)
+        return Shapes(data_types, ranks, begins[numbers], dims)
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
@@ -82,8 +85,8 @@ class Shapes:
         )
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._kinds)
 
     def __getitem__(self, number: int) -> tuple[DataType, tuple[int, ...]]:
-        shape = self._shapes[self._ranks[number]](self._dims, self._begins[number])
-        return dtypes.BY_NUMBER[self._data_types[number]], shape
+        data_type, read = self._readers[self._kinds[number]]
+        return data_type, read(self._dims, self._begins[number])
