@@ -45,7 +45,7 @@ class Shapes:
         self._dims = columns.integers(dims)
         self._begins = columns.integers(begins * self._dims.itemsize)
         # A kind of tensors has one data type and one rank.
-        kinds = data_types.astype(np.uint16) * _RANKS + ranks
+        kinds = data_types.astype(np.uint16) * _RANKS + ranks.astype(np.uint16)
         self._kinds = array("H", kinds.tobytes())
         # For each kind, the data type and a function that reads the shape.
         self._readers = {
