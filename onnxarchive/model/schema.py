@@ -22,12 +22,12 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
     """
     distances = {kind: 0}
     found = messages()
-    # Bellman-Ford: one round per message is enough.
-    for _ in found:
-        for name, message in found.items():
-            ways = [distances[_below(field)] + 1 for field in _leading(message, distances)]
-            if ways and name != kind:
-                distances[name] = min(ways)
+    nearest = [kind]
+    while nearest:
+        distance = distances[nearest[0]] + 1
+        farther = (name for name in found if name not in distances)
+        nearest = [name for name in farther if _leading(found[name], distances)]
+        distances.update(dict.fromkeys(nearest, distance))
     return {
         name: sorted(
             _leading(found[name], distances),
@@ -44,6 +44,7 @@ def is_repeated(field: Any) -> bool:
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 
 
+@cache
 def messages() -> dict[str, Any]:
     """The descriptors of ModelProto and of every message below it, by full name."""
     found: dict[str, Any] = {}
