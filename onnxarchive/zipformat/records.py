@@ -73,7 +73,7 @@ _FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
 
 
 class _Record:
-    """Base of all records, which are named tuples: a dataclass is defined in the eightfold time."""
+    """Base of all records. They are named tuples: defining a dataclass takes eight times as long."""
 
     __slots__: tuple[str, ...] = ()
     SIGNATURE: ClassVar[bytes]
