@@ -73,7 +73,7 @@ _FixedRecord = TypeVar("_FixedRecord", bound="_FixedSizeRecord")
 
 
 class _Record:
-    """Base of all records. They are named tuples: defining a dataclass takes eight times as long."""
+    """Base of all records: named tuples, since a dataclass takes eight times as long to define."""
 
     __slots__: tuple[str, ...] = ()
     SIGNATURE: ClassVar[bytes]
