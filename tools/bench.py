@@ -11,7 +11,7 @@ the time of every other way includes a sync, too.
 The ways take turns, and each round begins with the next way, so that a change of the machine's
 speed affects all ways. The report shows medians, and the median, least and greatest ratio of the
 rounds. The median ratio decides if a target is met. There is no verdict if the spread of the ratios
-(greatest less least) exceeds the distance from their median to the target.
+(greatest minus least) exceeds the distance from their median to the target.
 
 Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
 are new. All files are synced before a process starts, so that no way pays for the writes of another
@@ -30,8 +30,8 @@ bytes of a file through a memory map.
 
 --only takes names of cases, or their first words, as in `--only save`. `--only real` writes, runs,
 edits, checks and exports an archive of 20 GiB, and converts a model of that size; it needs 45 GB of
-disk, and is skipped if less is free. --quick takes a tenth of the sizes, three rounds and fewer
-cases, without PyTorch and without the whole processes after warm rows, in less than two minutes.
+disk, and is skipped if less is free. --quick takes less than two minutes: a tenth of the sizes,
+three rounds, fewer cases, no PyTorch, and no row ", process" for ways that have a warm row.
 --plot draws speed.svg and growth.svg into DIR (default spec/images); tools/bench_plot.py draws both
 from the file of --json.
 
@@ -176,7 +176,7 @@ class Run:
     Args:
         folder: The directory.
         arguments: The command line, parsed.
-        missing: The packages and programs to do without, each with the reason.
+        missing: The packages and programs that are not used, each with the reason.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Run:
         return results
 
     def with_room(self, names: Sequence[str]) -> list[str]:
-        """Selects the cases that fit the disk; exits if a case that is not large does not fit."""
+        """Drops large cases that exceed the free disk space; exits if another case exceeds it."""
         free = shutil.disk_usage(self._folder).free
         there: set[Input] = set()
         kept = []

@@ -20,8 +20,8 @@ ASKED_ONLY: Final = "real"  # prefix of the cases that run only with --only
 NOT_QUICK: Final = ("convert-single", "growth", "read", "remote", "session")
 
 # What is timed. "warm": the step, in a process that has taken the same step with a small file.
-# "first": the step, in a process that takes only this step. "process": this whole process, from
-# start to end, less the time to make the step's data in memory.
+# "first": the step, in a process that takes only this step. "process": the whole process of
+# "first", from start to end, minus the time to make the step's data in memory.
 Clock: TypeAlias = Literal["warm", "first", "process"]
 
 
@@ -122,7 +122,7 @@ def _start() -> Case:
     ours = partial(ways.import_package, package=OURS)
     python = "python -c 'import onnx'"
     return Case(
-        "whole processes; open, import: the first thing that a process does",
+        "whole processes; open, import: as the first step of a process",
         (
             Measure(
                 "import, open, views",
@@ -262,8 +262,8 @@ def _growth(grows: Literal["tensors", "bytes"]) -> Case:
         for much, group in saved.items()
     ]
     titles = {
-        "tensors": "how it grows with the number of tensors, of 64 bytes each",
-        "bytes": "how it grows with the bytes of 100 tensors, sparse but for save",
+        "tensors": "growth with the number of tensors of 64 bytes",
+        "bytes": "growth with the bytes of 100 tensors; sparse files, except for save",
     }
     least, *_, most = groups
     targets = [
@@ -305,7 +305,7 @@ CASES: Final[Mapping[str, Case]] = {
         moves_bytes=True,
     ),
     "convert-many": Case(
-        "convert external data; beside save of the same from memory",
+        "convert external data; save: the same tensors from memory",
         (
             Measure(
                 OURS, "many", partial(ways.convert, kind="external"), ("external",), writes=True
@@ -320,7 +320,7 @@ CASES: Final[Mapping[str, Case]] = {
         moves_bytes=True,
     ),
     "remote-ls": Case(
-        "onnxarchive ls, of a URL at nginx on this machine; beside ls of the file",
+        "onnxarchive ls of a URL (nginx on this machine); file: ls of the file",
         (
             Measure(
                 OURS, "many", partial(ways.list_archive, is_remote=True), ("archive",), _SERVED
@@ -355,7 +355,7 @@ CASES: Final[Mapping[str, Case]] = {
         ),
     ),
     "read": Case(
-        "open, and add up every tensor; prefetch as open() takes it",
+        "open, and add up every tensor; willneed, populate: with this prefetch",
         (
             Measure(OURS, "large", ways.read_archive, ("archive",)),
             *(
@@ -390,7 +390,7 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "convert-large": _conversions("large", "external"),
     "verify": Case(
-        "read all bytes: every CRC-32; check: every rule, too; map: their sum, through a map",
+        "compare every CRC-32; check: every rule, too; map: the sum of all bytes, through a map",
         (
             Measure(OURS, "large", ways.verify, ("archive",)),
             Measure("check --full", "large", ways.check, ("archive",)),
@@ -454,7 +454,7 @@ def names(asked: Sequence[str] = (), is_quick: bool = False) -> list[str]:
 
 
 def missing(is_quick: bool = False) -> dict[str, str]:
-    """The packages and programs that measures must do without, each with the reason."""
+    """The packages and programs that are missing or left out, each with the reason."""
     needed = {package for case in CASES.values() for it in case.measures for package in it.needs}
     found = {"torch": "PyTorch takes seconds to import"} if is_quick else {}
     for package in sorted(needed - found.keys()):

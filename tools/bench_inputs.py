@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ITEM_NBYTES: Final = 4
-MIN_COUNT: Final = 8  # tensors that scaling keeps, if the group has as many
+MIN_COUNT: Final = 8  # least number of tensors after scaling, unless the group has fewer
 MIN_WIDTH: Final = 4
 BLOCK_NBYTES: Final = 4 << 20
 PIECE_NBYTES: Final = 8 << 20
@@ -224,7 +224,7 @@ class Place(NamedTuple):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def external_model(self, location: str | None) -> tuple[onnx.ModelProto, list[int]]:
-        """The model with external tensors in the file `location`, or at their keys if None.
+        """The model with external tensors in the file `location`; if None, locations are keys.
 
         Returns:
             The model, and the offset of each tensor in the file.
@@ -260,10 +260,7 @@ def key_of(name: str) -> str:
 
 
 def places(folder: Path, scale: float) -> dict[str, Place]:
-    """The places of all groups in a directory, at a scale.
-
-    The warm-up files have the same size at every scale.
-    """
+    """The place of each group in a directory, scaled. The group "warm" keeps its size."""
     return {
         name: Place(folder, name, group if name == "warm" else group.scaled(scale))
         for name, group in GROUPS.items()

@@ -32,7 +32,7 @@ COMPARED: Final = (
 )
 OURS, PEER, MACHINE = "#d9480f", "#3b82c4", "#8a8a8a"
 _SERIES: Final = (OURS, PEER, "#2b9a5d", "#9b5fc0")
-_LEAST: Final = 0.1  # MiB; smaller values are drawn here
+_LEAST: Final = 0.1  # MiB; smaller values are drawn as this value
 _HEIGHT: Final = 0.21  # height of a row in inches
 # Placeholder colours of text and background, replaced with variables of the style sheet.
 _TEXT, _BACKGROUND = "#010203", "#fefdfc"

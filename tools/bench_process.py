@@ -194,9 +194,9 @@ def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
 
 
 def run_whole(measure: Measure, place: Place, scale: float) -> tuple[Figures, Figures]:
-    """Measures a process that takes only one step, and the step in this process.
+    """Runs a new process that takes one step; returns the figures of the process and of the step.
 
-    The time of the whole process does not include the time to make the data of the step.
+    The time of the process does not include the time to make the data of the step.
 
     Args:
         measure: The measure.

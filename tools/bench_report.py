@@ -78,8 +78,8 @@ class Verdict:
         target: The target.
         row: The row that the target limits.
         spread: The spread of the ratio or figure; None if not measured.
-        met: True if the median meets the target; None if not measured, or if the values spread
-            more than the median differs from the target.
+        met: True if the median meets the target; None if not measured, or if the spread exceeds
+            the difference of median and target.
         rounds_met: The number of rounds that meet the target.
         rounds: The number of rounds measured.
         reason: The reason why `met` is None; otherwise None.
@@ -120,7 +120,7 @@ class Result:
 
     @property
     def is_failed(self) -> bool:
-        """True if a measure failed that is not a peer."""
+        """True if a measure other than a peer failed."""
         return any(it.name in self.failures and not it.is_peer for it in self.case.measures)
 
     def verdicts(self) -> list[Verdict]:
@@ -161,7 +161,7 @@ def judge(target: Target, result: Result) -> Verdict:
     rounds_met = sum(is_met(target, it) for it in found)
     margin = abs(target.limit - spread.median)
     if spread.width > margin:
-        reason = "its spread is greater than its margin"
+        reason = "the spread exceeds the difference of median and target"
         return Verdict(target, row, spread, None, rounds_met, len(found), reason)
     return Verdict(target, row, spread, is_met(target, spread.median), rounds_met, len(found))
 

@@ -247,7 +247,7 @@ def save_archive(place: Place) -> Step:
 
 
 def write_archive(place: Place) -> Step:
-    """Writes an archive tensor by tensor, all from one array."""
+    """Writes an archive tensor by tensor; one array serves for all tensors."""
     import onnxarchive
 
     _, array = next(place.arrays())

@@ -91,7 +91,7 @@ class Way:
         runtime: The required package.
         file: The file to read, relative to the directory of all files.
         measure: Takes the figures once, given the file and the device.
-        archived: The name of the way from the archive to compare with; None for this way itself.
+        archived: The name of the way to compare with; None if this way itself reads the archive.
     """
 
     name: str
@@ -169,7 +169,7 @@ def _leave_the_path() -> None:
 
 
 def _look(device: str) -> tuple[list[str], dict[str, str]]:
-    """Describes the packages that can use the device; names the others, each with the reason."""
+    """Describes the packages that can use the device; returns a reason for each other package."""
     used, missing = [], {}
     for package in WARM:
         found, reason = _in_process(package, device, Path())
@@ -185,7 +185,7 @@ def _look(device: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _try(package: str, device: str) -> tuple[str | None, str | None]:
-    """Describes the package and its device, or returns None and the reason for its failure."""
+    """Returns a description of package and device and None, or None and the reason of a failure."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -195,7 +195,7 @@ def _try(package: str, device: str) -> tuple[str | None, str | None]:
 
 
 def _warm_onnxruntime(device: str) -> str:
-    """Uses the device once and returns the version; raises if ONNX Runtime cannot."""
+    """Uses the device once and returns ONNX Runtime's version; raises if the device is unusable."""
     import onnxruntime as ort
 
     provider = PROVIDERS[device]
@@ -214,7 +214,7 @@ def _warm_onnxruntime(device: str) -> str:
 
 
 def _warm_torch(device: str) -> str:
-    """Uses the device once and returns the version; raises if PyTorch cannot."""
+    """Uses the device once and returns PyTorch's version; raises if the device is unusable."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -483,7 +483,7 @@ def _shown(number: float | None, digits: int) -> str:
 
 
 def _compare(ways: Sequence[Way], rounds: Mapping[str, Sequence[Figures]]) -> int:
-    """Prints the names of ways with different results; returns 1 if there are any, else 0."""
+    """Prints the names of ways with different results; returns 1 if any results differ, else 0."""
     status = 0
     first: dict[bool, tuple[str, list[float]]] = {}
     for way in ways:

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-# A digest of the environment's description, written when the environment is complete.
+# The digest of pyproject.toml and the version of Python, written after the environment is made.
 STAMP = ENVIRONMENT / "made-from"
 OLDEST_PYTHON = (3, 10)
 OLDEST_PYTHON_OF_IMPORT_LINTER = (3, 11)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def set_up() -> None:
-    """Makes the environment unless it matches pyproject.toml and this Python already."""
+    """Makes the environment, unless the present one matches pyproject.toml and this Python."""
     made_from = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     made_from += " " + sys.version
     if STAMP.exists() and STAMP.read_text() == made_from:

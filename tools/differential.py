@@ -2,8 +2,8 @@
 
 Every reader of zip_readers.py lists and extracts each archive that the library accepts. Names,
 sizes, CRC-32s, order and extracted bytes must be the same as the library's. Without ARCHIVE, the
-archives are the accepted vectors of the conformance suite, and archives that this tool makes, equal
-in every run.
+archives are the accepted vectors of the conformance suite, and archives that this tool makes (the
+same bytes in every run).
 
 Prints a table, and every difference on standard error. Exit status: 0; 1 if there is a difference,
 if a reader of --require is not installed, or if the library refuses an ARCHIVE.
@@ -37,9 +37,9 @@ VECTORS: Final = Path(__file__).resolve().parent.parent / "conformance" / "vecto
 BATCH_ARCHIVES: Final = 200
 BATCH_NBYTES: Final = 1 << 24
 SEEDS: Final = range(8)
-# The most entries without Zip64, and the fewest with it.
+# The most entries without Zip64, and the fewest with Zip64.
 COUNTS: Final = (0xFFFE, 0xFFFF)
-# The largest size without Zip64, the smallest with it, and the first that exceeds 32 bits.
+# The largest size without Zip64, the smallest with Zip64, and the smallest of 33 bits.
 LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
 # Permissions: each of the 9 bits alone, none, all, and a common one.
@@ -88,7 +88,7 @@ NAMES: Final = (
 
 
 def random_bytes(random_: random.Random, data_type: int, count: int) -> bytes:
-    """Random elements of a type in the form of an archive; unused bits of the last byte are 0."""
+    """Random elements of a type, packed as in an archive; unused bits of the last byte are 0."""
     nbits = BIT_WIDTHS[data_type] * count
     data = bytearray(random_.randbytes(-(-nbits // 8)))
     if nbits % 8:
@@ -104,7 +104,7 @@ def model_of(tensors: Sequence[TensorProto], doc_string: str = "") -> onnx.Model
 
 
 def write_random(path: Path, seed: int) -> None:
-    """Writes an archive of random tensors and random assets, some of both empty."""
+    """Writes an archive of random tensors and random assets; some tensors and assets are empty."""
     random_ = random.Random(seed)
     tensors = []
     for index in range(random_.randrange(1, 40)):
@@ -144,7 +144,7 @@ def write_zips(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FreeFields:
-    """Values for the header fields of an entry in which a reader accepts any value.
+    """Values of the header fields of an entry that may have any value.
 
     Attributes:
         made_by: The lower byte of "version made by".
@@ -333,7 +333,7 @@ def differences(
         if there.crc32 != seen.crc32 and not is_hidden:
             yield f"{there.name!r}: expected the CRC-32 {there.crc32}, found {seen.crc32}"
         if seen.sha256 is not None and there.sha256 != seen.sha256:
-            yield f"{there.name!r}: expected other bytes than it extracts"
+            yield f"{there.name!r}: the extracted bytes are wrong"
 
 
 @dataclass
@@ -443,13 +443,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare_all(
     paths: Sequence[Path], required_names: Sequence[str], large: bool, directory: Path
 ) -> list[str]:
-    """Compares every reader on every archive, prints the table and returns the differences."""
+    """Compares every reader on every archive and prints the table; returns the failures."""
     failures = []
     archives = []
     for path in paths or make_archives(directory, many=True, large=large):
         archive = read_by_library(path)
         if archive is None:
-            failures.append(f"{path}: the library refuses it, so there is nothing to compare")
+            failures.append(f"{path}: not compared, since the library refuses this file")
         else:
             archives.append(archive)
     if not paths:

@@ -46,7 +46,7 @@ def example(docstring: str) -> str | None:
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yields the name and the parser of each command; `assets add` is a name in a group."""
+    """Yields the name, such as `ls` or `assets add`, and the parser of each command."""
     for name, command in choices(parser()).items():
         actions = choices(command)
         if actions:

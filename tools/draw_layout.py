@@ -27,7 +27,7 @@ _COLORS: Final = {"tensor": OURS, "assets": "#2b9a5d", "model": PEER, "end": "#9
 
 
 def draw() -> str:
-    """The SVG: a bar for the file, with the part that `open` reads above and a view below."""
+    """The SVG: a bar for the file; above, the part that `open` reads; below, a tensor's view."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "model.onnxa")
         onnxarchive.save(_model(), path, assets={"labels.txt": b"cat\ndog\n"})

@@ -1,8 +1,8 @@
 """Fuzzes the readers of untrusted bytes with atheris (`pip install atheris`), driven by libFuzzer.
 
-A target is a function of bytes that raises on a finding. Findings are errors that are not the
-library's own, disagreements that the target looks for, inputs that take 10 seconds, and 2 GiB of
-memory. An input that the library refuses with its own error is no finding.
+A target is a function of bytes that raises on a finding. A finding is an error of a class that the
+library does not define, a disagreement of two readers, or an input that takes 10 seconds or 2 GiB
+of memory. An `ArchiveError` is no finding.
 
     python3 tools/dev.py python tools/fuzz.py archive --seconds 60
     python3 tools/dev.py python tools/fuzz.py archive --reproduce FILE
@@ -114,7 +114,7 @@ class Collected(Report):
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Adds a broken rule."""
         require(rule in rules(), f"{rule} is no rule")
-        require(bool(message), f"{rule} is broken without a word")
+        require(bool(message), f"{rule} is broken without a message")
         self.rules.append(rule)
 
 
@@ -141,7 +141,7 @@ def run_directory(data: bytes) -> bool:
         require(entry.data_offset % 64 == 0, f"{entry} is not aligned")
         position = entry.data_offset + entry.nbytes
     require(data[position : position + 4] in (b"PK\1\2", b"PK\5\6"), "a gap before the directory")
-    if all(entry.name.isprintable() for entry in entries):  # a rule that is not checked here
+    if all(entry.name.isprintable() for entry in entries):  # this target does not check names
         with zipfile.ZipFile(io.BytesIO(data)) as by_zipfile:
             found = [_seen_by_zipfile(info) for info in by_zipfile.infolist()]
         expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
@@ -195,7 +195,10 @@ def run_wire(data: bytes) -> bool:
     except ArchiveError:
         pass
     else:
-        require((_parsed(filled) is None) == (model is None), "filling makes or spoils a model")
+        require(
+            (_parsed(filled) is None) == (model is None),
+            "filling changes whether protobuf parses the bytes",
+        )
     return model is not None
 
 
@@ -222,7 +225,9 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
         )
         return
     stripped = _parsed(found.model)
-    require((stripped is None) == (model is None), "stripping makes or spoils a model")
+    require(
+        (stripped is None) == (model is None), "stripping changes whether protobuf parses the bytes"
+    )
     if model is None or stripped is None:
         return
     locations = {f"{weights.SPAN_LOCATION}{index}": index for index in range(len(held))}
@@ -248,8 +253,8 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
         require(again.raw_data == held[index], f"filled {again.raw_data!r}, held {held[index]!r}")
         left.CopyFrom(tensor)
         again.CopyFrom(tensor)
-    require(stripped == model, "the stripped model is another model")
-    require(filled == model, "the filled model is another one")
+    require(stripped == model, "the stripped model differs from the original model")
+    require(filled == model, "the filled model differs from the original model")
 
 
 def tensors_of(message: Message) -> Iterator[TensorProto]:
@@ -391,7 +396,7 @@ def is_archive(path: Path) -> bool:
         expected = [(it.name, it.header_offset, it.nbytes, it.nbytes, it.crc32) for it in entries]
         require(seen == expected, f"expected {expected}, found {seen} by zipfile")
         for name, content in data.items():
-            require(by_zipfile.read(name) == content, f"zipfile reads another {name}")
+            require(by_zipfile.read(name) == content, f"zipfile reads other bytes of {name}")
     return True
 
 
@@ -459,7 +464,7 @@ def run_source(data: bytes) -> bool:
         except ArchiveError:
             return False
     found = onnxarchive.check(target, full=True)
-    require(not found, f"converted to what breaks {found}")
+    require(not found, f"the converted archive breaks {found}")
     return True
 
 
@@ -571,9 +576,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target", choices=sorted(TARGETS))
-    parser.add_argument("--seconds", type=int, default=60, help="how long (default: 60)")
+    parser.add_argument("--seconds", type=int, default=60, help="duration (default: 60)")
     parser.add_argument("--corpus", type=Path, help="directory of inputs; new inputs are added")
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="a directory")
+    parser.add_argument(
+        "--findings", type=Path, default=Path("fuzz-findings"), help="directory for findings"
+    )
     parser.add_argument("--reproduce", type=Path, help="run the target on this file only")
     arguments = parser.parse_args(argv)
     target = TARGETS[arguments.target]

@@ -87,7 +87,7 @@ def write_model(path: Path, megabytes: int, seed: int) -> None:
 
 
 def set_scene(directory: Path, megabytes: int) -> tuple[Scene, float]:
-    """Makes the model and the archives; returns them and the seconds of a conversion."""
+    """Makes the model and the archives; returns the scene and the seconds of a conversion."""
     scene = Scene(
         directory / "model.onnx",
         directory / "expected.onnxa",

@@ -8,10 +8,10 @@ at a random moment: in an edit, while waiting for the lock, or between edits. Wh
 processes go on, one of `RECOVERIES` follows, such as `recover`, an edit or a save. Then the other
 processes are killed, too, and `recover` runs once more.
 
-Afterwards the directory must hold no other file, and the archive must break no rule. All edits and
-reads, with the final content as the last read, must fit into one order, each between its reported
-beginning and end: no finished edit is lost, an interrupted edit is complete or undone, and the
-reads agree.
+Afterwards the directory must contain only the archive, and the archive must break no rule. There
+must be one order of all edits and reads in which each takes effect between its reported beginning
+and end: no finished edit is lost, an interrupted edit is complete or undone, and the reads agree.
+The final content counts as the last read.
 
 Prints a few lines of figures. Exit status: 0, or 1 if a run broke a condition. Needs `fork`.
 """
@@ -92,7 +92,7 @@ NEW_END: Final = "in a new end"
 ELSEWHERE: Final = "elsewhere in an edit"  # before the log, after the new end, or in a new file
 PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 
-# The latest kill of an edit comes after this multiple of its usual duration.
+# The latest kill of an edit comes after this multiple of the edit's usual duration.
 BEYOND: Final = 1.2
 PATIENCE: Final = 60.0  # seconds to wait for an event
 USUAL: Final = 0.1  # assumed seconds of an edit until one is timed
@@ -198,7 +198,7 @@ def decoder() -> onnx.ModelProto:
 
 
 class State(NamedTuple):
-    """The content of an archive without the further model.
+    """The content of an archive, except the further model, which never changes.
 
     Attributes:
         model: The number of the model.
@@ -211,7 +211,7 @@ class State(NamedTuple):
     has_asset: bool
 
     def write(self, target: Any) -> None:
-        """Saves this state."""
+        """Saves an archive with this content."""
         assets = {ASSET: asset()} if self.has_asset else None
         model = model_of(self.model, self.tensor)
         onnxarchive.save(model, target, models={DECODER: decoder()}, assets=assets)
@@ -289,7 +289,7 @@ class Operation:
         return state._replace(model=self.number)
 
     def perform(self, path: Path) -> State | None:
-        """Performs the operation; returns the state that it read."""
+        """Performs the operation; returns the state that was read, or None."""
         if self.kind == "read":
             with onnxarchive.open(path) as archive:
                 return read_state(archive)
@@ -329,12 +329,12 @@ def saved(number: int) -> State:
 
 @dataclass(frozen=True)
 class Event:
-    """The begin or end of an operation, a fault of a process, or a kill.
+    """The beginning or end of an operation, a fault of a process, or a kill.
 
     Attributes:
         process: The process.
-        what: "begin", "done" or "refused" for an operation; "wrong"; "killing", "killed", or
-            "undone" if the interrupted edit is to be rolled back.
+        what: "begin", "done" or "refused" for an operation; "wrong" for a fault; "killing" before a
+            kill; after it "killed", or "undone" if the interrupted edit must be rolled back.
         number: The operation's number.
         kind: The operation's kind.
         detail: A message, or the state that was read.
@@ -400,8 +400,8 @@ def possible_states(before: State, events: Sequence[Event]) -> set[State]:
     operation has no effect. A killed operation takes effect before the kill or never.
 
     Args:
-        before: The state before.
-        events: The events since, in order.
+        before: The state before the events.
+        events: The events, in order.
 
     Raises:
         DisagreementError: No order of the operations explains the reads.
@@ -506,7 +506,7 @@ def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
 
 
 def attempt(operation: Operation, say: Callable[..., None], path: Path) -> State | None:
-    """Announces an operation, performs it and reports its end; returns the state that it read."""
+    """Performs an operation and reports both ends; returns the state that was read, or None."""
     about = (operation.number, operation.kind)
     say("begin", *about)
     try:
@@ -543,7 +543,7 @@ def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
 
 
 def fork(name: str, log: Log, work: Callable[[Callable[..., None]], Iterator[None]]) -> int:
-    """Forks a process that works as long as its parent lives; returns its id."""
+    """Forks a process that works as long as its parent lives; returns the process id."""
     parent = os.getpid()
     process = os.fork()
     if process:

@@ -1,4 +1,4 @@
-"""Prints spec/messages.csv: every field of ModelProto and of the messages nested in it.
+"""Prints spec/messages.csv: every field of ModelProto and of its nested messages.
 
 Reads the message definitions of the installed onnx. Messages are in breadth-first order from
 ModelProto, fields in ascending order of their numbers.

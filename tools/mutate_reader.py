@@ -5,7 +5,7 @@
     python3 tools/mutate_reader.py --large DIR
 
 Each change disables an `if` that refuses, removes an operand of an `and` or `or`, removes a call of
-`_expect` or one pair of the compared values, or moves a bound or a limit by one. A changed reader
+`_expect` or one pair of its compared values, or moves a bound or a limit by one. A changed reader
 judges all small vectors in this process. With `--large`, a change that no small vector notices is
 also tried on the large vectors in DIR (made by `vectors.py --large DIR`). An unnoticed change needs
 a new vector or an entry in `EQUIVALENT`.

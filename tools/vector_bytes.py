@@ -92,7 +92,7 @@ def extra_field(identifier: int, data: bytes) -> bytes:
 
 
 def zip64_field(*values: int) -> bytes:
-    """A Zip64 field of these 8-byte numbers; empty if there are none."""
+    """A Zip64 field of these 8-byte numbers; no bytes if there are no numbers."""
     return extra_field(ZIP64_FIELD, struct.pack(f"<{len(values)}Q", *values)) if values else b""
 
 
@@ -126,13 +126,13 @@ class Entry:
     Attributes:
         name: Name in the directory.
         data: Data of the entry.
-        alignment: Value of the alignment field; the data offset is a multiple of it.
+        alignment: Value of the alignment field; the data offset is a multiple of this value.
         both: Overridden fields of both headers.
         local: Overridden fields of the local header.
         record: Overridden fields of the directory record.
         local_name: Name in the local header; None for `name`.
-        local_extra: Extra fields of the local header; None for the conforming ones.
-        record_extra: Extra fields of the directory record; None for the conforming ones.
+        local_extra: Extra fields of the local header; None for conforming fields.
+        record_extra: Extra fields of the directory record; None for conforming fields.
         padding: Padding of the alignment field; None for the conforming padding.
         comment: Comment in the directory record.
         before: Bytes before the local header.
@@ -183,10 +183,10 @@ class Image:
         zip64: Overridden fields of the Zip64 end record.
         locator: Overridden fields of the Zip64 locator.
         has_zip64: True to write Zip64 end records; None to write them if they are needed.
-        is_saturated: True to saturate the end record's values; None to do so with Zip64.
+        is_saturated: True to saturate the end record; None to do so if there are Zip64 end records.
         prefix: Bytes before the first entry.
-        before_directory, after_directory, after_zip64, after_locator, after_end: Bytes to insert;
-            a conforming archive has none there.
+        before_directory, after_directory, after_zip64, after_locator, after_end: Bytes to insert
+            at these places; a conforming archive has none.
     """
 
     entries: list[Entry]

@@ -58,7 +58,7 @@ def every_data_type() -> tuple[Tensor, ...]:
 
 
 def merged_tensor() -> tuple[bytes, Tensor]:
-    """A model with a tensor split into two fields, some parts of it given twice."""
+    """A model with a tensor split into two fields; some parts of the tensor are given twice."""
     tensor = Tensor("merged", UINT16, (2, 2), data=bytes(range(8)))
     pair = content(1, "no") + content(2, "no") + content(2, "merged") + content(1, "location")
     first = content(1, b"\2\2") + number(2, FLOAT) + content(8, "before") + content(13, pair)
@@ -81,7 +81,7 @@ def oddly_encoded() -> tuple[bytes, Tensor]:
 
 
 def with_unknown_fields() -> bytes:
-    """A model with fields and groups that ONNX does not have, and fields of other wire types."""
+    """A model with fields and groups that ONNX does not define, and fields of wrong wire types."""
     group = b"\xc3\x3e" + number(5, 7) + b"\0\0\xc4\x3e"  # field 1000, with a field 0
     fixed = v.varint(1001 << 3 | 5) + bytes(4) + v.varint(1002 << 3 | 1) + bytes(8)
     strange = content(1, b"\xff\xff") + number(7, 1)  # ir_version as bytes, graph as a number
@@ -233,7 +233,7 @@ def _conforming_alignment() -> Iterator[Vector]:
 
 
 def _padded(tensor: Tensor) -> Image:
-    """An archive whose first entry needs no padding, and whose model needs the longest."""
+    """An archive whose first entry needs no padding, and whose model needs the most padding."""
     image = archive(tensor, assets=(Entry(b"assets/fill"),))
     fill, last = image.entries[1:]
     last.alignment = 32768

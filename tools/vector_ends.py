@@ -43,7 +43,7 @@ def holding(data: bytes) -> Tensor:
 
 
 def at_distance(record: bytes, distance: int) -> Tensor:
-    """A tensor that puts the record at `distance` bytes before the end of its archive."""
+    """A tensor with this record, which begins `distance` bytes before the end of the archive."""
     behind = len(to_bytes(archive(holding(bytes(1 << 17))))) - 64 - (1 << 17)
     rest = distance - behind - len(record)
     return holding(bytes((1 << 17) - rest - len(record)) + record + bytes(rest))

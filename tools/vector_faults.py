@@ -831,7 +831,7 @@ def _bad_extra_fields() -> Iterator[Vector]:
 
 def _bad_names() -> Iterator[Vector]:
     def named(name: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive with an entry of this name, which the model has as a location."""
+        """An archive with an entry of this name; the location of a tensor is this name."""
 
         def source() -> Image:
             text = name.decode(errors="replace")
@@ -1031,7 +1031,7 @@ def _odd(graph_fields: bytes) -> bytes:
 
 
 def _in_w(fields: bytes) -> bytes:
-    """A further initializer with these bytes as raw_data."""
+    """A GraphProto field: an initializer with these fields."""
     return content(5, content(8, "inside") + fields)
 
 

@@ -232,7 +232,7 @@ def _bad_places() -> Iterator[Vector]:
 
 def _bad_contents() -> Iterator[Vector]:
     def further(data: bytes, **changes: object) -> Callable[[], Image]:
-        """An archive of a tensor and a further model of this data, with a changed model entry."""
+        """An archive of a tensor and a further model; `changes` are made to the model's entry."""
         image = with_models((W,), OF_W, {"a": data})
         image.entries[1] = replace(image.entries[1], **changes)  # type: ignore[arg-type]
         return lambda: image

@@ -176,7 +176,7 @@ LABELS = Entry(b"assets/labels.txt", b"cat\ndog\n")
 
 
 def plus(by: int) -> Callable[[int], int]:
-    """A change of a field that adds `by` to its value."""
+    """A function that adds `by` to the value of a field."""
     return lambda value: value + by
 
 
@@ -244,15 +244,15 @@ def more_entries(count: int) -> Image:
 
 BIG = Tensor("big", UINT8, (v.SATURATED_32,), Zeros(v.SATURATED_32))
 # Constants: computing them would read 4 GiB of zeros.
-BIG_CRC32 = 0  # as the number of bytes is the polynomial's order
+BIG_CRC32 = 0  # the number of bytes is the order of the CRC-32 polynomial
 BIG_SHA256 = "318eea1453f3a536e42d9637db593982c5c297220b2019bd4b7ad08e88d91e4b"
 
 
 def sparse(**changes: object) -> Image:
     """An archive that needs Zip64 for a size, for offsets and for the directory.
 
-    Entries: 0 `big`, 1 `w`, 2 the model. A change of an attribute that the image lacks applies to
-    `w`.
+    Entries: 0 `big`, 1 `w`, 2 the model. `changes` are new attributes of the image, or of the entry
+    `w` if the image has no such attribute.
     """
     image = archive(BIG, W)
     image.entries[0].crc = BIG_CRC32

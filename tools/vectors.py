@@ -33,7 +33,7 @@ from vector_parts import Tensor, Vector
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "conformance"
 FORMAT_VERSION = 1
-# Not stored in the repository: the runner makes them.
+# The runner makes the files of these vectors; the repository does not contain them.
 SPECIAL: tuple[dict[str, Any], ...] = (
     {
         "name": "file-link",
@@ -59,7 +59,7 @@ SPECIAL: tuple[dict[str, Any], ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the small vectors and the manifest, or the large ones."""
+    """Writes the small vectors and the manifest, or the large vectors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,7 +115,7 @@ def manifest(listed: Iterable[Mapping[str, Any]]) -> str:
 
 
 def describe(vector: Vector) -> dict[str, Any]:
-    """A vector's entry in the manifest, without the values that need its file."""
+    """A vector's entry in the manifest, without the values that depend on the file's content."""
     described: dict[str, Any] = {
         "name": vector.name,
         "about": vector.about,
@@ -179,7 +179,7 @@ def sha256(tensor: Tensor) -> str:
 
 
 def write_large(folder: Path) -> None:
-    """Writes the large vectors, and the expected results of those that conform."""
+    """Writes the large vectors, and the expected results of the accepted vectors."""
     folder.mkdir(parents=True, exist_ok=True)
     for vector in vectors():
         if vector.large:

@@ -54,7 +54,7 @@ Listing: TypeAlias = list[tuple[str, int, int | None]]
 
 
 class ReaderError(Exception):
-    """A reader failed, complained, or contradicts itself; the message says how."""
+    """A reader failed or gave contradictory results; the message describes the fault."""
 
 
 Outcome: TypeAlias = list[Extracted] | ReaderError
@@ -86,7 +86,7 @@ class Reader:
         package: Required npm package, or None.
         library: Required shared library, or None.
         module: Required Perl module, or None.
-        hides_crc32: Why the reader lists no CRC-32s; None if it lists them.
+        hides_crc32: Why the reader lists no CRC-32s; None if the reader lists CRC-32s.
         limits: Kinds of archives that the reader cannot read correctly.
     """
 
@@ -117,7 +117,7 @@ class Reader:
         return None
 
     def is_installed(self) -> bool:
-        """True if nothing that the reader needs is missing."""
+        """True if all requirements of the reader are installed."""
         return self.missing() is None
 
     def read(self, path: Path, scratch: Path | None) -> list[Extracted]:
@@ -230,7 +230,7 @@ def by_7z(path: Path, directory: Path | None) -> Listing:
     require("Warning" not in tested, "no warning", tested)
     if directory is not None:
         output_of("7z", "x", f"-o{directory}", path)
-    # Split at the first line of dashes: an entry without type and permissions has dashes, too.
+    # Split at the first line that is all dashes: the attributes of an entry may end in dashes, too.
     _, details = output_of("7z", "l", "-slt", path).split("\n----------\n", 1)
     listing: Listing = []
     for block in details.strip().split("\n\n"):
@@ -262,7 +262,7 @@ def _bsdtar_listing(output: str) -> Listing:
 
 
 def _unescaped(name: str) -> str:
-    r"""Undoes bsdtar's escapes of bytes that it cannot print: \342 and so on."""
+    r"""Decodes the octal escapes, such as \342, of the bytes that bsdtar cannot print."""
     octal = re.compile(rb"\\([0-7]{3})")
     return octal.sub(lambda found: bytes([int(found[1], 8)]), name.encode()).decode()
 
@@ -283,7 +283,7 @@ def file_sha256(path: Path) -> str:
 
 
 def files_in(directory: Path) -> list[str]:
-    """The paths of all files below a directory, relative to it, in any order."""
+    """The paths of all files below a directory, relative to the directory, in any order."""
     return [
         os.path.relpath(os.path.join(folder, name), directory)
         for folder, _, names in os.walk(directory)
@@ -369,11 +369,11 @@ def printing(*command: str | Path) -> ReadAll:
 # Found with bsdtar 3.6.2, unzip 6.0, minizip 1.1 and Node.js 20; tests/format/test_differential.py
 # tests each limit.
 _LISTED_AS_TAR: Final = (
-    "bsdtar lists a zip like a tar, without CRC-32s; it compares them with the data on extraction"
+    "bsdtar lists a zip like a tar, without CRC-32s; extraction checks the CRC-32s"
 )
 _SATURATED_SIZE: Final = Limit(
-    "unzip takes a size of exactly 0xFFFFFFFF bytes for a saturated one, and reads the size "
-    "from the Zip64 field of the next entry",
+    "unzip takes the size 0xFFFFFFFF for a saturated field, and reads the size from the Zip64 "
+    "field of the next entry",
     lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
 )
 _NO_ZIP64_FIELDS: Final = Limit(

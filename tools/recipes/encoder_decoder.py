@@ -35,7 +35,7 @@ class Encoder(torch.nn.Module):  # type: ignore[misc]  # mypy does not follow Py
 
 
 class Decoder(torch.nn.Module):  # type: ignore[misc]
-    """Scores every token of the vocabulary as the next one."""
+    """Scores every token of the vocabulary as the next token."""
 
     def __init__(self, embedding: torch.nn.Embedding) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def generate(path: str, source: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def main() -> None:
-    """Writes the archive, and compares its tokens with PyTorch's."""
+    """Writes the archive, and compares the generated tokens with PyTorch's."""
     torch.manual_seed(0)
     path = sys.argv[1]
     encoder, decoder = export(path)

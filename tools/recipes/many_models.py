@@ -1,4 +1,4 @@
-"""Converts the models of a bucket to archives in a bucket with a Dask cluster.
+"""Converts models in a bucket to archives in a bucket, on a Dask cluster.
 
 pip install 'onnxarchive[remote]' distributed
 python many_models.py s3://bucket/models s3://bucket/archives --scheduler tcp://scheduler:8786

@@ -41,7 +41,7 @@ def main() -> None:
     with onnxarchive.open(url) as archive:  # one request: directory and model are at the end
         for entry in archive.entries.values():
             print(entry.name, entry.nbytes)
-        weight = archive.tensors["w"]  # one more, for the bytes of this tensor
+        weight = archive.tensors["w"]  # one more request, for the bytes of this tensor
     print(weight.shape, weight.dtype)
 
     with tempfile.TemporaryDirectory() as directory:

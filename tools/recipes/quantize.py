@@ -3,8 +3,9 @@
 pip install 'onnxarchive[ort,ir]'
 python quantize.py model.onnxa small.onnxa --bits 4
 
-Weights of MatMul become int8, with activations quantized at run time (dynamic), or blocks of 4 bits
-(MatMulNBits). Each model is loaded whole, since a quantizer reads the weights. Assets are kept.
+Weights of MatMul become int8 (ONNX Runtime then quantizes activations at run time), or blocks of
+4-bit numbers (MatMulNBits). Each model is loaded whole, since a quantizer reads the weights.
+Assets are kept.
 """
 
 from __future__ import annotations

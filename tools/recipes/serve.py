@@ -4,7 +4,7 @@ pip install 'onnxarchive[ort]' uvicorn starlette
 MODEL=model.onnxa uvicorn serve:app --workers 4
 curl localhost:8000 --json '{"x": [[1, 2, 3]]}'
 
-A request has the inputs by name, and the response the outputs.
+A request contains the inputs by name; the response contains the outputs by name.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 pip install 'onnxarchive[ort]' tokenizers
 python with_tokenizer.py model.onnxa "the cat sat" "a dog ran"
 
-The tokenizer is an asset, `tokenizer.json`, the file that Hugging Face's transformers uses. A
-directory with a model and this file becomes such an archive with
+The tokenizer is an asset, `tokenizer.json`, the file that Hugging Face's transformers uses. To
+convert a directory with a model and this file, run
 `onnxarchive convert directory model.onnxa --assets`.
 """
 

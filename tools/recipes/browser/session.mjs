@@ -3,11 +3,11 @@
 import { httpSource, openArchive } from 'onnxa';
 import * as ort from 'onnxruntime-web';
 
-const REQUESTS = 6; // at once: browsers open as many connections to a server
+const REQUESTS = 6; // at once: the most connections that browsers open to a server
 
 /**
  * Makes a session of the archive at a URL. Downloads the directory, the model and the model's weights by range
- * requests, and checks their CRC-32.
+ * requests, and checks each CRC-32.
  *
  * `model` is the id of the model, or '' for the default one. Other options are those of ONNX Runtime.
  */
@@ -19,7 +19,7 @@ export async function createSession(url, { model = '', ...options } = {}) {
   return ort.InferenceSession.create(bytes, { ...options, externalData });
 }
 
-/** Reads tensors as ONNX Runtime expects them: the location in the model, which is the key, and the data. */
+/** Reads tensors for ONNX Runtime's `externalData`: the location (the key) and the data of each tensor. */
 async function readWeights(archive, keys) {
   const weights = [];
   const waiting = keys.values();
