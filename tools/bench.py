@@ -226,7 +226,7 @@ class Run:
         return 0 if found.is_sparse and kind else found.nbytes
 
     def _measures(self, name: str) -> list[Measure]:
-        """The measures of a case that need no missing package."""
+        """The measures of a case whose packages and programs are all present."""
         return [it for it in CASES[name].measures if not self._missing.keys() & set(it.needs)]
 
     def _inputs(self, names: Sequence[str]) -> set[Input]:

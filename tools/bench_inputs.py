@@ -70,7 +70,7 @@ class Group(NamedTuple):
         return self._replace(count=count, width=max(width, MIN_WIDTH))
 
 
-# Sizes of the cases about growth: numbers of tensors, up to the limit of an archive; and bytes.
+# Sizes in the cases about growth: numbers of tensors (up to an archive's limit), and bytes.
 COUNTS: Final = (10, 100, 1_000, 10_000, 100_000, 262_143)
 SIZES: Final = (10**7, 10**8, 10**9, 10**10, 10**11)
 SIZED_COUNT: Final = 100  # tensors of each of SIZES
@@ -101,7 +101,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "safetensors": ("tensors.safetensors",),
     "pickled": ("tensors.pt",),
 }
-# Packages that a kind of file needs, in addition to onnx and this library.
+# Packages needed to make files of a kind, in addition to onnx and this library.
 MADE_WITH: Final[Mapping[str, str]] = {"safetensors": "safetensors", "pickled": "torch"}
 
 

@@ -299,7 +299,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def growth(result: Result) -> dict[str, list[Point]]:
-    """The points of each line of a case about growth; empty for other cases."""
+    """The points of each curve of a case about growth; empty for other cases."""
     found: dict[str, list[Point]] = {}
     for measure in result.case.measures if result.case.grows else ():
         figures = result.rounds.get(measure.name)
@@ -313,7 +313,7 @@ def growth(result: Result) -> dict[str, list[Point]]:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """The exponent of time over the last two decades of size (1: linear); None for one size."""
+    """Exponent of the time in the last two decades of sizes (1: linear); None for one size."""
     upper = [it for it in points if it.amount * 100 >= points[-1].amount]
     x = [math.log(it.amount) for it in upper]
     y = [math.log(it.seconds.median) for it in upper]

@@ -169,7 +169,7 @@ def _leave_the_path() -> None:
 
 
 def _look(device: str) -> tuple[list[str], dict[str, str]]:
-    """Describes the packages that can use the device; returns a reason for each other package."""
+    """Descriptions of the packages that can use the device; a reason for each other package."""
     used, missing = [], {}
     for package in WARM:
         found, reason = _in_process(package, device, Path())
@@ -185,7 +185,7 @@ def _look(device: str) -> tuple[list[str], dict[str, str]]:
 
 
 def _try(package: str, device: str) -> tuple[str | None, str | None]:
-    """Returns a description of package and device and None, or None and the reason of a failure."""
+    """Returns (description of the package and device, None), or (None, reason of the failure)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

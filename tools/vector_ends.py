@@ -22,11 +22,11 @@ from vector_parts import (
     to_bytes,
 )
 
-# Size of the end of a file that must contain no false end record.
+# Number of bytes at the end of a file that must contain no false end record.
 END_NBYTES = 65_535 + 98
 LOCATOR = struct.pack("<4sIQI", b"PK\6\7", 0, 64, 1)
 ZIP64_END = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 0x032D, 45, 0, 0, 1, 1, 47, 0)
-# The end of an end record, after disks and counts: a directory of 47 bytes at 0, no comment.
+# The last fields of an end record: a directory of 47 bytes at offset 0, no comment.
 END_REST = struct.pack("<IIH", 47, 0, 0)
 
 

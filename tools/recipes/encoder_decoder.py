@@ -3,7 +3,7 @@
 pip install 'onnxarchive[ort]' torch onnxscript
 python encoder_decoder.py model.onnxa
 
-Both models use the embedding. The archive holds it once, and the two sessions share its pages.
+Both models use the embedding: the archive stores it once, and both sessions map the same pages.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ python sign.py verify model.onnxa public.pem
 The signature, `model.onnxa.sig`, holds the SHA-256 of the archive. No entry needs its own
 hash: `verify` also checks the archive, and refuses files that zip readers are known to read
 differently. If you can send a hash by a channel that the receiver trusts, you need no key: use
-`sha256sum`. (`model-signing` 1.1.1 imports pyOpenSSL without declaring it, so pip gets it above.)
+`sha256sum`. (`model-signing` 1.1.1 imports pyOpenSSL, but does not declare this requirement.)
 """
 
 from __future__ import annotations
