@@ -11,12 +11,12 @@ the time of every other way includes a sync, too.
 The ways take turns, and each round begins with the next way, so that a change of the machine's
 speed affects all ways. The report shows medians, and the median, least and greatest ratio of the
 rounds. The median ratio decides if a target is met. There is no verdict if the spread of the ratios
-(greatest minus least) exceeds the distance from their median to the target.
+(greatest minus least) exceeds the distance from the median to the target.
 
 Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
 are new. All files are synced before a process starts, so that no way pays for the writes of another
-way. A virtual machine that returns free memory to its host may take longer to get memory back than
-to do the work: then try a smaller --scale.
+way. A virtual machine may return free memory to the host; getting memory back may then take longer
+than the work itself: try a smaller --scale.
 
 CPU is the CPU time of all threads of the process. Memory is peak growth: of anonymous memory
 (RssAnon of /proc/PID/status, sampled every 5 ms from outside), and of resident memory, which
@@ -281,7 +281,7 @@ class Run:
         return measure.clocks[:1] if self._is_quick else measure.clocks
 
     def _add(self, result: Result, measure: Measure, taken: dict[str, list[Figures]]) -> None:
-        """Takes a measure; adds the figures to `taken`, or the failure to `result`."""
+        """Measures one way; adds the figures to `taken`, or the failure to `result`."""
         place = self._places[measure.group]
         try:
             for clock in reversed(self._clocks(measure)):  # whole processes first: they warm memory

@@ -1,4 +1,4 @@
-"""Takes the figures of tools/bench.py: a process measures itself, and its parent watches it.
+"""Takes the figures of tools/bench.py: a process measures itself, and the parent process watches.
 
 The measuring process warms up on small files, prepares the step, and writes "begin" before
 the step and "end" after the step to standard output.

@@ -104,7 +104,7 @@ def verify(place: Place) -> Step:
 
 
 def check(place: Place) -> Step:
-    """Checks the archive against every rule, which reads all its bytes."""
+    """Checks the archive against every rule; reads all bytes."""
     import onnxarchive
 
     return lambda: onnxarchive.check(place.archive, full=True)

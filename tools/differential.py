@@ -144,7 +144,7 @@ def write_zips(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FreeFields:
-    """Values of the header fields of an entry that may have any value.
+    """Values of the unrestricted header fields of an entry.
 
     Attributes:
         made_by: The lower byte of "version made by".

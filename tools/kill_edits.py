@@ -162,7 +162,7 @@ def model_of(number: int, tensor: int | None) -> onnx.ModelProto:
 
     Args:
         number: The number of the model.
-        tensor: The number of the replaced tensor; None refers to the tensor of the archive.
+        tensor: The number of the replaced tensor; None to refer to the archive's tensor.
     """
     is_referring = tensor is None and traits(number).is_referring
     initializers = []
@@ -245,7 +245,7 @@ def read_state(archive: Archive) -> State:
         require(archive.read(f"assets/{ASSET}") == asset(), "the asset has other bytes")
     data = bytes(archive.read(CHANGING))
     tensor = int.from_bytes(data[:8], "little")
-    require(data == changing(tensor), f"{CHANGING} has bytes of no edit (number {tensor})")
+    require(data == changing(tensor), f"{CHANGING} has bytes that no edit wrote (number {tensor})")
     require([*archive.models] == ["", DECODER], f"found the models {[*archive.models]}")
     for tensor_of, written in zip(
         archive.models[DECODER].graph.initializer, decoder().graph.initializer, strict=True
