@@ -3,7 +3,7 @@
 python3 tools/dev.py python tools/bench_plot.py FILE.json [DIR]
 
 Draws speed.svg and growth.svg into DIR (default spec/images) from the file of `tools/bench.py
---json`. The same file gives the same bytes. The pictures are light or dark, as the viewer prefers.
+--json`. The same file gives the same bytes. The pictures follow the viewer's light or dark mode.
 Needs matplotlib.
 """
 

@@ -124,7 +124,7 @@ def write_random(path: Path, seed: int) -> None:
 
 
 def write_zips(path: Path) -> None:
-    """Writes an archive with a zip in a tensor and in an asset, and signatures everywhere.
+    """Writes an archive with a zip in a tensor and in an asset, and with many signatures.
 
     The zips are so far from the end of the file that no reader searches there.
     """

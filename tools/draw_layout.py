@@ -2,8 +2,8 @@
 
 python3 tools/dev.py python tools/draw_layout.py [FILE]
 
-Saves a small archive and draws its entries with their real offsets. The picture is light or
-dark, as the viewer prefers, like the pictures of tools/bench_plot.py.
+Saves a small archive and draws its entries with their real offsets. The picture follows
+the viewer's light or dark mode.
 """
 
 from __future__ import annotations

@@ -132,9 +132,9 @@ def run_directory(data: bytes) -> bool:
     try:
         entries = _read_directory(data, Report())
     except ArchiveError as error:
-        require(error.rule in collected.rules, f"{error} is not in {collected.rules}")
+        require(error.rule in collected.rules, f"raised {error}, collected {collected.rules}")
         return False
-    require(not collected.rules, f"accepted with {collected.rules}")
+    require(not collected.rules, f"accepted, but collected {collected.rules}")
     position = 0
     for entry in entries:
         require(entry.header_offset == position, f"a gap before {entry}")
@@ -379,12 +379,12 @@ def is_archive(path: Path) -> bool:
         keys = {name for name in data if not (is_model(name) or name.startswith(ASSET_PREFIX))}
         require(found_keys == keys, f"found the tensors {found_keys}, expected {keys}")
     except ArchiveError as error:
-        require(error.rule in found, f"{error} is not in {found}")
+        require(error.rule in found, f"raised {error}, but the check found {found}")
         if broken is not None and DATA_RULES.issuperset(found):
             require(set(found) == broken, f"found {found}, expected {broken}")
         require(error.rule not in DATA_RULES or error.rule in (broken or ()), f"wrong: {error}")
         return False
-    require(not found and not broken, f"verified with {found} and {broken}")
+    require(not found and not broken, f"verified, but the check found {found}, this tool {broken}")
     loaded = {
         tensor.raw_data
         for model in models
@@ -418,7 +418,7 @@ def _look_at(path: Path, model: str) -> list[str]:
 
 def _require_unfinished(path: Path) -> None:
     with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path):
-        require(False, "opened with an unfinished edit")
+        require(False, "opened despite an unfinished edit")
     before = path.read_bytes()
     try:
         onnxarchive.recover(path)
@@ -426,7 +426,7 @@ def _require_unfinished(path: Path) -> None:
         require(path.read_bytes() == before, "changed by a recovery that failed")
         return
     broken = onnxarchive.check(path)
-    require(not broken, f"recovered with {broken}")
+    require(not broken, f"the recovered file breaks {broken}")
 
 
 def _broken_by_data(model: onnx.ModelProto, data: dict[str, bytes]) -> set[str]:

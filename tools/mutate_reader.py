@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if change.name not in listed:
             print(f"{READER.name}:{change.line}: {change.name}")
     for name in sorted({*listed} - surviving):
-        print(f"listed, but noticed or not there: {name}")
+        print(f"listed, but noticed or missing: {name}")
     print(
         f"{len(chosen)} changes, {len(chosen) - len(surviving)} noticed, "
         f"{len(surviving.intersection(listed))} listed, {len(surviving.difference(listed))} "

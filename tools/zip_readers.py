@@ -146,7 +146,7 @@ def _can_be_loaded(library: str) -> bool:
     return True
 
 
-# Readers that extract to files, one archive a process
+# Readers that extract to files, in one process per archive
 
 
 def output_of(*command: str | Path, piped: Path | None = None) -> str:
@@ -326,7 +326,7 @@ def extracting(
     return read_all
 
 
-# Readers that take many archives a process, extract to memory, and print JSON
+# Readers that read many archives in one process, extract to memory, and print JSON
 
 
 def printing(*command: str | Path) -> ReadAll:
