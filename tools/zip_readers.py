@@ -125,8 +125,8 @@ class Reader:
 
         Args:
             path: The archive.
-            scratch: Existing directory for extracted files, which are removed afterwards. None:
-                the archive is listed, and tested if the reader has a test.
+            scratch: Existing directory for extracted files, which are removed afterwards. None to
+                extract no files: the archive is listed, and tested if the reader has a test.
 
         Raises:
             ReaderError: The reader failed or complained.
