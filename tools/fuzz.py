@@ -1,8 +1,7 @@
 """Fuzzes the readers of untrusted bytes with atheris (`pip install atheris`), driven by libFuzzer.
 
-A target is a function of bytes that raises on a finding. A finding is an error of a class that the
-library does not define, a disagreement of two readers, or an input that takes 10 seconds or 2 GiB
-of memory. An `ArchiveError` is no finding.
+A target is a function of bytes that raises on a finding. A finding is a `DisagreementError`, any
+other error except `ArchiveError`, or an input that takes 10 seconds or 2 GiB of memory.
 
     python3 tools/dev.py python tools/fuzz.py archive --seconds 60
     python3 tools/dev.py python tools/fuzz.py archive --reproduce FILE
@@ -195,10 +194,7 @@ def run_wire(data: bytes) -> bool:
     except ArchiveError:
         pass
     else:
-        require(
-            (_parsed(filled) is None) == (model is None),
-            "filling changes whether protobuf parses the bytes",
-        )
+        require((_parsed(filled) is None) == (model is None), "parsing differs after filling")
     return model is not None
 
 
@@ -225,9 +221,7 @@ def _run_strip_weights(data: bytes, model: onnx.ModelProto | None, size_threshol
         )
         return
     stripped = _parsed(found.model)
-    require(
-        (stripped is None) == (model is None), "stripping changes whether protobuf parses the bytes"
-    )
+    require((stripped is None) == (model is None), "parsing differs after stripping")
     if model is None or stripped is None:
         return
     locations = {f"{weights.SPAN_LOCATION}{index}": index for index in range(len(held))}
@@ -578,9 +572,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--seconds", type=int, default=60, help="duration (default: 60)")
     parser.add_argument("--corpus", type=Path, help="directory of inputs; new inputs are added")
-    parser.add_argument(
-        "--findings", type=Path, default=Path("fuzz-findings"), help="directory for findings"
-    )
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="directory")
     parser.add_argument("--reproduce", type=Path, help="run the target on this file only")
     arguments = parser.parse_args(argv)
     target = TARGETS[arguments.target]
