@@ -103,7 +103,6 @@ class Way:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool and returns its exit status."""
-    _leave_the_path()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -157,12 +156,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         arguments.json.write_text(json.dumps(told, indent=2) + "\n")
     return _compare(ways, rounds)
-
-
-def _leave_the_path() -> None:
-    """Removes this file's directory from the path: PyTorch imports a package named cuda."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [it for it in sys.path if os.path.abspath(it) != here]
 
 
 # Devices and packages
