@@ -34,6 +34,7 @@ def ls_command(arguments: argparse.Namespace) -> int:
     with onnxarchive.open(arguments.archive, model=only or "", **access(arguments)) as archive:
         chosen = archive.models if only is None else {only: archive.model}
         users = _users(archive)
+        entries = {entry.name: entry for entry in archive.entries.values()}
         listed: dict[str, dict[str, Any]] = {}
         for id in chosen:
             for key, ref in archive._refs_of(id).items():
@@ -44,16 +45,16 @@ def ls_command(arguments: argparse.Namespace) -> int:
                     "dims": list(ref.tensor.dims),
                     "models": users[key],
                 }
-                listed.setdefault(key, described | _place(archive.entries[key]))
+                listed.setdefault(key, described | _place(entries[key]))
         others = [
             {"name": entry.name, **_place(entry)}
-            for entry in archive.entries.values()
+            for entry in entries.values()
             if is_model(entry.name) or entry.name.startswith(ASSET_PREFIX)
         ]
         outside = sum(len(archive._refs_of(id)) for id in chosen)
         totals = {
             "tensors": len(listed),
-            "in_model": sum(1 for it in chosen.values() for _ in tensors.walk(it)) - outside,
+            "in_model": sum(map(_count, chosen.values())) - outside,
             "assets": len(archive.assets),
             "weights": sum(item["nbytes"] for item in listed.values()),
             "nbytes": archive._file.size,
@@ -78,16 +79,21 @@ def ls_command(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _count(model: onnx.ModelProto) -> int:
+    """The number of tensors of a model."""
+    return len(model.graph.initializer) + sum(1 for _ in tensors.walk_others(model))
+
+
 def _place(entry: Entry) -> dict[str, int]:
     return {"nbytes": entry.nbytes, "data_offset": entry.data_offset, "crc32": entry.crc32}
 
 
 def _users(archive: Archive) -> dict[str, list[str]]:
     """The ids of the models that use a key, by key."""
-    users: dict[str, list[str]] = {key: [] for key in archive._keys}
+    users: dict[str, list[str]] = {}
     for id in archive.models:
         for key in archive._refs_of(id):
-            users[key].append(id)
+            users.setdefault(key, []).append(id)
     return users
 
 

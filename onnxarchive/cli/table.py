@@ -10,20 +10,17 @@ _STEP = 1024
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A header and rows in aligned columns: numbers to the right, text to the left."""
-    cells = [[*header], *([_cell(value) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    is_number = [
-        bool(rows) and all(isinstance(row[column], int) for row in rows)
-        for column in range(len(header))
-    ]
-    lines = []
-    for row in cells:
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_number, strict=True)
-        )
-        lines.append("  ".join(aligned).rstrip())
-    return "\n".join(lines)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in header)
+    aligned = [_aligned(*it) for it in zip(header, columns, strict=True)]
+    return "\n".join(["  ".join(cells).rstrip() for cells in zip(*aligned, strict=True)])
+
+
+def _aligned(title: str, values: Sequence[object]) -> list[str]:
+    """A title and the values below it, with equal widths."""
+    cells = [title, *map(_cell, values)]
+    width = max(map(len, cells))
+    is_number = bool(values) and all(isinstance(value, int) for value in values)
+    return [cell.rjust(width) if is_number else cell.ljust(width) for cell in cells]
 
 
 def _cell(value: object) -> str:
