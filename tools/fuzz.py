@@ -113,7 +113,7 @@ class Collected(Report):
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
         """Adds a broken rule."""
         require(rule in rules(), f"{rule} is no rule")
-        require(bool(message), f"{rule} is broken without a message")
+        require(bool(message), f"{rule} is reported without a message")
         self.rules.append(rule)
 
 

@@ -356,7 +356,7 @@ class Event:
 class Log:
     """A pipe for the events of all processes. Events survive the kill of their process.
 
-    Each line is short enough for one write, so all lines have one order.
+    The system writes a line to the pipe at once, since it is short. So all lines have one order.
     """
 
     def __init__(self) -> None:

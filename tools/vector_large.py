@@ -128,7 +128,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-locator-no-disks",
-        "The locator states no disk.",
+        "The locator states 0 disks.",
         "ZIP-3",
         "locator-disks",
         locator={"disks": 0},

@@ -60,10 +60,10 @@ def open(
     Time and memory grow with the number of entries and the size of the models without external
     tensors. While another process edits the file, `open` waits.
 
-    Opening a remote archive takes one to three requests, and each tensor one more; `Archive.fetch`
-    reads many tensors at once. A remote tensor is checked against its CRC-32; it is an array in
-    memory, or a view of a cached file. If the object changes between requests (ETag, or size and
-    modification time), `ObjectChangedError` is raised.
+    Opening a remote archive takes one to three requests, and a tensor one for each 8 MiB;
+    `Archive.fetch` reads many tensors at once. A remote tensor is checked against its CRC-32; it is
+    an array in memory, or a view of a cached file. If the object changes between requests (ETag, or
+    size and modification time), `ObjectChangedError` is raised.
 
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore

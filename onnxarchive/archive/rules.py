@@ -88,7 +88,7 @@ class Finding:
 
 
 class _Findings(Report):
-    """Collects broken rules instead of raising errors, a limited number for each rule."""
+    """Collects findings instead of raising errors; keeps the first `MAX_FINDINGS` of each rule."""
 
     def __init__(self) -> None:
         self._kept: list[Finding] = []

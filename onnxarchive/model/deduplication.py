@@ -121,7 +121,7 @@ class _Scope:
         shadowed: Own names that a subgraph redefines even after its equal initializers are merged.
         outputs: Own names that are outputs of the graph or of a subgraph.
         left_alone: Own names that are used elsewhere than in node inputs and graph outputs.
-        replaced: New name for each initializer to remove, by the initializer's name.
+        replaced: Name of the equal initializer that is kept, by the name of the removed one.
     """
 
     def __init__(self, graph: onnx.GraphProto, path: Path, outer: _Scope | None) -> None:

@@ -14,7 +14,8 @@ class ForwardFile(RandomAccessFile):
 
     `pieces` and `read` continue one stream of the wrapped file's `pieces`. After a step back or a
     large gap, `pieces` begins a new stream, and `read` reads from the wrapped file directly.
-    `read_ranges` always reads directly, as do all methods during an iteration over `pieces`.
+    `read_ranges` always reads directly. While an iteration over `pieces` is unfinished, all calls
+    read directly.
     """
 
     def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:

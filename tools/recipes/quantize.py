@@ -3,9 +3,10 @@
 pip install 'onnxarchive[ort,ir]'
 python quantize.py model.onnxa small.onnxa --bits 4
 
-Weights of MatMul become int8 (ONNX Runtime then quantizes activations at run time), or blocks of
-4-bit numbers (MatMulNBits). Each model is loaded whole, since a quantizer reads the weights.
-Assets are kept.
+With 8 bits, weights of MatMul, Conv and some other operators become int8, and ONNX Runtime
+quantizes activations at run time. With 4 bits, only weights of MatMul are quantized, in blocks that
+share a scale (MatMulNBits). Each model is loaded whole, since a quantizer reads the weights. Assets
+are kept.
 """
 
 from __future__ import annotations
