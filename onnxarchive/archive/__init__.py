@@ -7,7 +7,7 @@ bytes of entries. `views` shows entries as tensors and assets, `html` as tables 
 
 Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
 share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves
-models in memory, `streaming` single tensors (`given_tensors`). `libraries` recognises objects of
+whole models, `streaming` one tensor after another (`given_tensors`). `libraries` recognises objects of
 other libraries; `onnx_ir` loads and saves models of onnx_ir.
 
 Editing: `editing` and `editable` lock an archive; `rewriting` and `entry_edits` write a new end or

@@ -4,7 +4,7 @@ The models are the last entries, so replacing a model only needs a new end of th
 models, directory and end records. If the file system can share blocks, the new end is written to a
 clone, which then replaces the archive. Otherwise it is written to the file itself, with an undo log
 at the end of the file until the edit is complete. After a crash the archive is the old or the new
-one. Moving entries needs a new file: edits of models do so only on request (`compact`).
+one. Moving entries needs a new file: edits of models move entries only on request (`compact`).
 
 An edit locks the archive before reading the old state and until the new state is read, so no other
 edit is lost.
@@ -68,12 +68,12 @@ def replace_model(
     Only the end of the file is written: new tensors, models, directory and end records. So the time
     does not depend on the size of the weights. Existing entries keep their offsets and keys, and
     their views stay valid; new tensors follow. After a crash the archive is the old or the new one;
-    some crashes need `recover`.
+    after some crashes, `recover` must be called first.
 
     A tensor of the new model uses an existing entry if its location is the entry's key, if its
     external data is the entry's data in the archive file (as in a link), or if `save` would write
-    it with the entry's key and bytes. In an archive of several models, equal data type, dims and
-    bytes suffice. All other tensors are added.
+    it with the entry's key and bytes. In an archive of several models, a tensor also uses an entry
+    with the same data type, dims and bytes. All other tensors are added.
 
     Args:
         path: The archive.
@@ -87,11 +87,11 @@ def replace_model(
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Tensors of this many bytes or more are stored outside the model. None leaves
-            tensors where they are: those of the replaced model or, for a new model or with
-            `compact`, those of all models.
+            the tensors of the replaced model where they are or, for a new model or with `compact`,
+            the tensors of all models.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for True if these models (see `size_threshold`) already have such a tensor outside,
-            else False.
+            None stores other tensors outside if one of these models (see `size_threshold`) already
+            has one there.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 

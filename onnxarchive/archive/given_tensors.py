@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     class TorchTensor(Protocol):
-        """`torch.Tensor`; this room does not import torch, not even for its types."""
+        """`torch.Tensor`; PyTorch is not imported here, not even for its types."""
 
         def detach(self) -> Any:
             """The tensor without its autograd history."""
@@ -72,7 +72,7 @@ class GivenTensor:
 
 
 def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
-    """Reads a tensor; the bytes are a view of memory in the layout of `raw_data`, else a copy.
+    """Reads a tensor; its bytes are a view if they are in the layout of `raw_data`, else a copy.
 
     Args:
         name: Its name, for messages.
