@@ -22,7 +22,7 @@ The rooms (subpackages), lowest first; each imports only from the rooms listed b
     remote       objects at URLs and in stores
     sources      models of other tools: .onnx, directories, zips
     archive      archives: reading, checking, writing, editing, recovery
-    conversion   from and to archives, and their comparison
+    conversion   converts from and to archives, compares archives
     interop      a module for each library: ONNX Runtime, PyTorch, Netron, ...
     cli          the command line
 """
@@ -31,7 +31,7 @@ import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-import onnx as _onnx  # noqa: F401  a fifth faster here than one module deeper
+import onnx as _onnx  # noqa: F401  importing it here is a fifth faster than in a submodule
 
 if _TYPE_CHECKING:
     from typing import Any as _Any

@@ -105,7 +105,7 @@ class ArchiveFormatError(ArchiveError, ValueError):
 
 
 class ChecksumError(ArchiveFormatError):
-    """The bytes of an entry or a data file do not match its checksum.
+    """The bytes of an entry or data file do not match their checksum.
 
     Example:
         try:
@@ -161,7 +161,7 @@ class ObjectChangedError(ArchiveError):
 
 
 class LockedError(ArchiveError):
-    """Another process or thread has locked the file.
+    """Another process, or a thread of this process, has locked the file.
 
     Example:
         try:
@@ -251,7 +251,7 @@ class Report:
 
         Raises:
             ChecksumError: The rule is about a checksum.
-            ArchiveFormatError: The rule is any other.
+            ArchiveFormatError: The rule is about anything else.
         """
         kind = ChecksumError if rule in CHECKSUM_RULES else ArchiveFormatError
         subject = "" if entry is None else f"entry {shown(entry)}: "
@@ -259,7 +259,7 @@ class Report:
 
 
 class RenamedEntry(Report):
-    """Forwards broken rules to another report, and renames one entry in them."""
+    """Forwards broken rules to another report, with one entry renamed."""
 
     def __init__(self, report: Report, name: str, other: str) -> None:
         """Forwards to `report`, with `other` in place of the entry name `name`."""

@@ -1,16 +1,16 @@
 """Archives: reading, checking, writing, editing and recovery.
 
-Reading: `opening` opens an `Archive` (`reading`), and `openable` the source of an archive.
+Reading: `opening` opens an `Archive` (`reading`); `openable` opens its file, bytes or object.
 `contents` reads directory and models, `local_headers` compares local headers, `snapshot` finds the
 bytes of entries. `views` shows entries as tensors and assets, `html` as tables in notebooks.
 `rules` checks an archive.
 
 Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
 share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves
-whole models, `streaming` one tensor after another (`given_tensors`). `libraries` recognises objects of
-other libraries; `onnx_ir` loads and saves models of onnx_ir.
+whole models, `streaming` one tensor after another (`given_tensors`). `libraries` recognises objects
+of other libraries; `onnx_ir` loads and saves models of onnx_ir.
 
-Editing: `editing` and `editable` lock an archive; `rewriting` and `entry_edits` write a new end or
-a new file; `recovery` rolls back an interrupted edit. `referring` saves models whose tensors are
-entries of an archive. This room imports sources and all rooms below.
+Editing: `editing` and `editable` lock an archive and start an edit; `rewriting` edits models,
+`entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves
+models whose tensors are entries of an archive. This room imports sources and the rooms below it.
 """

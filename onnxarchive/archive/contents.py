@@ -1,4 +1,4 @@
-"""Reads an archive except the data of tensors and assets, and checks that data on request.
+"""Reads the directory and the models of an archive; checks the data of entries on request.
 
 End records, directory and models are read by position, not from a map: if the file is truncated
 meanwhile, reading raises an error instead of SIGBUS.
@@ -69,8 +69,8 @@ def read_contents(
     Args:
         file: The archive.
         report: Receives each broken rule.
-        max_model_nbytes: Limit in bytes on all models together; larger ones are reported and not
-            read.
+        max_model_nbytes: Limit in bytes on all models together; above it, no model is read
+            and MODEL-2 is reported.
     """
     end = file.read(max(file.size - SEARCHED_SIZE, 0), SEARCHED_SIZE)
     bounds = locate(end, file.size, report)
@@ -125,7 +125,7 @@ def model_numbers(names: Sequence[str]) -> range:
 
 
 def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: Report) -> bool:
-    """Compares the sizes of models with the limits of format and caller (MODEL-2).
+    """Compares model sizes with the limits of the format and of the caller (MODEL-2).
 
     Args:
         sizes: Size of each model in bytes, by its entry's name.
@@ -157,7 +157,7 @@ def check_model_sizes(sizes: Mapping[str, int], max_model_nbytes: int, report: R
 def _models(
     data: Mapping[str, bytes], listed: Directory, named: Sequence[str], report: Report
 ) -> dict[str, CheckedModel]:
-    """Parses models and compares them with the entries of tensors, whose names are `named`."""
+    """Parses models and compares their tensors with the entries whose names are in `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
     # Assets are after the tensors.
@@ -171,7 +171,7 @@ def _models(
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
         if model is None:
-            break  # the messages after a malformed model are not counted
+            break  # the messages of later models were not counted
         models[name] = model
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
     refs = proto.check_all_references(
@@ -188,7 +188,7 @@ def _models(
 
 
 def check_crc32(entry: Entry, nbytes: int, crc32: int, report: Report) -> None:
-    """Compares size and CRC-32 of an entry's data with its directory record (ZIP-15)."""
+    """Compares the size and CRC-32 of an entry's data with the central directory (ZIP-15)."""
     if (nbytes, crc32) != (entry.nbytes, entry.crc32):
         report.broken(
             "ZIP-15",
@@ -205,7 +205,7 @@ def check_data(
     report: Report,
     counter: ProgressCounter,
 ) -> None:
-    """Checks the rules about an entry's data, which is read once, in pieces.
+    """Reads the data of an entry once, in pieces, and checks the rules about the data.
 
     Args:
         file: The archive.

@@ -39,7 +39,7 @@ from onnxarchive.storage.files import MappedFile, require_process
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_MAX_COMPARED_NBYTES = 64 << 20  # size of a model that `close` compares with the file
+_MAX_COMPARED_NBYTES = 64 << 20  # `close` compares only smaller models with the file
 
 __all__ = ["EditableArchive", "Metadata"]
 
@@ -95,8 +95,8 @@ class EditableArchive(Archive):
         self._process = os.getpid()
         self._editor = threading.RLock()  # held by the thread that edits
         self._writing = threading.RLock()  # held while file and state differ
-        # Per thread: `is_editing`; in an `edit` block also its `model` and the asyncio `task` that
-        # entered the block.
+        # Per thread: `is_editing`; in an `edit` block also the block's `model` and the asyncio
+        # `task` that entered the block.
         self._draft = threading.local()
         self._shown: onnx.ModelProto | None = None  # the model last returned by `model`
         with opened_for_edit(path, is_writable=None, timeout=timeout) as file:
@@ -111,8 +111,8 @@ class EditableArchive(Archive):
     def model(self) -> onnx.ModelProto:
         """The model; its large tensors are external, with their keys as location.
 
-        In an `edit` block this is the model that will be written. Elsewhere, changes of the model
-        are lost, with a warning from `close`, unless it is assigned to this property.
+        In an `edit` block this is the model that will be written. Outside of a
+        block, assign a changed model to this property; otherwise `close` warns of lost changes.
         """
         model = self._drafted
         if model is None:
@@ -147,8 +147,8 @@ class EditableArchive(Archive):
         The archive is locked while the block runs, so nobody else can open it. In the block,
         `model`, `metadata` and the other attributes show and change the model that will be written.
         An exception discards all changes; a block without changes writes nothing. An inner block is
-        part of the outer one. Other threads and asyncio tasks see the state before the block; their
-        edits wait or raise an error.
+        part of the outer one. Other threads and asyncio tasks see the state before the block; an
+        edit by another thread waits, an edit by another task raises a `LockedError`.
 
         Args:
             compact: As in `onnxarchive.replace_model`.
@@ -228,7 +228,7 @@ class EditableArchive(Archive):
 
         Args:
             model: As in `onnxarchive.replace_model`.
-            name: Id of the model; None for the one chosen in `open`.
+            name: Id of the model; None for the model chosen in `open`.
             compact: As in `onnxarchive.replace_model`.
             copy: As in `onnxarchive.replace_model`.
             size_threshold: As in `onnxarchive.replace_model`.
@@ -267,7 +267,7 @@ class EditableArchive(Archive):
 
         Raises:
             ArchiveError: Others have changed the archive since it was opened.
-            ValueError: It is the model chosen in `open`.
+            ValueError: `name` is the model chosen in `open`.
 
         Example:
             with onnxarchive.open("model.onnxa", "r+") as archive:
@@ -447,9 +447,9 @@ class EditableArchive(Archive):
 
     @property
     def _drafted(self) -> onnx.ModelProto | None:
-        """The model of this thread's and asyncio task's `edit` block; None outside of a block.
+        """The model of the `edit` block of this thread and asyncio task; None outside of a block.
 
-        A block that was entered outside of any task includes the tasks that it runs.
+        If the block was entered outside of a task, all tasks of this thread use its model.
         """
         model: onnx.ModelProto | None = getattr(self._draft, "model", None)
         if model is None or not self._draft.is_editing:
@@ -498,7 +498,7 @@ class EditableArchive(Archive):
         """Makes an edit, and reads the new state.
 
         Args:
-            write: Makes the edit.
+            write: Makes the edit and returns the edited file, which is still locked.
             renamed: The new id of `model` after a rename, or None.
         """
         with self._writing:

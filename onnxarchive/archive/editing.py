@@ -1,4 +1,4 @@
-"""Edits archives without reading or moving weights.
+"""Edits models, tensors and assets of an archive.
 
 The models are the last entries, so replacing a model only needs a new end of the file: new tensors,
 models, directory and end records. If the file system can share blocks, the new end is written to a
@@ -6,8 +6,8 @@ clone, which then replaces the archive. Otherwise it is written to the file itse
 at the end of the file until the edit is complete. After a crash the archive is the old or the new
 one. Moving entries needs a new file: edits of models move entries only on request (`compact`).
 
-An edit locks the archive before reading the old state and until the new state is read, so no other
-edit is lost.
+An edit locks the archive before it reads the old state, and unlocks it after the new state is
+written, so no other edit is lost.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ def replace_model(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Replaces a model of an archive, or adds one; weights are neither read nor moved.
+    """Replaces or adds a model of an archive.
 
-    Only the end of the file is written: new tensors, models, directory and end records. So the time
-    does not depend on the size of the weights. Existing entries keep their offsets and keys, and
-    their views stay valid; new tensors follow. After a crash the archive is the old or the new one;
-    after some crashes, `recover` must be called first.
+    Unless `compact` or `copy` is True, existing entries keep their offsets and keys, and only the
+    end of the file is written: new tensors, models, directory and end records. So the time does not
+    depend on the size of the weights. Existing views stay valid. After a crash the archive is the
+    old or the new one; after some crashes, `recover` must be called first.
 
     A tensor of the new model uses an existing entry if its location is the entry's key, if its
-    external data is the entry's data in the archive file (as in a link), or if `save` would write
+    external data is the entry's data in the archive file (see `link`), or if `save` would write
     it with the entry's key and bytes. In an archive of several models, a tensor also uses an entry
     with the same data type, dims and bytes. All other tensors are added.
 
     Args:
         path: The archive.
         model: The model, such as a changed `Archive.model`; the locations of its external tensors
-            must be keys. Or the path of a `.onnx` with its external data, such as a link.
+            must be keys. Or the path of a `.onnx` file, such as one written by `link`.
         name: Id of the model, such as `"decoder"`; `""` for the default one. An unknown id adds a
             model.
         compact: Whether to rewrite the archive as `save` does: in the order of the models, with
@@ -125,7 +125,7 @@ def remove_model(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Removes a model other than the default one; see `replace_model` for the other errors.
+    """Removes a model other than the default one; raises the errors of `replace_model`, too.
 
     Args:
         path: The archive.
@@ -156,7 +156,7 @@ def rename_model(
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Changes the id of a model; see `replace_model` for the other errors.
+    """Changes the id of a model; raises the errors of `replace_model`, too.
 
     Args:
         path: The archive.
@@ -185,7 +185,7 @@ def change_model(
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Changes a model of an archive with a function; see `replace_model` for the other errors.
+    """Applies a function to a model of an archive; raises the errors of `replace_model`, too.
 
     Args:
         path: The archive. It stays locked while `change` runs, so `change` cannot open it.
@@ -223,7 +223,7 @@ def replace_tensor(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Replaces the elements of an initializer; see `replace_model` for the other errors.
+    """Replaces the elements of an initializer; raises the errors of `replace_model`, too.
 
     A new file replaces the archive, so existing views and sessions keep the old elements. If the
     file system can share blocks, only the changed bytes are written. If the tensor is in the model
@@ -261,7 +261,7 @@ def add_asset(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Adds an asset to an archive, or replaces it; see `change_assets`.
+    """Adds or replaces an asset of an archive; see `change_assets`.
 
     Args:
         path: The archive.
@@ -316,7 +316,7 @@ def change_assets(
     timeout: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Adds, replaces and removes assets in one edit; see `replace_model` for the other errors.
+    """Adds, replaces and removes assets in one edit; raises the errors of `replace_model`, too.
 
     A new file replaces the archive, so existing views stay valid. If the file system can share
     blocks, only models, assets, and tensors stored after an asset are written.
@@ -376,6 +376,6 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
 
 
 def _release(file: MappedFile) -> None:
-    """Unlocks and closes the file of an edit; closing is not enough if a fork shares the lock."""
+    """Unlocks and closes a file; closing alone keeps a lock that a forked process shares."""
     with file:
         locking.unlock(file.fileno())

@@ -1,7 +1,7 @@
 """Replaces a tensor of an archive, or adds, replaces and removes assets.
 
-If the file system can share blocks, a clone is changed and gets the archive's name; otherwise a new
-file is written. So views of the old tensors and assets stay as they are.
+If the file system can share blocks, a clone is changed and replaces the archive; otherwise a new
+file does. So views of the old tensors and assets do not change.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def _replace_entry(
 
 
 def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
-    """The local header of an entry, with this CRC-32 instead of its own."""
-    archive.read(key)  # compares its local header with the directory
+    """The packed local header of an entry, with its CRC-32 replaced by `crc32`."""
+    archive.read(key)  # compares the local header with the directory
     entry = archive.entries[key]
     packed = archive._local_file.read(entry.header_offset, entry.data_offset - entry.header_offset)
     header = LocalHeader.unpack(packed, 0)
@@ -168,7 +168,7 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
 
 
 def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
-    """Number and packed directory records of all entries except models; `key` gets this CRC-32."""
+    """Number and packed directory records of all entries except models; `key` has this CRC-32."""
     records, number = archive._records, archive.entries.index_of[key]
     count = len(kept_names(archive))
     changed = records[number]._replace(crc32=crc32)

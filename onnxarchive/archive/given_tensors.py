@@ -36,7 +36,7 @@ _FLOAT4 = "FLOAT4E2M1"
 _SAME = (
     "UINT8 INT8 UINT16 INT16 INT32 INT64 BOOL FLOAT16 UINT32 UINT64 COMPLEX64 COMPLEX128 BFLOAT16"
 )
-# PyTorch's names of types by ONNX's, for types whose bytes are equal.
+# PyTorch's type names by ONNX type names, for types that both store as the same bytes.
 TORCH_TYPES = {
     **{name: name.lower() for name in _SAME.split()},
     "FLOAT": "float32",
@@ -48,7 +48,7 @@ TORCH_TYPES = {
     "FLOAT8E8M0": "float8_e8m0fnu",
     _FLOAT4: "float4_e2m1fn_x2",  # each element holds two numbers
 }
-# PyTorch only names these types: an element takes a whole byte, and no operator creates one.
+# In PyTorch, elements of these types take a whole byte, and no operator returns such tensors.
 _BYTES_IN_TORCH = ("INT4", "UINT4", "INT2", "UINT2")
 _BY_TORCH_NAME = {torch_name: name for name, torch_name in TORCH_TYPES.items()} | {
     name.lower(): name for name in _BYTES_IN_TORCH
@@ -75,12 +75,12 @@ def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
     """Reads a tensor; its bytes are a view if they are in the layout of `raw_data`, else a copy.
 
     Args:
-        name: Its name, for messages.
+        name: Name of the tensor, for messages.
         tensor: An array or anything that numpy converts to one; a TensorProto; a tensor of onnx_ir
             or PyTorch.
 
     Raises:
-        UnsupportedFeatureError: ONNX lacks its data type, or the tensor has no readable bytes.
+        UnsupportedFeatureError: ONNX lacks the data type, or the tensor has no readable bytes.
         ArchiveFormatError: A TensorProto's data is external, or does not fit its shape.
     """
     try:

@@ -8,7 +8,7 @@ from itertools import islice
 
 MAX_ROWS = 100
 _BAR = '<div style="background:#4c78a8;height:0.8em;width:{:.0f}px"></div>'
-_BAR_WIDTH = 120  # pixels of the largest size
+_BAR_WIDTH = 120  # in pixels, for the largest size
 _CELL = "text-align:{};max-width:40em;overflow-wrap:anywhere"
 
 
@@ -18,12 +18,12 @@ def table(
     rows: Iterable[tuple[Sequence[str], int | None]],
     count: int,
 ) -> str:
-    """A table of the first rows, each with a size and a bar, and a line that counts the other rows.
+    """A table of the first `MAX_ROWS` rows, followed by the number of the other rows, if any.
 
     Args:
         caption: The line above the table.
-        header: Names of the columns before the size.
-        rows: For each row the texts of these columns, and the size in bytes or None.
+        header: Names of the text columns; a column of sizes and a column of bars follow.
+        rows: For each row, one text for each text column, and its size in bytes or None.
         count: The number of rows in all.
     """
     first = list(islice(rows, MAX_ROWS))
