@@ -37,7 +37,7 @@ class Contents:
     """The central directory and the parsed models of an archive.
 
     Attributes:
-        directory: The directory.
+        directory: The central directory.
         models: The readable models by id: the default model (`""`) first, then the others by id.
     """
 

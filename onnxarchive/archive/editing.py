@@ -6,8 +6,8 @@ clone, which then replaces the archive. Otherwise it is written to the file itse
 at the end of the file until the edit is complete. After a crash the archive is the old or the new
 one. Moving entries needs a new file: edits of models move entries only on request (`compact`).
 
-An edit locks the archive before it reads the old state, and unlocks it after the new state is
-written, so no other edit is lost.
+An edit holds the lock of the archive while it reads the old state and writes the new one, so no
+other edit is lost.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def replace_model(
     depend on the size of the weights. Existing views stay valid. After a crash the archive is the
     old or the new one; after some crashes, `recover` must be called first.
 
-    A tensor of the new model uses an existing entry if its location is the entry's key, if its
-    external data is the entry's data in the archive file (see `link`), or if `save` would write
-    it with the entry's key and bytes. In an archive of several models, a tensor also uses an entry
+    A tensor of the new model uses an existing entry in three cases: its location is the entry's
+    key; its external data is the entry's data in the archive file (see `link`); or `save` would
+    write the same key and bytes. In an archive of several models, a tensor also uses an entry
     with the same data type, dims and bytes. All other tensors are added.
 
     Args:
@@ -86,9 +86,9 @@ def replace_model(
             is already in this order is not rewritten.
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
-        size_threshold: Tensors of this many bytes or more are stored outside the model. None leaves
-            the tensors of the replaced model where they are or, for a new model or with `compact`,
-            the tensors of all models.
+        size_threshold: Tensors of this many bytes or more are stored outside the model. None chooses
+            the limit that moves the fewest tensors of the replaced model; for a new model or with
+            `compact`, of all models.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
             None stores other tensors outside if one of these models (see `size_threshold`) already
             has one there.

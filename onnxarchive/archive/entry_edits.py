@@ -1,7 +1,7 @@
 """Replaces a tensor of an archive, or adds, replaces and removes assets.
 
 If the file system can share blocks, a clone is changed and replaces the archive; otherwise a new
-file does. So views of the old tensors and assets do not change.
+file replaces the archive. So views of the old tensors and assets do not change.
 """
 
 from __future__ import annotations
