@@ -86,9 +86,9 @@ def replace_model(
             is already in this order is not rewritten.
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
-        size_threshold: Tensors of this many bytes or more are stored outside the model. None chooses
-            the limit that moves the fewest tensors of the replaced model; for a new model or with
-            `compact`, of all models.
+        size_threshold: Tensors of this many bytes or more are stored outside the model. None
+            chooses the limit that moves the fewest tensors of the replaced model; for a new model
+            or with `compact`, of all models.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
             None stores other tensors outside if one of these models (see `size_threshold`) already
             has one there.
