@@ -151,12 +151,12 @@ class Place(NamedTuple):
 
     @property
     def safetensors(self) -> Path:
-        """The tensors in a safetensors file."""
+        """The safetensors file with the tensors."""
         return self.file("safetensors")
 
     @property
     def pickled(self) -> Path:
-        """The tensors in a file of `torch.save`."""
+        """The file of `torch.save` with the tensors."""
         return self.file("pickled")
 
     def file(self, kind: str) -> Path:

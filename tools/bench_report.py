@@ -286,7 +286,7 @@ def text(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The number of targets met, and a line for each other target."""
+    """The numbers of targets met and without a verdict, and a line for each target not met."""
     verdicts = [(it.name, verdict) for it in results for verdict in it.verdicts()]
     met = sum(verdict.met is True for _, verdict in verdicts)
     open = sum(verdict.met is None for _, verdict in verdicts)

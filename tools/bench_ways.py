@@ -24,7 +24,7 @@ _apart = 0.0  # seconds spent in `_made`, not counted as time of the process
 
 
 def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale: float) -> None:
-    """Takes the step of a way; prints the seconds for the data and for the step."""
+    """Runs a way and its step; prints the seconds to make the data, and those of the step."""
     step: Step = globals()[way](places(Path(folder), scale)[group], **arguments)
     begun = time.perf_counter()
     _kept = step()

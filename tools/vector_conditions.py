@@ -1,4 +1,4 @@
-"""Vectors that break, or barely meet, one condition; other vectors break several at once."""
+"""Vectors that break, or barely meet, one condition. Those of other modules may break several."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def false_ends() -> Iterator[Vector]:
     )
     yield refused(
         "false-end-record-in-directory",
-        "Date and time of an empty asset read as the signature of an end record.",
+        "The time and date of an empty asset form the signature of an end record.",
         "ZIP-16",
         lambda: archive(W, assets=(Entry(b"assets/a", both={"time": 0x4B50, "date": 0x0605}),)),
         "false-end",

@@ -160,7 +160,7 @@ def _models(
     """Parses models and compares their tensors with the entries whose names are in `named`."""
     if len(data) > 1 and not proto.check_messages_together(data.values(), report):
         return {}
-    # Assets are after the tensors.
+    # Usually all tensors are before the assets.
     is_usual = listed.is_whole and listed.entries.names[: len(named)] == named
     if is_usual and list(data) == [MODEL_PROTO]:
         sizes = listed.entries.sizes[: len(named)]

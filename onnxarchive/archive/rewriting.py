@@ -230,7 +230,7 @@ def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool
 def _open_given(
     archive: Archive, given: GivenModel, resources: contextlib.ExitStack
 ) -> ModelToStore:
-    """Opens a new model; the file of a path stays open until `resources` is closed."""
+    """Opens a new model; if `given` is a path, its files stay open until `resources` is closed."""
     if isinstance(given, onnx.ModelProto):
         require_referring(given, archive)
         return ModelToStore(given, partial(referred_data, archive))

@@ -1,8 +1,8 @@
 """Copies a caller's session options for a session of an archive, or changes them temporarily.
 
 A session needs further entries in its options, such as the directory of external data, and the
-caller's options must not keep these entries. ONNX Runtime can copy most options. Other options are
-changed while the session is made.
+caller's options must not keep these entries. ONNX Runtime can copy most SessionOptions objects. In
+others, the entries are set while the session is made, and then restored.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def transform(
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None keeps the archive's setting.
+            None for True if the archive already stores another tensor outside, else False.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.

@@ -251,7 +251,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
 
     Args:
         data: The bytes of the only model of an archive.
-        keys: The keys of the archive; distinct if they are `Lines`.
+        keys: The keys of the archive; `check_names` has found `Lines` distinct.
         sizes: Size of the entry of each key in bytes.
 
     Returns:

@@ -73,7 +73,7 @@ def create_object(
     Raises:
         ImportError: The library for the URL is missing.
         OSError: A request failed.
-        UnsupportedFeatureError: The server or file system cannot write a file in one step.
+        UnsupportedFeatureError: On the server or file system, incomplete files may appear.
         ValueError: An option is wrong.
     """
     if is_of_store(url_or_path, store):
@@ -186,7 +186,7 @@ class _FileSystemWriter(ObjectWriter):
             # Such a file may appear when it is closed, even by the garbage collector.
             self._file.closed = True
             raise UnsupportedFeatureError(
-                f"{name}: expected a file system that writes files in one step, found "
+                f"{name}: expected a file system in which only complete files appear, found "
                 f"{type(system).__name__}"
             )
 

@@ -19,8 +19,8 @@ from onnxarchive.sources.serialized import Serialized
 from onnxarchive.storage.beneath import OutsideError
 from onnxarchive.storage.file_data import FileData
 
-# Placeholder of torch.onnx up to 1.x in raw_data; the bytes are in a file of the tensor's name
-# (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY).
+# PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
+# placeholder in raw_data, and the bytes in a file named after the tensor.
 _TORCH_PLACEHOLDER = b"__EXTERNAL"
 # onnx adds the former directory of a model under this key on loading. The key is ignored.
 _BASEPATH = frozenset({"basepath"})
@@ -103,7 +103,7 @@ class Finder:
         return all(_is_found(small, row) for row in range(len(small)))
 
     def _file_of(self, location: str) -> FileData | None:
-        """The file of a location, for all small tensors in it; None if `_data` must find each."""
+        """The file of a location; None if `_data` must find the bytes of each tensor there."""
         with contextlib.suppress(ArchiveFormatError):  # reported for each tensor
             file = self._place.find(location)
             if isinstance(file, FileData):

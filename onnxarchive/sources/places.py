@@ -56,7 +56,7 @@ class Place(Protocol):
 
     @property
     def all_names(self) -> list[str]:
-        """The paths of all files, in order; a folder that is not read ends with a slash."""
+        """The paths of all files, in order, and of each folder that is not read, with a slash."""
 
     def find(self, location: str) -> DataFile | None:
         """The file of a location, or None.

@@ -129,7 +129,7 @@ def _warn(message: str) -> None:
 
 
 def _of_all(mode: int, acl: bytes = b"") -> int:
-    """The mode with group and others reduced to the permissions common to all except the owner.
+    """The mode; group and others keep only the permissions that everyone except the owner has.
 
     Args:
         mode: The mode.

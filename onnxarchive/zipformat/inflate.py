@@ -111,7 +111,7 @@ def _require_whole(entry: ForeignEntry, is_at_end: bool, unused: int) -> None:
     """Refuses compressed data that end before or after the end of the entry."""
     expected = f"expected {entry.compressed_nbytes} bytes of compressed data"
     if not is_at_end:
-        raise format_error(f"{expected}, found no end of the data there", entry.name)
+        raise format_error(f"{expected}, found no end of the data within them", entry.name)
     if unused:
         raise format_error(f"{expected}, found an earlier end", entry.name)
 

@@ -197,7 +197,7 @@ def placement(local: LocalHeader, header_offset: int) -> Placement | None:
 def end_of_archive(count: int, directory_size: int, directory_offset: int) -> bytes:
     """The bytes after the directory: Zip64 record and locator if needed, then the end record.
 
-    With Zip64, all values of the end record are saturated, so no value is stated twice.
+    With Zip64, counts, size and offset in the end record are saturated, so none is stated twice.
 
     Args:
         count: Number of entries.

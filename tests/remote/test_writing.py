@@ -150,7 +150,9 @@ def test_a_file_system_that_cannot_write_in_one_step_is_refused() -> None:
             return file
 
     fsspec.register_implementation("plain", Plain, clobber=True)
-    with pytest.raises(UnsupportedFeatureError, match="that writes files in one step, found Plain"):
+    with pytest.raises(
+        UnsupportedFeatureError, match="in which only complete files appear, found Plain"
+    ):
         create_object("plain://m.onnxa")
     assert Plain.opened[0].closed
 
