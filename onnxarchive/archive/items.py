@@ -23,11 +23,11 @@ class Item:
     """An entry to write.
 
     Attributes:
-        name: Its name.
-        nbytes: Size of its data in bytes.
+        name: Name of the entry.
+        nbytes: Size of the data in bytes.
         data: Called in any thread when the entry is written; gives a view of a map, or a copy of
             only this entry's data that is dropped after writing.
-        ref: Its tensor; None for an asset or a model.
+        ref: The tensor in the entry; None for an asset or a model.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Items(Sequence[Item]):
         return [self.small.indexes[row] for row in self.rows if row != _NO_ROW]
 
     def small_fields(self) -> Iterator[tuple[int, bytes]] | None:
-        """As `SmallInitializers.external`; None if no entry is a small initializer."""
+        """Yields index and serialized external tensor of small initializers; None without any."""
         if max(self.rows, default=_NO_ROW) == _NO_ROW:
             return None
         pairs = zip(self.rows, self.names, strict=True)

@@ -26,7 +26,7 @@ class LocalHeaders:
 
     Attributes:
         verified: For each entry 1 if its header was compared and matches, else 0.
-        alignment: Alignment in bytes, from the header that was compared last.
+        alignment: Alignment in bytes that the last compared header shows; 64 before the first.
     """
 
     def __init__(self, file: RandomAccessFile, listed: Directory) -> None:
@@ -38,7 +38,7 @@ class LocalHeaders:
         self.alignment = layout.MIN_ALIGNMENT  # the usual alignment
 
     def require(self, number: int) -> None:
-        """Compares a local header with its directory record, unless it is verified already.
+        """Compares a local header with its directory record, if it is not yet verified.
 
         The headers of the next entries may be compared at the same time.
 
@@ -46,7 +46,7 @@ class LocalHeaders:
             number: Index of the entry.
 
         Raises:
-            ArchiveFormatError: They do not match.
+            ArchiveFormatError: The local header does not match.
         """
         if self.verified[number]:
             return

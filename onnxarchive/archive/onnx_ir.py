@@ -1,7 +1,7 @@
 """Loads models of onnx_ir from archives and saves them, without reading all tensors at once.
 
-This is the only module about onnx_ir. It is in this room and not in interop because `save` accepts
-these models. Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
+This module is here, and not in interop, because `save` accepts models of onnx_ir.
+Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class SplitModel:
 
     Attributes:
         model: The model.
-        proto: The proto. Its large tensors are external; their location is a placeholder.
+        proto: The proto; a placeholder is the location of each large tensor.
         large: The large tensors by their path in the proto.
         archives: The archives that hold tensors of the model.
     """

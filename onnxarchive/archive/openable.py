@@ -43,7 +43,7 @@ def without_cache(access: Access) -> StoreAccess:
 
 
 def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """True if the archive is a URL, or a path in a store.
+    """True if the source is a URL or a path in a store.
 
     Raises:
         TypeError: `access` has a key that `Access` lacks, such as a misspelled argument.
@@ -55,7 +55,7 @@ def is_remote(source: object, access: Access) -> TypeGuard[str | os.PathLike[str
 
 
 def is_local(source: object, access: Access) -> TypeGuard[str | os.PathLike[str]]:
-    """True if the archive is given as a local path."""
+    """True if the source is a local path, neither a URL nor a path in a store."""
     return isinstance(source, str | os.PathLike) and not is_remote(source, access)
 
 

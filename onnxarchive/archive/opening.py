@@ -141,8 +141,8 @@ def load(
 ) -> onnx.ModelProto:
     """Loads a model of an archive into memory, with all weights.
 
-    The model equals the one that was saved, except that all elements are in `raw_data`, and that a
-    `data_location` of DEFAULT is not set.
+    The model equals the saved one, except that tensors stored outside the model have their elements
+    in `raw_data`, and no `data_location`.
 
     The model does not remember its archive: `save(load(path), path)` replaces the whole file and
     loses assets and other models. `replace_model(path, model)` keeps them.
