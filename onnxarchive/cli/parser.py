@@ -303,7 +303,7 @@ def _add_replace_model(commands: Any) -> None:
         commands,
         "replace-model",
         "editing",
-        "Replace a model of an archive, or add a model; weights are neither read nor moved.",
+        "Replace or add a model of an archive; without --compact and --copy, the weights stay in place.",
     )
     command.add_argument(
         "model",
@@ -331,7 +331,7 @@ def _add_remove_model(commands: Any) -> None:
         commands,
         "remove-model",
         "editing",
-        "Remove a model from an archive of several models; weights are neither read nor moved.",
+        "Remove a model of an archive; without --compact and --copy, the weights stay in place.",
     )
     command.add_argument("id", metavar="ID", help="the id of the model")
     _add_edit_options(command)
