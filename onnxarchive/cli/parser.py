@@ -303,7 +303,7 @@ def _add_replace_model(commands: Any) -> None:
         commands,
         "replace-model",
         "editing",
-        "Replace or add a model of an archive; without --compact and --copy, the weights stay in place.",
+        "Replace or add a model; without --compact and --copy, the weights stay in place.",
     )
     command.add_argument(
         "model",
@@ -331,7 +331,7 @@ def _add_remove_model(commands: Any) -> None:
         commands,
         "remove-model",
         "editing",
-        "Remove a model of an archive; without --compact and --copy, the weights stay in place.",
+        "Remove a model; without --compact and --copy, the weights stay in place.",
     )
     command.add_argument("id", metavar="ID", help="the id of the model")
     _add_edit_options(command)
