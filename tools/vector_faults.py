@@ -260,7 +260,7 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "directory-record-cut",
-        "By the end record, the directory lacks its first byte.",
+        "The end record states a directory that begins one byte later and is one byte shorter.",
         "ZIP-4",
         image_with(end={"directory_size": plus(-1), "directory_offset": plus(1)}),
         "cd-size",

@@ -2,5 +2,5 @@
 
 `data` has the types for an entry's bytes (`Data`), `checksums` computes CRC-32, `counting` reports
 progress, `file_names` checks paths. `columns` and `lines` store many numbers and names, for speed
-only. This room imports only the package's errors.
+only. This room imports no other room.
 """

@@ -113,7 +113,7 @@ def _copy(file: RandomAccessFile, temporary: str | None) -> memoryview:
     if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
         raise ArchiveFormatError(
             f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"
-            f" found another file of {file.size} bytes"
+            f" found a file of {file.size} bytes that does not begin as a zip"
         )
     return spool(map(memoryview, file.pieces(0, file.size)), temporary)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # The directory of a cache; True for the user's cache directory.
 Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 
-# Blocks are counted from the end, so that opening reads one whole block. A block arrives in about a
+# Blocks are counted from the end, so that opening reads one whole block. At 1 Gbit/s it takes a
 # millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
 # The limit of ext4. Only a hostile server states a larger size, to make the state fill memory.

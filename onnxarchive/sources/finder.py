@@ -22,7 +22,7 @@ from onnxarchive.storage.file_data import FileData
 # PyTorch 1.x (ExportTypes.ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY) stores this
 # placeholder in raw_data, and the bytes in a file named after the tensor.
 _TORCH_PLACEHOLDER = b"__EXTERNAL"
-# onnx adds the former directory of a model under this key on loading. The key is ignored.
+# `set_external_data` of onnx can write a pair with this key. The pair is ignored.
 _BASEPATH = frozenset({"basepath"})
 
 
@@ -246,7 +246,7 @@ def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
     data_type = tensors.stored_type(tensor)
     if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
         return True
-    # A tensor of this size may hold these bytes by chance; then no file has the tensor's name.
+    # A tensor of this size may hold these bytes by chance; else a file has the tensor's name.
     with contextlib.suppress(ArchiveFormatError):
         return place.find(ref.name) is not None
     return False

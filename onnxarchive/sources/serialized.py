@@ -116,7 +116,7 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
 
     Args:
         file: The file.
-        least_nbytes: Least size in bytes of an initializer's data.
+        least_nbytes: Least size in bytes of the data of each initializer, else the result is None.
 
     Returns:
         The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.

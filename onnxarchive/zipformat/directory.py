@@ -208,7 +208,7 @@ def _size_and_offset(
     header_offset = record.header_offset if layout.fits_32(record.header_offset) else None
     if not record.extra and nbytes is not None and header_offset is not None:
         return nbytes, header_offset
-    # 4.5.3: the Zip64 field holds both sizes, then the header offset, each only above 32 bits.
+    # APPNOTE 4.5.3: both sizes, then the header offset; values that fit 32 bits are left out.
     count = (2 if nbytes is None else 0) + (1 if header_offset is None else 0)
     values = _zip64_values(record, count, name, report)
     if values is None:
