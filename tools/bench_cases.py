@@ -278,7 +278,7 @@ def _growth(grows: Literal["tensors", "bytes"]) -> Case:
 CASES: Final[Mapping[str, Case]] = {
     "start": _start(),
     "open-many": Case(
-        "open; safetensors: safe_open and keys",
+        "open an archive; safetensors: safe_open, and list the keys",
         (
             Measure(OURS, "many", ways.open_archive, ("archive",)),
             _peer("safetensors", "many", ways.open_safetensors, ("safetensors",), _SAFETENSORS),

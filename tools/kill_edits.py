@@ -201,8 +201,8 @@ class State(NamedTuple):
     """The content of an archive, except the further model, which never changes.
 
     Attributes:
-        model: The number of the model.
-        tensor: The number of the replaced tensor.
+        model: The number of the edit that wrote the model; 0 at first.
+        tensor: The number of the edit that wrote the tensor `CHANGING`; 0 at first.
         has_asset: True if the archive has the asset.
     """
 

@@ -11,7 +11,8 @@ also tried on the large vectors in DIR (made by `vectors.py --large DIR`). An un
 a new vector or an entry in `EQUIVALENT`.
 
 Takes half a minute, or ten minutes with large vectors. Exit status: 1 if an unnoticed change is not
-listed, or if a listed change is noticed or does not exist; otherwise 0.
+in `EQUIVALENT` (without `--large`: nor in `NOTICED_BY_LARGE`), or if a change in these tables is
+noticed or does not exist; otherwise 0.
 """
 
 from __future__ import annotations

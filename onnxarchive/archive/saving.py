@@ -196,8 +196,8 @@ def _move_to_own_id(given: dict[str, onnx.ModelProto | SplitModel], identifier: 
     model = given.pop("")
     if identifier in given:
         raise ValueError(
-            f"models: the saved model has the id {identifier!r} in its own archive; keep=False "
-            "saves it as the default model"
+            f"models: {identifier!r} is also the id of the saved model, in its own archive; give "
+            "another id, or keep=False, which saves that model as the default one"
         )
     given[identifier] = model
 

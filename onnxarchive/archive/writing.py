@@ -26,8 +26,8 @@ from onnxarchive.storage.random_access_data import RandomAccessData
 from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat.writer import ZipWriter
 
-# Threads copy data of up to this many bytes, so that it is read once. Larger data is read twice
-# through a map, which is as fast as a copy in new memory.
+# With several threads, data of up to this many bytes is copied to memory and read once. Larger data
+# is read twice through a map, as fast as copied to new memory: for the CRC-32 and for the writer.
 COPIED_SIZE = 1 << 25
 
 

@@ -49,8 +49,8 @@ def may_give_shape(tensor: onnx.TensorProto, nbytes: int) -> bool:
     parse data from external tensors", since 1.27 also for tensors of 0 bytes.
 
     Vectors of 64 KiB or more count as weights. Only Split and SplitToSequence with 8192 parts or
-    more need the values of such a vector, and fail with this error. To run such a model, keep the
-    vector in the archive's model with a larger `size_threshold`.
+    more need the values of such a vector; ONNX Runtime then fails with the error above. To run such
+    a model, keep the vector in the archive's model with a larger `size_threshold`.
 
     Args:
         tensor: The tensor. Its data is not read.

@@ -111,10 +111,10 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
 def fingerprint(archive: Archive) -> str:
     """A SHA-256 over names, offsets, sizes and CRC-32s of the tensors of `archive.model`.
 
-    The entry of each tensor adds a line, in archive order: name, data offset and size in decimal
-    and CRC-32 in eight hexadecimal digits, separated by spaces. So the fingerprint changes with
-    bytes or offsets of these tensors, but not with models or assets. A space and the model id
-    follow the SHA-256, unless the model is the default one.
+    The entry of each tensor adds a line, in archive order: name, data offset, size and CRC-32,
+    separated by spaces. Offset and size are decimal; the CRC-32 has eight hexadecimal digits. So
+    the fingerprint changes with bytes or offsets of these tensors, but not with models or assets. A
+    space and the model id follow the SHA-256, unless the model is the default one.
     """
     digest = hashlib.sha256()
     for entry in archive.entries.values():

@@ -236,8 +236,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
             unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
             for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
-                # A name that a subgraph shadows replaces no captured name: onnxruntime 1.31 would
-                # give the outer value to the shadowing subgraph, too.
+                # Only a name that no subgraph shadows may replace a captured name: onnxruntime 1.31
+                # would give the outer value also to the subgraph that shadows the name.
                 others = unshadowed if ref.name in scope.captured else staying
                 if others and ref.name not in scope.outputs:
                     scope.replaced[ref.name] = others[0].name

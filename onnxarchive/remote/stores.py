@@ -210,7 +210,7 @@ class FileSystemOrigin:
         return await asked(self.name, lambda: _in_thread(self._read, offset, size))
 
     async def end(self, size: int) -> tuple[Version, bytes] | None:
-        """Returns None: file systems have no such request."""
+        """Returns None: fsspec gives bytes and version by separate requests."""
         return None
 
     def _read(self, offset: int, size: int) -> tuple[Version, bytes]:

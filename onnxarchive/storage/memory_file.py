@@ -19,8 +19,8 @@ class MemoryFile(RandomAccessFile):
         self.size = data.nbytes
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
-            # A NumPy array over a view keeps the view's object alive, but the object's owner could
-            # resize or unmap the buffer. Here, the object is an array: it exports the buffer.
+            # `np.ndarray(buffer=view)` keeps only `view.obj`, so the owner of the buffer could
+            # resize or unmap it. An array of `np.frombuffer` holds the buffer, as `view.obj`.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 
