@@ -25,7 +25,9 @@ def test_the_table_shows_what_packed_copies_take() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()
     ]
-    found = {tuple(cells[:3]): int(cells[-1].removesuffix(" MiB")) for cells in rows[2:]}
+    found = {
+        tuple(cells[:3]): int(cells[-1].removesuffix(" MiB").replace(",", "")) for cells in rows[2:]
+    }
     assert list(found) == [
         (weights, prepack, processes)
         for weights in ("float32", "4 bits")
