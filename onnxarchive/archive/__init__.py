@@ -1,6 +1,7 @@
 """Archives: reading, checking, writing, editing and recovery.
 
-Reading: `opening` opens an `Archive` (`reading`); `openable` opens its file, bytes or object.
+Reading: `opening` opens an `Archive`, the class in `reading`; `openable` opens the file, bytes or
+object that holds it.
 `contents` reads directory and models, `local_headers` compares local headers, `snapshot` finds the
 bytes of entries. `views` shows entries as tensors and assets, `html` as tables in notebooks.
 `rules` checks an archive.

@@ -87,11 +87,12 @@ def replace_model(
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Tensors of this many bytes or more are stored outside the model. None
-            chooses the limit that moves the fewest tensors of the replaced model; for a new model
-            or with `compact`, of all models.
+            chooses by the replaced model: the tensors inside it stay inside, and as few as possible
+            of those outside move inside. For a new model, or with `compact`, None chooses by all
+            models of the archive.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None stores other tensors outside if one of these models (see `size_threshold`) already
-            has one there.
+            None stores other tensors outside if one of the models that `size_threshold` chooses by
+            already has one there.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 

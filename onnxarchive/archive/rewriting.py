@@ -212,7 +212,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold that moves no tensor out of a model, and as few as possible into it."""
+    """The size threshold by which all tensors inside models stay, and the fewest move inside."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):

@@ -227,7 +227,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
     Args:
         model: A serialized model.
-        least_nbytes: Least size in bytes of an initializer's data.
+        least_nbytes: Size in bytes that the data of every initializer has at least.
 
     Returns:
         The serialized model without initializers, and the initializers. None if an initializer is

@@ -238,7 +238,7 @@ def check_names(
 
     Args:
         names: The names, in directory order; None for a name that is not UTF-8.
-        report: Takes each broken rule (VERSION-1, MODEL-1, MODEL-4, NAME-2, KEY-1, ASSET-1).
+        report: Receives each broken rule (VERSION-1, MODEL-1, MODEL-4, NAME-2, KEY-1, ASSET-1).
         are_all: True if these are the names of all entries.
 
     Returns:

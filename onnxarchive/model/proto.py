@@ -32,7 +32,7 @@ from onnxarchive.model.shapes import Shapes
 from onnxarchive.model.tensors import TensorRef, TensorRefs
 
 SIZE_LIMIT = 1 << 31  # protobuf's limit in bytes; every message is smaller
-MAX_MESSAGES = 1 << 22  # of a model; a parsed message takes some hundred bytes
+MAX_MESSAGES = 1 << 22  # of a model; a parsed message takes 50 to 200 bytes
 
 LINK_FINGERPRINT: Final = "onnxarchive.link"
 """Metadata key by which a link identifies its archive."""
@@ -128,7 +128,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
 
     Args:
         data: The bytes.
-        report: Takes the broken rule.
+        report: Receives the broken rule.
         entry: Name of the model's entry.
     """
     model = None
@@ -313,7 +313,7 @@ def check_all_references(
     Args:
         models: The models by the names of their entries.
         sizes: Size in bytes of the entry of each key; None if it is unknown.
-        report: Takes each broken rule (DATA-1 to DATA-5, DATA-7, DATA-8, TENSOR-1 to TENSOR-3).
+        report: Receives each broken rule (DATA-1 to DATA-5, DATA-7, DATA-8, TENSOR-1 to TENSOR-3).
         are_all: True if the archive has no other keys.
         are_all_models: True if the archive has no other models.
 

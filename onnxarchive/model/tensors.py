@@ -344,8 +344,8 @@ def external_data(
 
     Args:
         ref: The tensor.
-        report: Takes each broken rule (DATA-4, DATA-5).
-        also_allowed: Further keys of pairs, which are ignored.
+        report: Receives each broken rule (DATA-4, DATA-5).
+        also_allowed: Keys of pairs that are allowed besides ONNX's; their values are ignored.
         keys: The keys of the archive. If the location is a key, reports name the tensor's entry,
             else the model's entry. None for a model outside an archive.
 
@@ -428,7 +428,7 @@ def checked(
         ref: The tensor.
         data: The tensor's bytes in pieces. TENSOR-4 is checked only if the total size fits type and
             shape.
-        report: Takes each broken rule (TENSOR-4, TENSOR-5).
+        report: Receives each broken rule (TENSOR-4, TENSOR-5).
         entry: The key of the tensor's entry.
     """
     data_type = dtypes.BY_NUMBER[ref.tensor.data_type]

@@ -81,7 +81,9 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
             _enter_or_leave_group(groups, tag, begin, depth)
             continue
         if position > stop:
-            raise malformed(begin, f"a field that ends by {stop}", f"one that ends at {position}")
+            raise malformed(
+                begin, f"a field that ends before byte {stop}", f"one that ends at {position}"
+            )
         if not groups:
             yield tag, begin, prefix, value, position
     if groups:
@@ -123,7 +125,9 @@ def _read_varint(
         if byte < VARINT_CONTINUES:
             return value, position + 1
         shift += VARINT_BITS
-    raise malformed(start, f"a varint of at most {max_width} bytes that ends by {stop}", "none")
+    raise malformed(
+        start, f"a varint of at most {max_width} bytes that ends before byte {stop}", "none"
+    )
 
 
 def read_int32(wire: memoryview, start: int, stop: int) -> int:
@@ -197,7 +201,7 @@ def is_model(data: Buffer) -> bool:
 def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     """True if models together have more than `limit` messages, not counting the ModelProtos.
 
-    A message takes two bytes or more when serialized, and a hundred or more when parsed. So this
+    A message may take only two bytes when serialized, but takes 50 to 200 when parsed. So this
     check, made before parsing, bounds the memory. It ends as soon as the answer is certain.
 
     Args:

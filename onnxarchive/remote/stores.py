@@ -1,4 +1,4 @@
-"""Selects obstore or fsspec for a URL, and requests the bytes of an object with this library."""
+"""Selects obstore or fsspec for a URL, and requests the bytes of an object with it."""
 
 from __future__ import annotations
 

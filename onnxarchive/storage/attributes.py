@@ -129,7 +129,7 @@ def _warn(message: str) -> None:
 
 
 def _of_all(mode: int, acl: bytes = b"") -> int:
-    """The mode; group and others keep only the permissions that everyone except the owner has.
+    """The mode; group and others get the permissions that they and everyone in `acl` have.
 
     Args:
         mode: The mode.

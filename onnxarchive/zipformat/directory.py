@@ -51,7 +51,7 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
     Args:
         data: The `bounds.size` bytes of the directory.
         bounds: Position of the directory, as returned by `locate`.
-        report: Takes each broken rule (ZIP-1, ZIP-3, ZIP-4, ZIP-6, ZIP-8 to ZIP-13, ZIP64-4,
+        report: Receives each broken rule (ZIP-1, ZIP-3, ZIP-4, ZIP-6, ZIP-8 to ZIP-13, ZIP64-4,
             ALIGN-1, NAME-1).
 
     Returns:

@@ -35,7 +35,7 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     Args:
         tail: The last `TAIL_SIZE` bytes of the file, or all bytes of a smaller file.
         file_size: Size of the file in bytes.
-        report: Takes each broken rule (ZIP-2 to ZIP-5, ZIP64-1 to ZIP64-3).
+        report: Receives each broken rule (ZIP-2 to ZIP-5, ZIP64-1 to ZIP64-3).
 
     Returns:
         The position of the directory, verified to be inside the file; None if unknown.

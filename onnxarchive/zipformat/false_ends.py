@@ -53,7 +53,7 @@ def check(
             follow.
         names: Names of the entries in `end`, and possibly of entries before `end`.
         header_offsets: Offset of the local header of each of these entries, in bytes.
-        report: Takes the broken rule.
+        report: Receives the broken rule.
     """
     for offset, kind in _find(end, file_size):
         if offset < directory_end:

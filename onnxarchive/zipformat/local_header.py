@@ -21,7 +21,7 @@ def check_local_header(
         header: The bytes from `entry.header_offset` to `entry.data_offset`.
         entry: The entry.
         record: Its directory record.
-        report: Takes each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
+        report: Receives each broken rule (ZIP-7, ZIP-14, ZIP64-5, ALIGN-2, ALIGN-3).
 
     Returns:
         The alignment in the header, in bytes; None if it is missing or invalid.
