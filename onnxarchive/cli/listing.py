@@ -1,26 +1,22 @@
-"""The commands that list, describe and check archives."""
+"""The commands that list and describe archives."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import onnx
 
 import onnxarchive
 from onnxarchive.archive.reading import Archive
-from onnxarchive.cli.frame import DONE, FOUND, access, fail, say, status_of
-from onnxarchive.cli.progress import progress_bar
+from onnxarchive.cli.frame import DONE, access, say
 from onnxarchive.cli.table import count, printable, shape, size, table
-from onnxarchive.errors import ArchiveError
 from onnxarchive.model import dtypes, proto, tensors
-from onnxarchive.model.keys import ASSET_PREFIX, is_model, model_entry
+from onnxarchive.model.keys import ASSET_PREFIX, model_entry
 from onnxarchive.model.tensors import text
-from onnxarchive.remote.urls import shown_url
 from onnxarchive.zipformat.entries import Entry
 from onnxarchive.zipformat.layout import Placement
 
@@ -36,34 +32,35 @@ def ls_command(arguments: argparse.Namespace) -> int:
         users = _users(archive)
         entries = {entry.name: entry for entry in archive.entries.values()}
         listed: dict[str, dict[str, Any]] = {}
+        outside = 0
         for id in chosen:
-            for key, ref in archive._refs_of(id).items():
-                described = {
-                    "name": ref.name,
-                    "key": key,
-                    "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
-                    "dims": list(ref.tensor.dims),
-                    "models": users[key],
-                }
-                listed.setdefault(key, described | _place(entries[key]))
-        others = [
-            {"name": entry.name, **_place(entry)}
-            for entry in entries.values()
-            if is_model(entry.name) or entry.name.startswith(ASSET_PREFIX)
+            refs = archive._refs_of(id)
+            outside += len(refs)
+            for key, ref in refs.items():
+                if key not in listed:
+                    listed[key] = {
+                        "name": ref.name,
+                        "key": key,
+                        "data_type": dtypes.BY_NUMBER[ref.tensor.data_type].name,
+                        "dims": [*ref.tensor.dims],
+                        "models": users[key],
+                        **_place(entries[key]),
+                    }
+        others = [  # models and assets
+            {"name": name, **_place(entry)} for name, entry in entries.items() if name not in users
         ]
-        outside = sum(len(archive._refs_of(id)) for id in chosen)
         totals = {
             "tensors": len(listed),
             "in_model": sum(map(_count, chosen.values())) - outside,
-            "assets": len(archive.assets),
+            "assets": len(others) - len(archive.models),
             "weights": sum(item["nbytes"] for item in listed.values()),
             "nbytes": archive._file.size,
         }
         are_several = len(archive.models) > 1
-    stored = sorted(listed.values(), key=lambda item: item["data_offset"])
+    stored = sorted(listed.values(), key=itemgetter("data_offset"))
     rows = [
         [it["name"], it["key"], it["data_type"], shape(it["dims"]), it["nbytes"], it["data_offset"]]
-        + [_shown_ids(it["models"])] * are_several
+        + ([_shown_ids(it["models"])] if are_several else [])
         for it in stored
     ]
     blank = [""] * are_several
@@ -211,54 +208,3 @@ def _bytes(archive: Archive, nbytes: int) -> dict[str, int]:
         "headers": nbytes - data - padding,
         "archive": nbytes,
     }
-
-
-def check_command(arguments: argparse.Namespace) -> int:
-    """Runs `check`."""
-    archives, link = arguments.archives, arguments.link
-    if len(archives) > 1 and link is not None:
-        raise ValueError("check takes only one ARCHIVE with --link")
-    if not (archives or link):
-        raise ValueError("check takes an ARCHIVE, or --link LINK")
-    result: list[dict[str, Any]] = []
-    lines: list[str] = []
-    status = DONE
-    for given in archives or _linked(link):
-        archive = shown_url(given)
-        try:
-            with progress_bar("check") as progress:
-                findings = onnxarchive.check(
-                    given,
-                    full=arguments.full,
-                    progress=progress,
-                    jobs=arguments.jobs,
-                    **access(arguments),
-                )
-        except (ArchiveError, OSError) as error:  # the other archives are checked
-            status = max(status, fail(error, status_of(type(error))))
-            continue
-        result += [{"archive": archive, **dataclasses.asdict(finding)} for finding in findings]
-        lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]
-    if link is not None and not result and status == DONE:
-        findings = onnxarchive.check_link(link, *archives)
-        result = [{"link": link, **dataclasses.asdict(finding)} for finding in findings]
-        lines += [f"{link}: {it}" for it in findings or ("fits the archive",)]
-    if lines:
-        say(arguments, result, "\n".join(map(printable, lines)))
-    return max(status, FOUND if result else DONE)
-
-
-def _linked(link: str) -> list[str]:
-    """The archive of a link, as a list; empty if it is missing, which `check_link` reports."""
-    from onnxarchive.interop.link_checks import linked_archive
-
-    archive = linked_archive(link)
-    return [archive] if archive is not None and os.path.exists(archive) else []
-
-
-def _passed(full: bool) -> str:
-    from onnxarchive.archive.rules import rules
-
-    checked = [rule for rule in rules().values() if full or rule.seen != "data"]
-    unread = "" if full else "; weights not read, --full reads them"
-    return f"valid ({len(checked)} rules checked{unread})"

@@ -269,7 +269,7 @@ def _add_check(commands: Any) -> None:
     command = _add(
         commands,
         "check",
-        "listing",
+        "checking",
         "Check archives against the specification, and list broken rules.",
         archive=False,
     )

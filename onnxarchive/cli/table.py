@@ -17,14 +17,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def _aligned(title: str, values: Sequence[object]) -> list[str]:
     """A title and the values below it, with equal widths."""
-    cells = [title, *map(_cell, values)]
+    cells = [title, *[f"{it:,}" if isinstance(it, int) else str(it) for it in values]]
+    if not "".join(cells).isprintable():
+        cells = [printable(cell) for cell in cells]
     width = max(map(len, cells))
-    is_number = bool(values) and all(isinstance(value, int) for value in values)
+    is_number = {*map(type, values)} == {int}
     return [cell.rjust(width) if is_number else cell.ljust(width) for cell in cells]
-
-
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
 def printable(text: str) -> str:
@@ -44,7 +42,7 @@ def count(number: int, noun: str) -> str:
 
 def shape(dims: Sequence[object]) -> str:
     """A shape: `1x3x224x224`, or `scalar`."""
-    return "x".join(str(dim) for dim in dims) or "scalar"
+    return "x".join(map(str, dims)) or "scalar"
 
 
 def size(nbytes: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -175,6 +175,21 @@ class TensorRefs(Mapping[str, TensorRef]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.index_of or name in self.others
+
+    def items(self) -> ItemsView[str, TensorRef]:
+        """The names or keys, each with its ref."""
+        return _Items(self)
+
+
+class _Items(ItemsView[str, TensorRef]):
+    """The items of `TensorRefs`; iteration looks up no names."""
+
+    _mapping: TensorRefs
+
+    def __iter__(self) -> Iterator[tuple[str, TensorRef]]:
+        refs = self._mapping
+        yield from zip(refs.names, map(refs.initializer, refs.indexes), strict=True)
+        yield from refs.others.items()
 
 
 def text(value: str | bytes) -> str:

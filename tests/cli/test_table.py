@@ -9,6 +9,12 @@ def test_a_table_aligns_text_left_and_numbers_right() -> None:
     )
 
 
+def test_numbers_beside_text_are_aligned_left_and_what_does_not_print_is_escaped() -> None:
+    assert table(["name", "bytes"], [["a\n", 1234], ["b", "none"]]) == (
+        "name  bytes\na\\n   1,234\nb     none"
+    )
+
+
 def test_a_table_without_rows_is_its_header() -> None:
     assert table(["name", "bytes"], []) == "name  bytes"
 

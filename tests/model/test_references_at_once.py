@@ -467,6 +467,7 @@ def test_tensor_refs_are_a_mapping_of_initializers_and_others() -> None:
         "graph.node[0]",
     ]
     assert [ref.tensor.name for ref in refs.values()] == ["b", "a", "c"]
+    assert [*refs.items()] == [(key, refs[key]) for key in ("x", "y", "z")]
     assert [refs.tensor(key) is not None for key in ("x", "z", "w")] == [True, True, False]
     assert ("x" in refs, "z" in refs, "w" in refs) == (True, True, False)
     with pytest.raises(KeyError):
