@@ -199,13 +199,14 @@ class Archive(Closing):
     def tensors(self) -> Tensors:
         """Initializers of the main graph and its subgraphs by name, as read-only arrays.
 
-        Looking up a name of several initializers raises an error; use `tensor_by_key` instead.
+        If several initializers have the same name, looking it up raises an error; use
+        `tensor_by_key` instead.
         """
         return self._tensors
 
     @EvaluatedProperty
     def assets(self) -> Assets:
-        """The assets by path (without the prefix `assets/`), as copies that match their CRC-32."""
+        """The assets by path (without the prefix `assets/`), as copies verified by their CRC-32."""
         return self._assets
 
     def read(self, name: str) -> memoryview:
@@ -260,7 +261,7 @@ class Archive(Closing):
 
     @contextlib.contextmanager
     def _unedited(self, snapshot: Snapshot) -> Iterator[None]:
-        """Locks out editors during the block, unless another file has taken the archive's path.
+        """Locks out editors during the block, unless the path now leads to another file or to none.
 
         Raises:
             ArchiveError: The directory has changed since `snapshot`, or an edit is unfinished.
@@ -372,7 +373,7 @@ class Archive(Closing):
                     raise self._changed()
 
     def _is_at(self, path: str | os.PathLike[str]) -> bool:
-        """True if saving at `path` would replace this archive, or the file now at this path."""
+        """True if `path` is this archive's path, or leads to the same file."""
         if not isinstance(self._file, MappedFile):
             return False
         own = os.path.realpath(self._file.absolute_path)
@@ -475,7 +476,7 @@ class Archive(Closing):
         return f"<onnxarchive.{name} {self.path!r}, {len(self.entries)} entries>"
 
     def __reduce__(self) -> tuple[Callable[..., Archive], tuple[str, int, str]]:
-        """Pickles the path, the limit and the model's id; unpickling opens the archive with them.
+        """Pickles the path, `max_model_nbytes` and the model's id; unpickling opens the archive.
 
         Raises:
             TypeError: The archive is not a local file.

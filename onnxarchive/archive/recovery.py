@@ -92,7 +92,7 @@ def opened_for_edit(
 ) -> Iterator[MappedFile]:
     """Opens the file of an archive, locked exclusively during the block; see `files.opened`.
 
-    An error names the path; for a file of another kind, also the kind.
+    An error names the path, and also the kind of a file that is no archive but of a known kind.
     """
     with (
         recognised(path),

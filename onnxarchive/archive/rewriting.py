@@ -2,9 +2,11 @@
 
 An edit leaves kept entries in place, and writes a new end of the file with the models. If the file
 system can clone files (share blocks), and the clone can have the owner and the name of the archive,
-the new end is written to a clone; else to the file itself, with an undo log. A whole new file is
-written if `compact` moves or removes an entry, if `copy` cannot clone, or if the old end is too
-large for an undo log.
+the new end is written to a clone; else to the file itself, with an undo log.
+
+In three cases an edit writes a whole new file instead: if the option `compact` moves or removes an
+entry; if the option `copy` is true, but the file cannot be cloned; or if there is no clone, and the
+old end is too large for an undo log.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def write_model(
 
 
 def write_without(archive: Archive, identifier: str, options: EditOptions) -> MappedFile:
-    """Removes a further model from an archive; see `write_model`.
+    """Removes a model other than the default one from an archive; see `write_model`.
 
     Raises:
         ModelNotFoundError: There is no model of this id.
@@ -129,7 +131,7 @@ def write_without(archive: Archive, identifier: str, options: EditOptions) -> Ma
 
 
 def write_renamed(archive: Archive, old: str, new: str, options: EditOptions) -> MappedFile:
-    """Gives a further model of an archive another id; see `write_model`.
+    """Changes the id of a model other than the default one; see `write_model`.
 
     Raises:
         ModelNotFoundError: There is no model with the id `old`.
@@ -188,7 +190,7 @@ def _write_models(
         if plan is None or not (keeps_all or options.compact):
             plan = _plan_keeping_all(archive, models, write_options, plan)
             keeps_all = True
-        # The limit given to `open`, so that the caller can still read the archive with this limit.
+        # Checks the limit given to `open`: with this limit, the caller can still read the archive.
         sizes = {item.name: item.nbytes for item in plan.models}
         check_model_sizes(sizes, archive.max_model_nbytes, Report())
         if keeps_all:
@@ -197,7 +199,10 @@ def _write_models(
 
 
 def _write_options(archive: Archive, replaced: list[str], options: EditOptions) -> WriteOptions:
-    """The options for writing; a None in `options` becomes the value that moves fewest tensors."""
+    """The options for writing; a None in `options` becomes the value that moves fewest tensors.
+
+    A tensor moves if it was in the model and becomes an entry, or the reverse.
+    """
     planned = list(archive.models) if options.compact or not replaced else replaced
     outside_attributes = has_outside_attributes(archive, planned)
     threshold, convert_attribute = options.size_threshold, options.convert_attribute
@@ -212,7 +217,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold by which all tensors inside models stay, and the fewest move inside."""
+    """The size threshold that moves no tensor out of a model, and the fewest into one."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):
@@ -244,7 +249,9 @@ def _open_given(
 
 
 def _by_entry(source: Source, archive: Archive) -> Resolve:
-    """The `Resolve` of a source; bytes in the archive, as from a link, become `EntryData`.
+    """The `Resolve` of a source; data that is an entry of the archive becomes `EntryData`.
+
+    A link, for example, has such data.
 
     Raises:
         ArchiveFormatError: The bytes of a tensor overlap the archive's models or directory.
@@ -280,7 +287,7 @@ def end_offset(archive: Archive) -> int:
 
 
 def _keeps_all(plan: Plan, archive: Archive) -> bool:
-    """True if the plan begins with all entries except the models, unchanged."""
+    """True if the plan begins with all the archive's entries except the models, unchanged."""
     names = kept_names(archive)
     return plan.items.names[: len(names)] == names and all(
         _is_entry(item, archive) for item in plan.items[: len(names)]
@@ -317,7 +324,7 @@ def _plan_keeping_all(
         archive: The archive.
         models: The models of the new archive.
         options: The options of the plan.
-        plan: The plan of a new archive, or None.
+        plan: The plan of the archive's only model, if already made; else None.
 
     Raises:
         ValueError: A tensor of the archive would be unused.
@@ -452,7 +459,7 @@ def continued_writer(
 def changed_clone(
     archive: Archive, offset: int, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> MappedFile | None:
-    """Changes a clone, which then replaces the archive; None if cloning is not possible.
+    """Writes a new end to a clone, which then replaces the archive; None if cloning fails.
 
     Args:
         archive: The archive.

@@ -43,7 +43,8 @@ class Rule:
         id: Its id, such as `"ZIP-6"`.
         seen: The step that checks it: `"open"`, `"header"` (local header) or `"data"`.
         text: The rule as a sentence.
-        mended: True if `convert` makes archives of other tools' zips that break the rule.
+        mended: True if `convert` accepts other tools' zips that break the rule, and writes a valid
+            archive.
     """
 
     id: str

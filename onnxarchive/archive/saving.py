@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxarchive.archive.onnx_ir import SplitModel
 
     class ONNXProgram(Protocol):
-        """`torch.onnx.ONNXProgram`, declared without importing torch, not even for its types."""
+        """Stands for `torch.onnx.ONNXProgram`, so that not even type checkers import torch."""
 
         model: onnx_ir.Model
 
@@ -81,17 +81,17 @@ def save(
         model: The model: an `onnx.ModelProto` with its tensors in memory, an `onnx_ir.Model`, or
             PyTorch's `ONNXProgram`. The last two may have lazy and external tensors, which are
             read one at a time. The model is not changed.
-        path: The archive, usually `name.onnxa`; a URL in a store, where the complete archive
-            appears; or a binary file, which is written in order and need not be seekable.
+        path: The archive, usually `name.onnxa`; a URL in a store, where the archive appears when it
+            is complete; or a binary file, which is written in order and need not be seekable.
         models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
             most 64 bytes. Equal tensors of different models (data type, dims, bytes) are stored
             once.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
-        alignment: The data of every entry begins at a multiple of this many bytes. None for the
-            alignment of the model's archive (with `keep`), else 64.
+        alignment: The data of every entry begins at a multiple of this many bytes. None means: as
+            in the archive from which the model was loaded, if `keep` is true; else 64.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for True if the model's archive (with `keep`) stores other tensors than
-            initializers outside, else False.
+            None means True if `keep` is true and the archive from which the model was loaded stores
+            other tensors than initializers outside; else False.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
             is not identical: PyTorch's TorchScript exporter makes such a copy of a tied embedding,
             unless it is called with `do_constant_folding=False`.
@@ -215,7 +215,7 @@ def _write_split(
     splits: Mapping[str, SplitModel],
     options: WriteOptions,
 ) -> None:
-    """Writes models of onnx_ir; refuses to replace an archive that was edited since its opening."""
+    """Writes models of onnx_ir; refuses to replace an archive edited since it was opened."""
     replaced = {id: split.replaced_archives(path) for id, split in splits.items()}
 
     def require_current(file: MappedFile | None) -> None:

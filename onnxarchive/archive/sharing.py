@@ -17,7 +17,7 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.storage.random_access_data import RandomAccessData
 
 # Different data with the same CRC-32 is rare, unless an attacker makes it to force comparisons of
-# all pairs. Beyond this number of contents with one CRC-32, data is not shared.
+# all pairs. Once so many different contents with one CRC-32 are known, no more are shared.
 _MAX_COLLISIONS = 8
 
 
@@ -90,7 +90,7 @@ class SharedEntries:
         """Begins another model, which may share all entries that were added before.
 
         Args:
-            taken: Keys of entries that this model uses already, so they cannot be shared.
+            taken: Keys of entries that this model uses already; no other tensor of it gets them.
         """
         self._taken = {*taken}
         self._numbers.clear()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_OWNERS = 8  # initializers of one name, in a message
 _MAX_SHOWN_IDS = 16
-_NO_ENTRY = -1  # index for an initializer without an entry, in the model itself
+_NO_ENTRY = -1  # index for an initializer whose data is in the model itself
 
 
 class Snapshot:
@@ -91,7 +91,7 @@ class Snapshot:
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """The model with this id. Users may change it, so refs keep the old initializers."""
+        """The model with this id. Callers may change it, so `refs_of` keeps its initializers."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model
@@ -163,7 +163,7 @@ class Snapshot:
         with with_path(self.file.path):
             if self.file.is_complete:
                 self.headers.require(number)
-            else:  # without the next headers: each may need a request
+            else:  # `require` may read the next headers, too: a request for each
                 self.headers.compare(number, Report())
 
     def locate_all(self, numbers: Sequence[int]) -> Iterator[tuple[memoryview, int, int]]:
@@ -384,7 +384,7 @@ class Initializers:
         self._index_of = dict(zip(self.names, indexes, strict=True))
 
     def _leave_out_ambiguous(self, names: Sequence[str]) -> Sequence[int]:
-        """Removes ambiguous names; gives the indexes of the other initializers."""
+        """Removes ambiguous names; gives the indexes of the initializers left in the main graph."""
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
         indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
         self.names = [self.names[i] for i in indexes]

@@ -270,7 +270,8 @@ class Writer(Closing):
         """Discards the archive, unless `finish` has completed it.
 
         Args:
-            error: The reason, or None. A disk-full error gets the archive's path.
+            error: The reason, or None. If it says that the disk is full, the archive's path is
+                added to it.
 
         Example:
             writer = onnxarchive.Writer("new.onnxa")

@@ -38,9 +38,9 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
     """Initializers by name, as read-only arrays; each is made when it is looked up.
 
     The mapping has the initializers of the main graph and of its subgraphs, including small ones
-    and strings in the model itself. Several graphs may define the same name, such as the branches
-    of an If. Iteration skips such a name, and looking it up raises an error that lists the keys for
-    `Archive.tensor_by_key`.
+    and strings in the model itself. Several graphs, such as the branches of an If, may define the
+    same name. Iteration skips such a name, and looking it up raises an error that lists the keys
+    for `Archive.tensor_by_key`.
     """
 
     _snapshot: Snapshot  # the archive replaces it after each edit

@@ -27,7 +27,7 @@ from onnxarchive.storage.replacement import Replacement, Require
 from onnxarchive.zipformat.writer import ZipWriter
 
 # With several threads, data of up to this many bytes is copied to memory and read once. Larger data
-# is read twice through a map, as fast as copied to new memory: for the CRC-32 and for the writer.
+# is read twice through a map: to compute the CRC-32, and by the writer. Copying is no faster.
 COPIED_SIZE = 1 << 25
 
 
@@ -143,7 +143,10 @@ def stream(plan: Plan, target: ZipWriter, counter: ProgressCounter, jobs: int = 
 
 
 def _fetched(group: Items, copied_size: int) -> SmallEntries | Iterable[FetchedEntry]:
-    """Fetches one entry, or small entries together if possible, else one by one on iteration."""
+    """Fetches one entry, or several small ones.
+
+    Small entries are fetched together if possible, else one by one on iteration.
+    """
     if len(group) == 1:
         return [fetched_entry(group[0], copied_size)]
     return fetch_small(group) or (fetched_entry(item, copied_size) for item in group)
@@ -171,9 +174,9 @@ class FetchedEntry:
 def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
     """Gets the data of an item with its CRC-32, computed unless the data states one.
 
-    Large data without a CRC-32 is read twice, since it may change in between: here to compute the
-    CRC-32, and by the writer, which compares the CRC-32. Large remote data is first copied to a
-    temporary file.
+    Large data without a CRC-32 is read twice: here to compute the CRC-32, and by the writer, which
+    compares the CRC-32, since the data may have changed in between. Large remote data is first
+    copied to a temporary file.
 
     Args:
         item: The item.

@@ -1,4 +1,4 @@
-"""Bytes in memory or elsewhere, their CRC-32 and their progress: the lowest room.
+"""Bytes in memory or elsewhere, their CRC-32, and reports of progress: the lowest room.
 
 `data` has the types for an entry's bytes (`Data`), `checksums` computes CRC-32, `counting` reports
 progress, `file_names` checks paths. `columns` and `lines` store many numbers and names, for speed

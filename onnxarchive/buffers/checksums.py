@@ -38,7 +38,7 @@ class Crc32:
         return found
 
     def __call__(self, pieces: Iterable[_Piece]) -> Iterator[_Piece]:
-        """Yields the pieces; each is counted before it is yielded."""
+        """Yields the pieces; `value` and `nbytes` include a piece before it is yielded."""
         for piece in pieces:
             self.value = crc32(piece, self.value)
             self.nbytes += len(piece)

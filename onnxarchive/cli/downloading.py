@@ -1,4 +1,4 @@
-"""The commands `download` and `cat`, which read a remote archive or a part of an archive."""
+"""The commands `download`, for a remote archive, and `cat`, for one tensor or asset."""
 
 from __future__ import annotations
 

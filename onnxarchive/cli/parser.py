@@ -152,7 +152,7 @@ def _add_convert(commands: Any) -> None:
         commands,
         "convert",
         "converting",
-        "Convert models to archives: .onnx files, directories, zips of any tool, archives.",
+        "Convert models (.onnx files, directories, zips of any tool, archives) to archives.",
         archive=False,
     )
     command.usage = (
@@ -190,7 +190,7 @@ def _add_convert(commands: Any) -> None:
     _add_flag(
         command,
         "--convert-attribute",
-        "also store tensors of attributes, functions and sparse tensors outside the model",
+        "store all large tensors outside the model, not only initializers",
     )
     _add_flag(
         command,
@@ -224,8 +224,8 @@ def _add_convert(commands: Any) -> None:
         const=True,
         default=False,
         metavar="DIRECTORY",
-        help="follow symbolic links of a source to files below DIRECTORY; without DIRECTORY, "
-        "within a model's folder of a Hugging Face cache",
+        help="follow symbolic links in a source if they lead to files below DIRECTORY (without "
+        "DIRECTORY: within the model's folder of a Hugging Face cache)",
     )
     _add_flag(command, "--dry-run", "report the result without writing it")
     _add_flag(command, "--skip-existing", "with --output-dir: skip models whose archive exists")
@@ -308,8 +308,8 @@ def _add_replace_model(commands: Any) -> None:
     command.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx; its external data may be in the archive (a changed link, or the extracted "
-        "__MODEL_PROTO) or in other files",
+        help="a .onnx; its external data may be in other files or, as in a changed link or an "
+        "extracted __MODEL_PROTO, in the archive",
     )
     command.add_argument(
         "--name",
@@ -370,7 +370,7 @@ def _add_set_metadata(commands: Any) -> None:
         "Set metadata, doc string, producer and domain of a model in an archive.",
     )
     command.add_argument(
-        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set (before any option)"
+        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set; give it before any option"
     )
     command.add_argument(
         "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"
@@ -552,7 +552,7 @@ def _add_cat(commands: Any) -> None:
     help = "Write a tensor (as .npy) or an asset to standard output."
     command = _add(commands, "cat", "downloading", help, json=False)
     command.add_argument("name", metavar="NAME", help="the tensor, or the path of the asset")
-    _add_model(command, "take the tensor of this model")
+    _add_model(command, "write the tensor of this model")
 
 
 def _add_completion(commands: Any) -> None:

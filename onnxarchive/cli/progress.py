@@ -28,7 +28,7 @@ def progress_bar(description: str) -> Iterator[Progress | None]:
 
 @contextlib.contextmanager
 def count_bar(description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a callback that advances a progress bar of `unit`; no bar without a terminal."""
+    """Yields a callback that advances a bar that counts `unit`s; no bar without a terminal."""
     from tqdm import tqdm
 
     with tqdm(
