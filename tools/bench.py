@@ -22,8 +22,9 @@ CPU is the CPU time of all threads of the process. Memory is peak growth: of ano
 (RssAnon of /proc/PID/status, sampled every 5 ms from outside), and of resident memory, which
 includes mapped files (the kernel's VmHWM).
 
-The report names missing packages and programs and leaves their rows out: safetensors,
-onnx-safetensors, onnx-ir, ONNX Runtime, PyTorch, obstore, nginx (serves remote archives), curl.
+Optional packages and programs: safetensors, onnx-safetensors, onnx-ir, ONNX Runtime, PyTorch,
+obstore, nginx (serves remote archives), curl. The report names the missing ones and leaves their
+rows out.
 Three rows show limits of the machine: "pwrite" writes the same bytes from memory, "copy" copies a
 file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and "map" sums all
 bytes of a file through a memory map.
@@ -226,7 +227,7 @@ class Run:
         return 0 if found.is_sparse and kind else found.nbytes
 
     def _measures(self, name: str) -> list[Measure]:
-        """The measures of a case whose packages and programs are all present."""
+        """The measures of a case, without those that need a missing package or program."""
         return [it for it in CASES[name].measures if not self._missing.keys() & set(it.needs)]
 
     def _inputs(self, names: Sequence[str]) -> set[Input]:

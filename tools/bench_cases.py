@@ -35,8 +35,8 @@ class Measure:
         prepare: Returns the step to time.
         reads: The kinds of input files.
         needs: The packages and programs needed in addition to this library's requirements.
-        writes: True if the measure writes all bytes of the group, which need room on the disk.
-        clocks: The clocks; each gives a row of figures.
+        writes: True if the measure writes all bytes of the group to disk.
+        clocks: What is timed (see `Clock`); each clock gives a row of figures.
         is_raw: True if the measure shows a limit of the machine.
         is_peer: True if the measure is another library's; its failure does not fail the tool.
     """

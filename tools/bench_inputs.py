@@ -224,7 +224,9 @@ class Place(NamedTuple):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def external_model(self, location: str | None) -> tuple[onnx.ModelProto, list[int]]:
-        """The model with external tensors in the file `location`; if None, locations are keys.
+        """The model with external tensors in the file `location`.
+
+        If `location` is None, the location of each tensor is its key.
 
         Returns:
             The model, and the offset of each tensor in the file.

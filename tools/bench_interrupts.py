@@ -1,7 +1,8 @@
 """Handles interrupts of tools/bench.py, which then ends its children and removes its files.
 
 SIGINT and SIGTERM raise KeyboardInterrupt once and are ignored afterwards, so that nothing stops
-the clean-up. Signals are held back until a new child or file is noted for the clean-up.
+the clean-up. While a child or file is created, signals are held back until it is noted for the
+clean-up.
 """
 
 from __future__ import annotations

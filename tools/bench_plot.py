@@ -1,4 +1,4 @@
-"""Draws the figures of tools/bench.py: speed beside other libraries, and growth with size.
+"""Draws the figures of tools/bench.py: speed next to that of other libraries, and growth with size.
 
 python3 tools/dev.py python tools/bench_plot.py FILE.json [DIR]
 
@@ -110,7 +110,10 @@ def style() -> str:
 
 
 def _speed(cases: Mapping[str, Any], title: str) -> Any:
-    """Draws a panel for each case: a line for each way, warm filled, whole processes hollow."""
+    """Draws a panel for each case, with a line for each way.
+
+    Filled marks are warm steps; hollow marks are whole processes.
+    """
     from matplotlib.figure import Figure
 
     columns = 2 if len(cases) > 1 else 1
@@ -173,7 +176,7 @@ def _draw(panel: Any, name: str, case: Mapping[str, Any]) -> None:
 
 
 def _scale(panel: Any) -> None:
-    """Sets a logarithmic axis of times, from decade to decade."""
+    """Makes the axis of times logarithmic, with powers of ten at both ends."""
     low, high = panel.dataLim.intervalx
     panel.set_xscale("log")
     panel.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))

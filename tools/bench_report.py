@@ -135,7 +135,7 @@ def values(figures: Sequence[Figures], name: str) -> list[float]:
 
 
 def ratios(ours: Sequence[float], others: Sequence[float]) -> list[float]:
-    """The ratio of each round; empty if a value is missing or a divisor is zero."""
+    """`ours` divided by `others`, by round; empty if a value is missing or a divisor is zero."""
     if len(ours) != len(others) or not all(others):
         return []
     return [own / other for own, other in zip(ours, others, strict=True)]
@@ -286,7 +286,7 @@ def text(result: Result) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The numbers of targets met and without a verdict, and a line for each target not met."""
+    """Counts targets met and targets without a verdict; adds a line for each target not met."""
     verdicts = [(it.name, verdict) for it in results for verdict in it.verdicts()]
     met = sum(verdict.met is True for _, verdict in verdicts)
     open = sum(verdict.met is None for _, verdict in verdicts)

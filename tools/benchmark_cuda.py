@@ -445,7 +445,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _ratio(way: Way, medians: Mapping[str, Mapping[str, float | None]]) -> float | None:
-    """The time of the way from the archive, divided by the time of `way`; None if unknown."""
+    """The time of the way that reads the archive, divided by the time of `way`; None if unknown."""
     if way.archived is None:
         return None
     own, archive = (medians[name]["seconds"] for name in (way.name, way.archived))

@@ -95,7 +95,7 @@ def set_up() -> None:
 def run(*arguments: str, stderr: int | None = None) -> None:
     """Runs the environment's Python in the project's directory.
 
-    Python may write compiled modules to disk, since tests start hundreds of processes.
+    Lets Python cache compiled modules on disk, since tests start hundreds of processes.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([PYTHON, *arguments], cwd=ROOT, env=environment, stderr=stderr, check=True)

@@ -39,7 +39,7 @@ BATCH_NBYTES: Final = 1 << 24
 SEEDS: Final = range(8)
 # The most entries without Zip64, and the fewest with Zip64.
 COUNTS: Final = (0xFFFE, 0xFFFF)
-# The largest size without Zip64, the smallest with Zip64, and the smallest of 33 bits.
+# The largest size without Zip64, the smallest with Zip64, and the smallest 33-bit size.
 LARGE_SIZES: Final = (0xFFFFFFFE, 0xFFFFFFFF, 0x100000000)
 DIFFERENCES_SHOWN: Final = 20
 # Permissions: each of the 9 bits alone, none, all, and a common one.
@@ -126,7 +126,7 @@ def write_random(path: Path, seed: int) -> None:
 def write_zips(path: Path) -> None:
     """Writes an archive with a zip in a tensor and in an asset, and with many signatures.
 
-    The zips are so far from the end of the file that no reader searches there.
+    The zips are too far from the end of the file for a reader's search for end records.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as inner:
@@ -136,7 +136,7 @@ def write_zips(path: Path) -> None:
         name="zip", data_type=TensorProto.UINT8, dims=[len(zipped)], raw_data=zipped
     )
     model = model_of([tensor])
-    # The last field of the last entry, so that the signatures are next to the directory.
+    # The model is the last entry, and this is its last field: the directory follows directly.
     model.metadata_props.add(key="signatures", value="PK\5\6PK\6\6PK\6\7PK\3\4PK\1\2" * 5)
     assets = {"inner.zip": zipped, "last": SIGNATURES * 4096}
     onnxarchive.save(model, path, size_threshold=0, assets=assets)

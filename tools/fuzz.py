@@ -53,7 +53,7 @@ from onnxarchive.zipformat.local_header import check_local_header
 ROOT: Final = Path(__file__).resolve().parent.parent
 VECTORS: Final = ROOT / "conformance" / "vectors"
 LARGEST_SEED: Final = 1 << 16  # bytes
-# Rules about the data of tensors that this tool also checks itself.
+# Rules about tensor data that this tool checks with code of its own, too.
 DATA_RULES: Final = frozenset({"DATA-6", "TENSOR-4", "TENSOR-5"})
 SIX_BIT_TYPES: Final = (TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2)
 BITS: Final[dict[int, int]] = {
@@ -123,8 +123,8 @@ class Collected(Report):
 def run_directory(data: bytes) -> bool:
     """Returns True if end records, directory and local headers break no rule.
 
-    Collecting all findings and stopping at the first must give the same verdict. The entries of an
-    accepted file must leave no gaps, and Python's zipfile must find the same entries.
+    Reading on after a broken rule and stopping at the first must give the same verdict. The entries
+    of an accepted file must leave no gaps, and Python's zipfile must find the same entries.
     """
     collected = Collected()
     _read_directory(data, collected)
@@ -186,7 +186,7 @@ def run_wire(data: bytes) -> bool:
     if model is not None and graphs is not None:
         require(bool(graphs) == model.HasField("graph"), f"{graphs} graphs")
         is_model = model.HasField("graph") and model.HasField("ir_version")
-        require(wire.is_model(data) == is_model, f"is_model is not {is_model}")
+        require(wire.is_model(data) == is_model, f"expected is_model to be {is_model}")
     for size_threshold in (0, 24):
         _run_strip_weights(data, model, size_threshold)
     try:
@@ -361,7 +361,7 @@ def is_archive(path: Path) -> bool:
     except UnfinishedEditError:
         _require_unfinished(path)
         return False
-    require(set(found) <= set(rules()), f"{found} are not all rules")
+    require(set(found) <= set(rules()), f"expected ids of rules, found {found}")
     try:
         with onnxarchive.open(path) as archive:
             data = {name: bytes(archive.read(name)) for name in archive.entries}
@@ -417,7 +417,7 @@ def _require_unfinished(path: Path) -> None:
     try:
         onnxarchive.recover(path)
     except ArchiveError:
-        require(path.read_bytes() == before, "changed by a recovery that failed")
+        require(path.read_bytes() == before, "a failed recovery changed the file")
         return
     broken = onnxarchive.check(path)
     require(not broken, f"the recovered file breaks {broken}")

@@ -6,7 +6,7 @@ other run the target exists already, as an older archive. After each run the tar
 unchanged or complete. A complete target breaks no rule, and has the same bytes as after an
 undisturbed conversion. A killed run may leave one temporary file beside the target, nothing else.
 
-Prints a line of figures. Exit status: 0, or 1 if a run left anything else.
+Prints a line of figures. Exit status: 0, or 1 if a run broke one of these conditions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import onnxarchive
 
 MEGABYTE: Final = 1_000_000
 TENSORS: Final = 20
-# Time from the usual end of a conversion to the latest kill, as a part of the usual duration.
+# Time from the usual end of a conversion to the latest kill, as a fraction of the usual duration.
 BEYOND: Final = 0.15
 UNDISTURBED_RUNS: Final = 3
 

@@ -139,7 +139,7 @@ def weights(number: int) -> list[str]:
 
 @functools.lru_cache(maxsize=32)
 def changing(number: int) -> bytes:
-    """The data of the replaced tensor; the first 8 bytes are the number."""
+    """The data of the replaced tensor; begins with `number` in 8 bytes."""
     head = number.to_bytes(8, "little")
     return head + random.Random(number).randbytes(CHANGING_NBYTES - len(head))
 
@@ -334,7 +334,7 @@ class Event:
     Attributes:
         process: The process.
         what: "begin", "done" or "refused" for an operation; "wrong" for a fault; "killing" before a
-            kill; after it "killed", or "undone" if the interrupted edit must be rolled back.
+            kill; after a kill "undone" if the interrupted edit must be rolled back, else "killed".
         number: The operation's number.
         kind: The operation's kind.
         detail: A message, or the state that was read.
@@ -356,7 +356,7 @@ class Event:
 class Log:
     """A pipe for the events of all processes. Events survive the kill of their process.
 
-    The system writes a line to the pipe at once, since it is short. So all lines have one order.
+    Each line is short, so the system writes it to the pipe in one piece, and lines never mix.
     """
 
     def __init__(self) -> None:
@@ -394,7 +394,7 @@ class DisagreementError(Exception):
 
 
 def possible_states(before: State, events: Sequence[Event]) -> set[State]:
-    """The possible states of an archive after events. Every operation must have an end.
+    """The possible states of an archive after events, which must include each operation's end.
 
     An operation takes effect at one moment between its beginning and its end. A refused or undone
     operation has no effect. A killed operation takes effect before the kill or never.
@@ -439,7 +439,7 @@ def possible_states(before: State, events: Sequence[Event]) -> set[State]:
 
 
 def _come_into_effect(possible: Iterable[_Possible]) -> Iterator[_Possible]:
-    """Yields the states in which any operations under way, or none, have taken effect."""
+    """Yields the given states, and every state after some operations under way took effect."""
     left = list(possible)
     known = set(left)
     while left:
@@ -506,7 +506,7 @@ def _is_founded(event: Event, may_be_unfinished: bool) -> bool:
 
 
 def attempt(operation: Operation, say: Callable[..., None], path: Path) -> State | None:
-    """Performs an operation and reports both ends; returns the state that was read, or None."""
+    """Performs an operation, reports its beginning and end; returns the state read, or None."""
     about = (operation.number, operation.kind)
     say("begin", *about)
     try:
@@ -521,7 +521,7 @@ def attempt(operation: Operation, say: Callable[..., None], path: Path) -> State
 def write_on(
     name: str, first_turn: int, path: Path, drawn: random.Random, say: Callable[..., None]
 ) -> Iterator[None]:
-    """Edits the archive without end."""
+    """Edits the archive in an endless loop."""
     for turn in itertools.count(first_turn):
         kind = drawn.choices(list(EDITS), weights=list(EDITS.values()))[0]
         number = turn * len(_TURNS) + _TURNS.index(name)
@@ -531,7 +531,7 @@ def write_on(
 
 
 def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
-    """Reads the archive without end, and each opened archive a second time."""
+    """In an endless loop, reads an opened archive twice, then performs a read as an operation."""
     for number in itertools.count(1):
         with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path) as archive:
             before = read_state(archive)
@@ -696,7 +696,7 @@ class Scene:
             time.sleep(0.0002)
 
     def _kill_writers(self, victims: Collection[str]) -> None:
-        """Kills writers and counts the phase of the edit; meanwhile the other writer is stopped."""
+        """Kills writers, counts the phase of the edit; a writer not killed is stopped meanwhile."""
         living = [self._processes[name] for name in WRITERS if name not in victims]
         self._say(PARENT, "killing")
         for process in living:
@@ -715,7 +715,7 @@ class Scene:
             os.kill(process, signal.SIGCONT)
 
     def _phase(self, victims: Collection[str]) -> str:
-        """The phase of the edit in which writers were killed; the other writer is stopped."""
+        """The phase of the edit in which writers were killed; a writer not killed is stopped."""
         last = {event.process: event.what for event in self._events if event.kind}
         if all(last.get(name) != "begin" for name in victims):
             return BETWEEN
