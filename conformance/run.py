@@ -31,7 +31,8 @@ from typing import Any
 
 SUITE = Path(__file__).resolve().parent
 RECIPES = SUITE.parent / "tools"
-# Name of the file beside complete large vectors that holds the digest of their recipes.
+# Name of a file in the directory of the large vectors. It is written once all of them are made, and
+# holds the digest of their recipes.
 MADE_FROM = "made-from"
 ENTRY_FIELDS = ("name", "header_offset", "data_offset", "nbytes", "crc32")
 TENSOR_FIELDS = ("model", "key", "name", "data_type", "dims", "sha256")

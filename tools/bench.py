@@ -25,9 +25,9 @@ includes mapped files (the kernel's VmHWM).
 Optional packages and programs: safetensors, onnx-safetensors, onnx-ir, ONNX Runtime, PyTorch,
 obstore, nginx (serves remote archives), curl. The report names the missing ones and leaves their
 rows out.
-Three rows show limits of the machine: "pwrite" writes the same bytes from memory, "copy" copies a
-file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and "map" sums all
-bytes of a file through a memory map.
+Three rows show limits of the machine: "pwrite" writes the bytes of the same tensors from memory,
+"copy" copies a file with read and write in pieces of 8 MiB (no reflink, no copy in the kernel), and
+"map" sums all bytes of a file through a memory map.
 
 --only takes names of cases, or their first words, as in `--only save`. `--only real` writes, runs,
 edits, checks and exports an archive of 20 GiB, and converts a model of that size; it needs 45 GB of

@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     nbytes = LAYERS * width**2 * ITEM_NBYTES
     medians = {name: _medians(figures) for name, figures in rounds.items()}
     size = f"{nbytes / MIB:.0f} MiB in {LAYERS} tensors"
-    print(f"{size}, medians of rounds: {arguments.rounds}; {', '.join(used)}\n")
+    print(f"{size}; rounds: {arguments.rounds} (the table has medians); {', '.join(used)}\n")
     if arguments.device != "cuda":
         print("--device cpu: these are figures of the CPU\n")
     print(_table(ways, medians, nbytes))

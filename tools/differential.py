@@ -227,7 +227,7 @@ class SparseFile:
         return len(data)
 
     def close(self) -> None:
-        """Extends the file over a hole at the end, and closes the file."""
+        """Sets the size, since a seek over zeros does not extend the file, and closes the file."""
         self._file.truncate()
         self._file.close()
 

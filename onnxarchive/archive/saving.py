@@ -1,4 +1,4 @@
-"""`save` writes a model in memory as an archive."""
+"""`save` makes an archive of a model that is in memory."""
 
 from __future__ import annotations
 

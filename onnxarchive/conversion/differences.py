@@ -183,7 +183,7 @@ def _asset_changes(
 
 @dataclass(slots=True)
 class _Content:
-    """Bytes of a tensor or asset; `sha256` is set if other bytes have the same size and CRC-32."""
+    """Bytes of a tensor or asset; `sha256` only where equal size and CRC-32 hide a difference."""
 
     nbytes: int
     crc32: int
@@ -266,7 +266,7 @@ def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
 def _compare_bytes(
     ones: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
 ) -> None:
-    """Compares contents of equal size and CRC-32 byte by byte; sets `sha256` if bytes differ."""
+    """Compares bytes where size and CRC-32 are equal; sets `sha256` of those that differ."""
     common = {(it.nbytes, it.crc32) for it in ones} & {(it.nbytes, it.crc32) for it in others}
     firsts: dict[tuple[int, int], _Content] = {}
     pairs = []

@@ -167,7 +167,7 @@ def session_options(
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Inputs of a session. The Archive itself is not kept, to free its memory.
+    """What a session is made from. The Archive itself is not kept, to free its memory.
 
     Attributes:
         model: The serialized model.

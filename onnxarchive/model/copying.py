@@ -30,13 +30,13 @@ def copied(message: _Copied) -> _Copied:
 def with_locations(
     model: onnx.ModelProto, locations: Mapping[Path, str], *, without: Iterable[int] = ()
 ) -> onnx.ModelProto:
-    """A copy of `model` in which the tensors at `locations` are external and hold no data.
+    """A copy of `model` in which the tensors at these paths are external and hold no data.
 
     The bytes of these tensors are not read. `model` is not changed. Unknown fields are kept.
 
     Args:
         model: The model.
-        locations: New location of each of these tensors, by path.
+        locations: New location of each of these tensors, by the path of the tensor in `model`.
         without: Indexes of initializers of the main graph to leave out.
     """
     copy = onnx.ModelProto()

@@ -113,7 +113,7 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
 
 
 def _initializers(model: bytes, start: int, stop: int) -> array[int]:
-    """The offset in `model` of each initializer's field in a graph.
+    """The offset in `model` of each field `initializer` of a graph, at its tag.
 
     Raises:
         ArchiveFormatError: The graph is malformed.

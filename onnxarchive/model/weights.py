@@ -157,7 +157,8 @@ def external_data_encoder(location: str) -> Callable[[int, int], bytes]:
 # The messages that lead to a tensor
 
 _MODEL: Final[str] = onnx.ModelProto.DESCRIPTOR.full_name
-# For each message that can hold a tensor: tag -> (message below it, whether repeated).
+# For each type of message that leads to a tensor: tag of a field -> (type of the message in the
+# field, whether the field is repeated).
 _FIELDS_TO_TENSORS: Final = {
     name: {
         tag_of(field.containing_type, field.name, LEN): (

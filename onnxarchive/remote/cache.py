@@ -50,7 +50,8 @@ Cache: TypeAlias = str | os.PathLike[str] | Literal[True]
 # Blocks are counted from the end, so that opening reads one whole block. At 1 Gbit/s it takes a
 # millisecond, little compared with the latency of a request. 100 GB have 763,000 blocks.
 BLOCK_SIZE: Final = END_SIZE
-# The limit of ext4. Only a hostile server states a larger size, to make the state fill memory.
+# The largest file of ext4. Only a hostile server claims a larger size, to fill memory: the cache's
+# file has a byte for each block, and opening reads all of them.
 MAX_SIZE: Final = 1 << 44
 SYNC_SIZE: Final = 64 << 20  # bytes that are written between two syncs
 _SET: Final = 1  # value of a set byte, of a block or an entry

@@ -195,7 +195,7 @@ class FoundData(Mapping[Path, Data]):
     """The bytes of external tensors; a small tensor's `Data` is created on access.
 
     Args:
-        small: Small initializers, and the files that `Finder.find_files` found.
+        small: Small initializers, whose files `Finder.find_files` has found.
 
     Attributes:
         others: The bytes of the other tensors.

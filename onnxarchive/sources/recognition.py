@@ -1,4 +1,4 @@
-"""Recognises files of other kinds by content, for error messages."""
+"""Recognises the kind of a file that is no archive or model by its content, for error messages."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class _Opening:
         )
 
     def copy(self, view: memoryview, place: Place) -> Source:
-        """A `.onnx` with data in another place, or a zip that another tool made."""
+        """The source in a copy of a file: a `.onnx` with external data in `place`, or a zip."""
         if is_zip(view):
             return self._zip(view)
         found = self._found(Stored(view), place)
