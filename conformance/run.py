@@ -391,7 +391,7 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
     if accepted is not (vector["accepted"] or is_late):
         wanted = f"refused ({', '.join(vector['rules'])})"
         if is_late:
-            wanted = f"opened, and {wanted} at the stage {vector['stage']!r}"
+            wanted = f"accepted with --open, {wanted} at the stage {vector['stage']!r}"
         elif vector["accepted"]:
             wanted = "accepted"
         found = json.dumps(printed, ensure_ascii=False)[:400]

@@ -1,8 +1,8 @@
 """Measures sessions with and without packed copies of weights: time and private memory.
 
-Writes archives of 64 layers of 2048 x 2048 weights (float32: 1 GiB; 4 bits: 160 MiB). Runs each
-model in one process, then in four processes at once, with one thread per process, on inputs of 1
-and of 64 rows. Prints a table.
+Writes two archives: one with float32 weights (1 GiB), one with 4-bit weights (160 MiB). Each holds
+a model of 64 layers with weights of shape 2048 x 2048. Runs each model in one process, then in four
+processes at once, with one thread per process, on inputs of 1 and of 64 rows. Prints a table.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ def write_archive(path: Path, kind: str, layers: int) -> None:
 
 
 def private_nbytes() -> int:
-    """The anonymous memory of this process, in bytes; no other process shares it."""
+    """Bytes of anonymous memory: memory that this process shares with no other process."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(it.split()[1]) << 10 for it in lines if it.startswith("Anonymous:"))
 
 
 def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
-    """Makes and runs a session, at the same time as the other processes."""
+    """Measures a session in step with the other processes; puts a `Measured` into `results`."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -127,7 +127,7 @@ def measure(path: Path, prepack: bool, together: Barrier, results: Any) -> None:
 
 
 def measure_together(path: Path, prepack: bool, processes: int) -> list[Measured]:
-    """Measures in several processes at once."""
+    """Runs `measure` in several processes at once; returns the figures of each process."""
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(processes), context.Queue()
     arguments = (path, prepack, together, results)

@@ -15,8 +15,8 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 
 HEADER: Final = ("message", "field", "number", "wire type", "type", "repeated")
-# Wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes) and name in onnx.proto of
-# each field type.
+# For each field type: its wire type (0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes),
+# and its name in onnx.proto.
 WIRE_TYPES: Final = {
     FieldDescriptor.TYPE_DOUBLE: (1, "double"),
     FieldDescriptor.TYPE_FLOAT: (5, "float"),

@@ -85,7 +85,7 @@ def _with_files() -> Iterator[None]:
 
 
 def main() -> int:
-    """Runs the snippets and, without an argument, the commands; returns the exit status."""
+    """Runs the first N snippets; without the argument N, all snippets and all commands."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else None
     with _with_files():
         run_python(blocks("python")[:count])

@@ -193,10 +193,14 @@ def _wire() -> Iterator[Vector]:
         ("fixed32-cut", "a number of 4 bytes that runs past its graph", _fixed(FIXED_32, 3)),
         ("fixed64-cut", "a number of 8 bytes that runs past its graph", _fixed(FIXED_64, 7)),
         ("group-past-message", "a group that ends after its graph", v.varint(1000 << 3 | 3)),
-        ("group-in-group", "groups that end in another order", _crossed_groups()),
+        ("group-in-group", "a group that ends before the group within it", _crossed_groups()),
         ("group-holds-fault", "a wire type of 7 within a group", _group_of(b"\x0f")),
         ("group-holds-cut", "a cut number within a group", _group_of(_fixed(FIXED_32, 1))),
-        ("group-too-deep", "a graph with groups nested 100 deep", _groups(100)),
+        (
+            "group-too-deep",
+            "groups nested 100 deep in a graph, so 101 deep with the graph",
+            _groups(100),
+        ),
     )
     for name, about, field in in_graph:
         end = v.varint(1000 << 3 | 4) if name == "group-past-message" else b""
@@ -216,7 +220,7 @@ def _wire() -> Iterator[Vector]:
     )
     yield refused(
         "model-length-large",
-        "A length of 5 bytes, which is small if cut to 32 bits.",
+        "A length of 2^32 + 1, which is 1 if cut to 32 bits.",
         "MODEL-3",
         partial(of_proto, model(graph(W, more=b"\x52\x81\x80\x80\x80\x10x")), W),
         "proto-corrupt",
@@ -404,8 +408,8 @@ def _missed() -> Iterator[Vector]:
         ("tag", "a tag without the length", tag()),
         ("length", "a length of 1 without data", tag() + b"\1"),
         ("varint", "an unfinished varint", v.varint(1001 << 3) + b"\x80"),
-        ("fixed32", "a number of 3 instead of 4 bytes", _fixed(FIXED_32, 3)),
-        ("fixed64", "a number of 7 instead of 8 bytes", _fixed(FIXED_64, 7)),
+        ("fixed32", "the first 3 bytes of a 4-byte number", _fixed(FIXED_32, 3)),
+        ("fixed64", "the first 7 bytes of an 8-byte number", _fixed(FIXED_64, 7)),
     ):
         yield refused(
             f"model-ends-in-{name}",

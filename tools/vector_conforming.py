@@ -122,7 +122,7 @@ def conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "free-fields",
-        "Other values in all fields that a reader ignores.",
+        "Unusual values in all fields that a reader ignores.",
         "ZIP-7 ZIP-10 ZIP-11",
         lambda: changed(
             0,
@@ -160,7 +160,7 @@ def _conforming_names() -> Iterator[Vector]:
 
     yield accepted(
         "asset-names",
-        "Assets with blanks, dots, and characters beyond ASCII.",
+        "Assets whose names have blanks, dots, and characters beyond ASCII.",
         "NAME-1 ASSET-1 ZIP-9",
         assets("assets/größe/日本 .txt", "assets/...", "assets/.hidden", "assets/a b/c.d"),
         W,
@@ -288,7 +288,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     full = (("length", "24"), ("checksum", checksum), ("location", "w"), ("offset", "0"))
     yield simple(
         "external-data-full",
-        "All four pairs of external_data, in another order.",
+        "All four pairs of external_data; the first is not the location.",
         "DATA-4 DATA-5 DATA-6",
         replace(W, pairs=full),
     )
@@ -311,7 +311,7 @@ def _conforming_tensors() -> Iterator[Vector]:
     )
     yield simple(
         "shapes-of-no-elements",
-        "Tensors with a 0 and with large numbers in dims.",
+        "Tensors with a 0 in dims, some with large numbers beside the 0.",
         "TENSOR-2 TENSOR-3 ALIGN-1",
         Tensor("e1", FLOAT, (0,), b""),
         Tensor("e2", INT4, (3, 0, 2), b""),

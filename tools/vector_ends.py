@@ -1,4 +1,4 @@
-"""The vectors of files with false end records, for readers that search for the end record."""
+"""The vectors of files with false end records, which mislead readers that search for one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vector_parts import (
     to_bytes,
 )
 
-# Number of bytes at the end of a file that must contain no false end record.
+# This number of bytes at the end of a file must contain no false end record.
 END_NBYTES = 65_535 + 98
 LOCATOR = struct.pack("<4sIQI", b"PK\6\7", 0, 64, 1)
 ZIP64_END = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 0x032D, 45, 0, 0, 1, 1, 47, 0)
@@ -109,7 +109,7 @@ def false_ends() -> Iterator[Vector]:
         )
     yield refused(
         "false-end-record-other-comment",
-        "A tensor holds an end record whose comment ends elsewhere.",
+        "A tensor holds an end record whose comment does not end with the file.",
         "ZIP-16",
         of_tensor(end_record()[:-2] + b"\xff\xff"),
         "false-end",
@@ -144,7 +144,7 @@ def false_ends() -> Iterator[Vector]:
     )
     yield refused(
         "false-directory",
-        "A tensor holds the directory of other entries, Zip64 end record and locator.",
+        "A tensor holds another archive, with a Zip64 end record and a locator.",
         "ZIP-16",
         _false_directory,
         "false-end",
@@ -201,8 +201,9 @@ def _conforming() -> Iterator[Vector]:
     )
     yield accepted(
         "nearly-records",
-        "Almost false records: end records with other disks or unequal counts, locators with other "
-        "disks, a Zip64 end record with size 45, two signatures 19 instead of 20 bytes apart.",
+        "Bytes that are nearly false records: end records with other disks or unequal counts, "
+        "locators with other disks, a Zip64 end record with size 45, two signatures 19 instead of "
+        "20 bytes apart.",
         "ZIP-16",
         lambda: archive(near),
         near,

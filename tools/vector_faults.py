@@ -45,12 +45,12 @@ from vector_parts import (
 
 
 def image_with(**changes: object) -> Callable[[], Image]:
-    """The plain archive with attributes of the image changed."""
+    """Returns a function that makes the plain archive with these attributes of the image."""
     return lambda: replace(plain(), **changes)  # type: ignore[arg-type]
 
 
 def entry_with(index: int, **changes: object) -> Callable[[], Image]:
-    """The plain archive with an entry changed."""
+    """Returns a function that makes the plain archive with these attributes of one entry."""
     return lambda: changed(index, **changes)
 
 
@@ -238,7 +238,7 @@ def _bad_framing() -> Iterator[Vector]:
     first = len(plain().place()[0].record)
     yield refused(
         "directory-first-record-only",
-        "By the end record, the directory ends with its first record.",
+        "The end record states a directory that ends after its first record.",
         "ZIP-5 MODEL-1",
         image_with(end={"directory_size": first, "count": 1, "disk_count": 1}),
         "cd-size",
@@ -246,7 +246,7 @@ def _bad_framing() -> Iterator[Vector]:
     last = len(plain().place()[3].record)
     yield refused(
         "directory-last-record-only",
-        "By the end record, the directory begins with its last record.",
+        "The end record states a directory that begins with its last record.",
         "ZIP-1 DATA-1",
         image_with(
             end={
@@ -267,7 +267,7 @@ def _bad_framing() -> Iterator[Vector]:
     )
     yield refused(
         "directory-offset",
-        "By the end record, the directory begins one byte late.",
+        "The end record states a directory that begins one byte too late.",
         "ZIP-5 ZIP-4",
         image_with(end={"directory_offset": plus(1)}),
         "cd-size",
@@ -334,7 +334,7 @@ def _bad_zip64_ends() -> Iterator[Vector]:
     )
     yield refused(
         "zip64-locator-in-attributes",
-        "The model's attributes and its header offset look like a Zip64 locator.",
+        "The last 20 bytes of the directory begin with the signature of a Zip64 locator.",
         "ZIP-11 ZIP64-1 ZIP-16",
         _looking_like_a_locator,
         "two-truths",
@@ -342,7 +342,10 @@ def _bad_zip64_ends() -> Iterator[Vector]:
 
 
 def _looking_like_a_locator() -> Image:
-    """An archive whose model's header offset and attributes look like a signature."""
+    """An archive in which the model's directory record contains the signature of a locator.
+
+    The signature is in the external attributes and the header offset, 20 bytes before the end.
+    """
     fill = next(
         Entry(b"assets/fill", bytes(size))
         for size in range(256)
@@ -437,7 +440,7 @@ def _bad_order() -> Iterator[Vector]:
     ):
         yield refused(
             f"shared-header-{name}",
-            "Two directory records give the same local header.",
+            "Two directory records state the same header offset.",
             rules,
             partial(_with_record, replace(W, key=key), header_offset=0),
             "same-lfh",
@@ -897,7 +900,7 @@ def _bad_names() -> Iterator[Vector]:
     )
     yield refused(
         "name-overlong",
-        "The name of an asset with a slash in overlong UTF-8, two bytes.",
+        "The name of an asset with a slash encoded in two bytes, as overlong UTF-8.",
         "NAME-1",
         lambda: archive(assets=(Entry(b"assets/a\xc0\xafb"),)),
         "utf8",
@@ -918,7 +921,7 @@ def _bad_names() -> Iterator[Vector]:
     )
     yield refused(
         "fold-collision",
-        "Two keys that are equal under down-casing.",
+        "Two keys that differ only in case.",
         "NAME-2",
         lambda: archive(Tensor("w0"), Tensor("W0")),
         "fold-collision",
@@ -929,7 +932,7 @@ def _bad_names() -> Iterator[Vector]:
     ):
         yield refused(
             f"names-{name}",
-            "A name is a folder of another name.",
+            "The name of an asset is a folder in the name of another asset.",
             "NAME-2",
             partial(archive, assets=(Entry(first), Entry(second))),
             "fold-collision",
@@ -1000,7 +1003,7 @@ def _bad_models() -> Iterator[Vector]:
         ("tag-large", "a field number of 2^29", _odd(b"\x80\x80\x80\x80\x10\x01"), "proto-corrupt"),
         (
             "length-long",
-            "a length of 6 bytes",
+            "a length encoded in 6 bytes",
             _odd(b"\x12\x80\x80\x80\x80\x80\x00"),
             "proto-corrupt",
         ),

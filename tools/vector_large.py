@@ -186,7 +186,7 @@ def _bad_zip64() -> Iterator[Vector]:
     )
     yield one(
         "sparse-partly-saturated",
-        "The end record states the counts although there are Zip64 end records.",
+        "The end record is saturated except for the counts.",
         "ZIP64-1",
         "two-truths",
         end={"disk_count": 3, "count": 3},
@@ -276,7 +276,7 @@ def _bad_zip64() -> Iterator[Vector]:
         padding = -(30 + 3 + len(field) + 6) % 64
         yield big(
             f"sparse-local-field-{name}",
-            "The Zip64 field of the local header does not hold both sizes.",
+            "The Zip64 field of the local header is missing, or is not just the two true sizes.",
             rule,
             "extra-length",
             local_extra=field + alignment_extra(64, padding),

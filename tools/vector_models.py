@@ -43,7 +43,7 @@ def several_models() -> Iterator[Vector]:
 def _conforming() -> Iterator[Vector]:
     yield accepted(
         "models-share-a-tensor",
-        "Two models with a shared tensor of two names, one more tensor each, and an asset.",
+        "Two models share a tensor under two names, and have one more tensor each; an asset.",
         "MODEL-4 DATA-2 DATA-3 DATA-8 VERSION-1",
         lambda: with_models(
             (W, Tensor("d"), V, LABELS),

@@ -82,7 +82,7 @@ class Vector:
         name: Name of the vector.
         about: Description in one sentence.
         rules: If the file is refused, the broken rules (a reader may name any of them); if it is
-            accepted, the rules whose limits the file reaches.
+            accepted, the rules that permit what the file shows.
         accepted: True if a reader must accept the file.
         source: Makes the file.
         tensors: External tensors of the default model, if the file is accepted.
@@ -283,8 +283,8 @@ def accepted(
     further: Mapping[str, tuple[Tensor, ...]] | None = None,
 ) -> Vector:
     """A vector of a file that conforms."""
-    broken = tuple(rules.split())
-    return Vector(name, about, broken, True, source, tensors, attack, large, None, further or {})
+    shown = tuple(rules.split())
+    return Vector(name, about, shown, True, source, tensors, attack, large, None, further or {})
 
 
 def refused(

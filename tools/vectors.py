@@ -179,7 +179,7 @@ def sha256(tensor: Tensor) -> str:
 
 
 def write_large(folder: Path) -> None:
-    """Writes the large vectors, and the expected results of the accepted vectors."""
+    """Writes the large vectors, and the expected results of those that are accepted."""
     folder.mkdir(parents=True, exist_ok=True)
     for vector in vectors():
         if vector.large:

@@ -1,9 +1,9 @@
 """Reads archives with other zip readers through one interface.
 
-The programs in tools/zip_readers read many archives in one process. Each reader gives the listed
-names, sizes and CRC-32s, and the SHA-256 of the extracted data. Every complaint is an error: a
-nonzero exit status, a wrong CRC-32, or output on standard error. `READERS` states the known limits
-of each reader.
+Each reader gives the name, size and CRC-32 that it lists for each entry, and the SHA-256 of the
+data that it extracts. Every complaint is an error: a nonzero exit status, a wrong CRC-32, or output
+on standard error. `READERS` states the known limits of each reader. The readers that are programs
+in tools/zip_readers read many archives in one process.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def files_in(directory: Path) -> list[str]:
 def extracting(
     read: Callable[[Path, Path | None], Listing],
 ) -> ReadAll:
-    """Makes a reader of many archives from a function that reads one archive."""
+    """Returns a function that calls `read` for each of many archives."""
 
     def read_one(path: Path, directory: Path | None) -> list[Extracted]:
         listing = read(path, directory)
@@ -349,7 +349,7 @@ def printing(*command: str | Path) -> ReadAll:
             return
         lines = done.stdout.decode().split("\n")[:-1]
         if done.returncode or done.stderr or len(lines) != len(paths):
-            # The output may name the archive that crashed the process.
+            # All archives get this error, since any of them may have crashed the process.
             error = ReaderError(
                 f"{command[0]}: status {done.returncode}, {len(lines)} results for {len(paths)} "
                 f"archives: {done.stderr.decode()[-2000:]}"
@@ -377,8 +377,8 @@ _SATURATED_SIZE: Final = Limit(
     lambda entries: any(entry.nbytes == 0xFFFFFFFF for entry in entries),
 )
 _NO_ZIP64_FIELDS: Final = Limit(
-    "minizip 1.1 ignores the Zip64 fields of entries on 64-bit Linux: it reads no size and no "
-    "header offset of 4 GiB or more",
+    "on 64-bit Linux, minizip 1.1 ignores the Zip64 fields of entries: it cannot read sizes and "
+    "header offsets of 4 GiB or more",
     lambda entries: sum(entry.nbytes for entry in entries) >= (1 << 32) - (1 << 20),
 )
 _IN_MEMORY: Final = Limit(

@@ -65,5 +65,5 @@ def test_unnoticed_change_and_a_wrong_entry_of_the_list_are_told(
     *unnoticed, wrong, summary = capsys.readouterr().out.splitlines()
     assert unnoticed
     assert all(it.startswith("onnxa_reader.py:") for it in unnoticed)
-    assert wrong == "listed, but noticed or missing: _check_key: gone"
+    assert wrong == "listed as unnoticed, but noticed or not a change: _check_key: gone"
     assert f" {len(unnoticed)} unnoticed; " in summary

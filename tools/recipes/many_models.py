@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models")
     parser.add_argument("archives")
-    parser.add_argument("--scheduler", help="default: four processes of this machine")
+    parser.add_argument("--scheduler", help="default: four processes on this machine")
     arguments = parser.parse_args()
     cluster = arguments.scheduler or LocalCluster(
         n_workers=4, threads_per_worker=1, dashboard_address=None

@@ -1,4 +1,4 @@
-"""Saves a model to a bucket, reads one of its tensors, runs it, and downloads it.
+"""Saves a model to a bucket, then reads one tensor, runs the model, and downloads the archive.
 
 pip install 'onnxarchive[ort,remote]'
 python object_store.py s3://bucket/models

@@ -23,7 +23,7 @@ import onnxarchive
 
 
 def to_8_bits(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Quantizes weights to int8; ONNX Runtime writes the result, of any size, to a file."""
+    """Quantizes weights to int8; ONNX Runtime writes the result to a file, so any size works."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "model.onnx")
         quantize_dynamic(model, path, use_external_data_format=True)

@@ -6,8 +6,8 @@ openssl ec -in private.pem -pubout -out public.pem
 python sign.py sign model.onnxa private.pem
 python sign.py verify model.onnxa public.pem
 
-The signature, `model.onnxa.sig`, holds the SHA-256 of the archive. No entry needs its own
-hash: `verify` also checks the archive, and refuses files that zip readers are known to read
+The signature, `model.onnxa.sig`, holds the SHA-256 of the archive, so no entry needs its own hash.
+`verify` also checks the archive, and so refuses files that zip readers are known to read
 differently. If you can send a hash by a channel that the receiver trusts, you need no key: use
 `sha256sum`. (`model-signing` 1.1.1 imports pyOpenSSL, but does not declare this requirement.)
 """
@@ -32,7 +32,8 @@ def verify(archive: Path, key: Path) -> None:
     """Verifies the signature of an archive with the public key, then checks the archive.
 
     Raises:
-        ValueError: The archive or the signature has changed, or the key is wrong.
+        ValueError: The archive or the signature has changed, the key is wrong, or the check finds a
+            fault.
     """
     config = model_signing.verifying.Config().use_elliptic_key_verifier(public_key=key)
     config.verify(archive, signature_of(archive))
