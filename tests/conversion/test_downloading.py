@@ -52,6 +52,12 @@ def asked(web: WebServer) -> int:
     return total
 
 
+def first_bytes(web: WebServer) -> list[int]:
+    """The first byte of each range that was asked for, without those of the end."""
+    firsts = [it.removeprefix("bytes=").partition("-")[0] for it in web.ranges()]
+    return [int(first) for first in firsts if first]
+
+
 @pytest.mark.parametrize("kind", ["web", "file URL", "memory URL", "store"])
 def test_a_download_is_the_object_and_verified(
     kind: str, folder: Path, tmp_path: Path, web: WebServer
@@ -166,7 +172,8 @@ def test_an_interrupted_download_goes_on_where_it_was(
     assert not (folder / "m.onnxa").exists()
     web.requests.clear()
     onnxarchive.download(url, folder / "m.onnxa")
-    assert asked(web) <= len(ARCHIVE) - 600_000
+    # The server may get requests of the interrupted download late; they are for later bytes.
+    assert min(first_bytes(web)) > 600_000 - cache.BLOCK_SIZE
     assert (folder / "m.onnxa").read_bytes() == ARCHIVE
     assert list(folder.iterdir()) == [folder / "m.onnxa"]
 
