@@ -43,7 +43,7 @@ def check(
     header_offsets: Sequence[int],
     report: Report,
 ) -> None:
-    """Reports false end records, and signatures in the last header offset or directory offset.
+    """Reports false end records, and signatures in the last header or directory offset (ZIP-16).
 
     Args:
         end: The last `SEARCHED_SIZE` bytes of the file, or all bytes of a smaller file.
