@@ -391,7 +391,7 @@ class _Columns:
         self.ranks[rows] += 1
 
     def external(self) -> Numbers:
-        """The rows of the external tensors, once all fields have been taken."""
+        """The rows of the external tensors; call this only after `take` has had all fields."""
         is_external = self._data_locations == EXTERNAL
         if (is_external != (self.location_begins != _UNSET)).any():
             raise _UnusualError
