@@ -133,9 +133,7 @@ def _start() -> Case:
                 False,
                 ("process",),
             ),
-            Measure(
-                "onnxarchive ls", "light", ways.list_archive, ("archive",), (), False, ("process",)
-            ),
+            Measure("onnxarchive ls", "light", ways.run_ls, ("archive",), (), False, ("process",)),
             _peer(python, "light", onnx, clocks=("process",)),
             Measure("open", "light", ways.open_archive, ("archive",), (), False, ("first",)),
             Measure("import onnxarchive", "light", ours, clocks=("first",)),

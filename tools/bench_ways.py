@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,8 +28,10 @@ def whole(way: str, arguments: Mapping[str, Any], folder: str, group: str, scale
     """Runs a way and its step; prints the seconds to make the data, and those of the step."""
     step: Step = globals()[way](places(Path(folder), scale)[group], **arguments)
     begun = time.perf_counter()
-    _kept = step()
-    print(f"\n{_apart} {time.perf_counter() - begun}", flush=True)
+    try:
+        _kept = step()
+    finally:  # a command ends its process
+        print(f"\n{_apart} {time.perf_counter() - begun}", flush=True)
 
 
 def _made(make: Callable[[], _T]) -> _T:
@@ -69,6 +72,14 @@ def list_archive(place: Place, *, is_remote: bool = False) -> Step:
 
     source = place.url if is_remote else os.fspath(place.archive)
     return lambda: main(["ls", source])
+
+
+def run_ls(place: Place) -> Step:
+    """Runs `onnxarchive ls` on the archive and ends the process, as the installed command does."""
+    from onnxarchive.cli import run
+
+    sys.argv[1:] = ["ls", os.fspath(place.archive)]
+    return run
 
 
 # Opening and looking

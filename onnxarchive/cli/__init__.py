@@ -6,6 +6,7 @@ The other modules have the commands. This room may import all other rooms.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -91,6 +92,9 @@ def run() -> None:
         # Keeps Python from writing the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = DONE
+    # Without this, Python searches all imported modules for cycles of references when it ends: a
+    # tenth of the time of a short command.
+    gc.freeze()
     sys.exit(status)
 
 

@@ -484,3 +484,13 @@ def test_version_and_help_end_with_0(capsys: Captured) -> None:
     assert capsys.readouterr().out.strip() == onnxarchive.__version__
     assert run("--help") == 0
     assert "Exit status" in capsys.readouterr().out
+
+
+def test_the_end_of_a_command_searches_no_cycles_of_references(archive: Path) -> None:
+    code = """
+import atexit, gc
+atexit.register(lambda: print(len(gc.get_objects()) < 100 < gc.get_freeze_count()))
+from onnxarchive import cli
+cli.run()
+"""
+    assert run_python(code, "ls", archive).endswith("\nTrue\n")
