@@ -107,7 +107,7 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
         names,
         indexes,
         numbers,
-        Shapes(data_types, ranks, np.cumsum(ranks) - ranks, dims),
+        Shapes.of_columns(data_types, ranks, dims),
         rest,
     )
 

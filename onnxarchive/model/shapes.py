@@ -1,14 +1,12 @@
-"""Data types and shapes of external tensors, in columns.
+"""Data types and shapes of external tensors.
 
-The columns are copied when the model is read. So a view has the shape that was checked against its
-bytes, even if the protobuf objects change afterwards.
+They are copied when the model is read. So a view has the shape that was checked against its bytes,
+even if the protobuf objects change afterwards.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable
-from struct import Struct
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,72 +19,90 @@ if TYPE_CHECKING:
     import onnx
     from numpy.typing import NDArray
 
-_RANKS: Final = dtypes.MAX_RANK + 1
+_MULTIPLIER: Final = -0x61C8864680B583EB  # odd: 2^64 divided by the golden ratio, as an int64
 
 
 class Shapes:
-    """Data types and shapes by index; each is made on access."""
+    """Data types and shapes by index. Equal ones are kept once, since most models have few.
+
+    Args:
+        distinct: Pairs of a data type and a shape; each key is any number.
+        numbers: For each index, the key of its pair.
+    """
 
     def __init__(
-        self,
-        data_types: NDArray[Any],
-        ranks: NDArray[Any],
-        begins: NDArray[np.int64],
-        dims: NDArray[np.int64],
+        self, distinct: Mapping[int, tuple[DataType, tuple[int, ...]]], numbers: NDArray[np.int64]
     ) -> None:
-        """Takes the columns.
-
-        Args:
-            data_types: The number of each data type.
-            ranks: The rank of each tensor.
-            begins: Index of each tensor's first dim in `dims`.
-            dims: The dims of all tensors, concatenated.
-        """
-        self._dims = columns.integers(dims)
-        self._begins = columns.integers(begins * self._dims.itemsize)
-        # A kind of tensors has one data type and one rank.
-        kinds = data_types.astype(np.uint16) * _RANKS + ranks.astype(np.uint16)
-        self._kinds = array("H", kinds.tobytes())
-        # For each kind, the data type and a function that reads the shape.
-        self._readers = {
-            kind: (dtypes.BY_NUMBER[kind // _RANKS], self._reader(kind % _RANKS))
-            for kind in np.flatnonzero(np.bincount(kinds)).tolist()
-            if kind // _RANKS in dtypes.BY_NUMBER
-        }
-
-    def _reader(self, rank: int) -> Callable[..., tuple[int, ...]]:
-        # The tuple of a slice takes twice as long.
-        return Struct(f"{rank}{self._dims.typecode}").unpack_from
-
-    def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
-        """The data types and shapes at the indexes `numbers`, in this order."""
-        dims = np.array(self._dims, np.int64)
-        begins = np.array(self._begins, np.int64) // self._dims.itemsize
-        data_types, ranks = np.divmod(np.array(self._kinds)[numbers], _RANKS)
-        return Shapes(data_types, ranks, begins[numbers], dims)
+        self._distinct = distinct
+        self._numbers = columns.integers(numbers)
 
     @classmethod
     def of(cls, tensors: Iterable[onnx.TensorProto | None]) -> Shapes:
         """Copies data types and shapes of valid tensors; None is an index without a tensor."""
-        data_types: list[int] = []
-        ranks: list[int] = []
-        dims: list[int] = []
-        for tensor in tensors:
-            data_types.append(0 if tensor is None else tensor.data_type)
-            ranks.append(0 if tensor is None else len(tensor.dims))
-            if tensor is not None:
-                dims.extend(tensor.dims)
-        sizes = np.array(ranks, np.int64)
-        return cls(
-            np.array(data_types, np.int64),
-            sizes,
-            np.cumsum(sizes) - sizes,
-            np.array(dims, np.int64),
+        keys: dict[tuple[DataType, tuple[int, ...]], int] = {}
+        numbers = [
+            -1
+            if tensor is None
+            else keys.setdefault(
+                (dtypes.BY_NUMBER[tensor.data_type], tuple(tensor.dims)), len(keys)
+            )
+            for tensor in tensors
+        ]
+        return cls(dict(enumerate(keys)), np.array(numbers, np.int64))
+
+    @classmethod
+    def of_columns(
+        cls, data_types: NDArray[Any], ranks: NDArray[Any], dims: NDArray[np.int64]
+    ) -> Shapes:
+        """Reads the columns of valid tensors.
+
+        Args:
+            data_types: The number of each data type.
+            ranks: The rank of each tensor.
+            dims: The dims of all tensors, concatenated.
+        """
+        data_types, ranks, dims = (np.asarray(it, np.int64) for it in (data_types, ranks, dims))
+        begins = np.cumsum(ranks) - ranks
+        firsts, groups = _equals(data_types, ranks, begins, dims)
+        found = zip(*(it[firsts].tolist() for it in (data_types, begins, ranks)), strict=True)
+        pairs = (
+            (dtypes.BY_NUMBER[data_type], tuple(dims[begin : begin + rank].tolist()))
+            for data_type, begin, rank in found
         )
+        return cls(dict(enumerate(pairs)), groups)
+
+    def reordered(self, numbers: NDArray[np.int64]) -> Shapes:
+        """The data types and shapes at the indexes `numbers`, in this order."""
+        return Shapes(self._distinct, np.array(self._numbers, np.int64)[numbers])
 
     def __len__(self) -> int:
-        return len(self._kinds)
+        return len(self._numbers)
 
     def __getitem__(self, number: int) -> tuple[DataType, tuple[int, ...]]:
-        data_type, read = self._readers[self._kinds[number]]
-        return data_type, read(self._dims, self._begins[number])
+        return self._distinct[self._numbers[number]]
+
+
+def _equals(
+    data_types: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    dims: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Groups tensors of equal data type and shape, by hashes.
+
+    Returns:
+        The index of one tensor of each group, and the group of each tensor. If the hashes of two
+        different shapes are equal, each tensor is a group.
+    """
+    places = np.arange(dims.size) - np.repeat(begins, ranks)
+    # numpy wraps products and sums at 64 bits.
+    mixed = (dims + 1) * (2 * places + 3) * _MULTIPLIER
+    sums = np.append(0, np.cumsum(mixed ^ (mixed >> 32)))
+    types_and_ranks = data_types * (dtypes.MAX_RANK + 1) + ranks
+    hashes = sums[begins + ranks] - sums[begins] + types_and_ranks * _MULTIPLIER
+    _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
+    first_of = firsts[groups]
+    equal = (types_and_ranks[first_of] == types_and_ranks).all()
+    if equal and (dims[columns.indexes(begins[first_of], ranks)] == dims).all():
+        return firsts, groups
+    return np.arange(len(ranks)), np.arange(len(ranks))
