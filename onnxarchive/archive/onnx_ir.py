@@ -1,6 +1,7 @@
-"""Loads models of onnx_ir from archives and saves them, without reading all tensors at once.
+"""Loads models of archives into onnx_ir, and splits models of onnx_ir for `save`.
 
-This module is here, and not in interop, because `save` accepts models of onnx_ir.
+Neither reads all tensors at once. This module is not in interop, because `save` uses it, and
+modules of this room must not import from interop.
 Importing this module imports onnx_ir; importing the public `onnxarchive.ir` does not.
 """
 
@@ -115,7 +116,7 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
                 piece = piece[written if isinstance(written, int) else len(piece) :]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchiveTensor:
-        """A new tensor over the same bytes: they never change."""
+        """A new tensor over the same read-only bytes, which are not copied."""
         return _with_names_of(self, self.archive, self.key)
 
     def __repr__(self) -> str:
@@ -181,12 +182,16 @@ def _load(archive: Archive) -> onnx_ir.Model:
 
 
 def _require_no_loss(model: onnx.ModelProto) -> None:
-    """Refuses sparse tensors and training_info, which onnx_ir drops or does not name in errors."""
+    """Refuses models with sparse tensors or training_info.
+
+    onnx_ir drops training_info and sparse initializers without an error. For a sparse tensor in an
+    attribute, its error does not name the tensor.
+    """
     for ref in tensors.walk(model):
         if any(field.startswith("sparse_") for field, _ in ref.path):
             raise UnsupportedFeatureError(
-                f"{ref}: onnx_ir has no sparse tensors; make it dense, or edit the model that "
-                "onnxarchive.load gives"
+                f"{ref}: onnx_ir has no sparse tensors; make this tensor dense, or edit the "
+                "model that onnxarchive.load gives"
             )
     if model.training_info:
         raise UnsupportedFeatureError(
@@ -204,7 +209,7 @@ class SplitModel:
 
     Attributes:
         model: The model.
-        proto: The proto; a placeholder is the location of each large tensor.
+        proto: The proto; its large tensors are external, each with its own placeholder as location.
         large: The large tensors by their path in the proto.
         archives: The archives that hold tensors of the model.
     """
@@ -228,21 +233,22 @@ class SplitModel:
 
     def replaced_archives(self, path: str | os.PathLike[str]) -> list[Archive]:
         """The archives of this model that saving it to `path` would replace."""
-        # Tensors refer to the archive that they were loaded from, also after the model was saved.
+        # Saving sets a new origin, but tensors still refer to the archives they were loaded from.
         if self.origin is not None and self.origin._is_at(path):
             return [self.origin]
         return [archive for archive in self.archives if archive._is_at(path)]
 
     def saved_as(self, file: MappedFile, model: str) -> None:
-        """Sets the origin to a saved file, still locked; `model` is the id of the model in it."""
+        """Sets the origin to `file`, locked by the caller; `model` is the model's id in it."""
         self.model.graph.meta[_ORIGIN] = _Origin(Archive(file.reopened(), model=model))
 
 
 def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
     """Splits a model into a proto and its large tensors.
 
-    onnx_ir would read all tensors to serialize a model. So a clone that shares the tensors is
-    serialized, with external placeholders for the large tensors.
+    onnx_ir would read all tensors to serialize a model. So this function clones the model
+    without copying tensors, replaces the large tensors of the clone by external placeholders, and
+    serializes the clone.
 
     Args:
         model: The model. It is not changed.
@@ -287,7 +293,7 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
     if isinstance(tensor, ArchiveTensor):
         return verified_data(tensor.archive, tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):
-        # `tobytes` would keep an unpacked copy of types of less than 8 bits in the tensor.
+        # For types of less than 8 bits, `tobytes` would leave an unpacked copy in the tensor.
         copy = io.BytesIO()
         tensor.tofile(copy)
         return Stored(copy.getbuffer())

@@ -98,7 +98,7 @@ def opened(
         access: Options for reaching a remote archive.
 
     Raises:
-        UnfinishedEditError: An edit was interrupted, so the block found no archive.
+        UnfinishedEditError: The block raised ArchiveFormatError since an edit was interrupted.
         LockedError: The archive stayed locked.
         ArchiveFormatError: The file is not a regular file.
         TypeError: `source` is of another type.
@@ -133,7 +133,7 @@ def opened_archive(
         timeout: Seconds to wait for the lock; None waits without limit.
 
     Raises:
-        UnfinishedEditError: An edit was interrupted, so the block found no archive.
+        UnfinishedEditError: The block raised ArchiveFormatError since an edit was interrupted.
         LockedError: The archive stayed locked.
         ArchiveFormatError: The file is not a regular file.
         OSError: The file cannot be opened.

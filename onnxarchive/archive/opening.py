@@ -57,13 +57,13 @@ def open(
 ) -> Archive:
     """Opens an archive without reading its weights.
 
-    Time and memory grow with the number of entries and the size of the models without external
-    tensors. While another process edits the file, `open` waits.
+    Time and memory grow with the number of entries and with the size of the models, in which
+    external tensors do not count. While another process edits the file, `open` waits.
 
-    Opening a remote archive takes one to three requests, and a tensor one for each 8 MiB;
-    `Archive.fetch` reads many tensors at once. A remote tensor is checked against its CRC-32; it is
-    an array in memory, or a view of a cached file. If the object changes between requests (ETag, or
-    size and modification time), `ObjectChangedError` is raised.
+    Opening a remote archive takes one to three requests. Reading a tensor takes one for each 8
+    MiB; `Archive.fetch` reads many tensors at once. A remote tensor is checked against its CRC-32;
+    it is an array in memory, or a view of a cached file. If the object changes between requests
+    (ETag, or size and modification time), `ObjectChangedError` is raised.
 
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
@@ -75,8 +75,9 @@ def open(
             for the default one.
         timeout: Seconds to wait while another process edits the file or, with `"r+"`, opens it;
             None waits without limit, 0 fails at once.
-        max_model_nbytes: Limit in bytes on all models together, without external tensors. It bounds
-            the memory that an untrusted file can take. The format allows 2 GiB for each model.
+        max_model_nbytes: Limit in bytes on the size of all models together, in which external
+            tensors do not count. It bounds the memory that an untrusted file can take. The format
+            allows 2 GiB for each model.
         prefetch: Reads a local file ahead, for programs that use most weights. `"willneed"`: the
             system reads it in the background (`madvise`), which helps if tensors are not used in
             file order. `"populate"`: `open` reads and maps the whole file before it returns
@@ -86,8 +87,8 @@ def open(
             `storage_options`: Options for obstore or fsspec as a mapping, as in pandas:
             credentials, region, timeouts, ...
             `cache`: A directory for local copies of the data read, or True for the user's cache
-            directory. Views are then maps of a copy, which processes share. An object without ETag
-            or version is not cached.
+            directory. Views are then maps of a copy, which processes share. An object with neither
+            a strong ETag nor a version is not cached.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:

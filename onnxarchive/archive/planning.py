@@ -93,10 +93,10 @@ class PlannedModel:
 
     Attributes:
         items: The new entries, in the order of the model.
-        model: A copy of the model; tensors stored outside are external. Small initializers with
-            entries are left out: `serialize` adds them.
-        locations: The keys of tensors stored outside, by path, including keys of entries that are
-            written already or planned for other models.
+        model: A copy of the model; tensors stored outside are external. Initializers of
+            `items.small` that have entries are left out: `serialize` adds them.
+        locations: The keys of tensors stored outside, by path, except those of `items.small`.
+            Keys of entries that are written already or planned for other models are included.
         held: Bytes of large tensors that stay in the model, by placeholder. In `model`, these
             tensors are external, with the placeholders as locations.
     """
@@ -227,7 +227,8 @@ def plan_archive(
             be mapped; None for the system's directory.
 
     Raises:
-        ArchiveFormatError: A tensor cannot be stored, or a model is too large without its tensors.
+        ArchiveFormatError: A tensor cannot be stored, or a model is too large even without the
+            tensors stored outside it.
         ValueError: The path of an asset or the id of a model is not allowed.
     """
     require_model_ids(models)
@@ -273,7 +274,12 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """Data that models share, with the CRC-32 found by comparing, for the writer to verify."""
+    """The data of a tensor that models share, with a CRC-32 that the writer verifies.
+
+    Args:
+        data: Gives the data. If the data has a CRC-32, it keeps that one.
+        crc32: CRC-32 that the data had when models were searched for equal tensors.
+    """
     found = data()
     if found.crc32 is None and isinstance(found, Stored):
         return Stored(found.view, crc32)
@@ -346,7 +352,7 @@ def plan_model(
     copy = with_locations(model, {**planned.locations, **placeholders}, without=left_out)
     for path, raw_data in copied.items():
         tensors.set_raw_data(walking.at(copy, _path_without(path, left_out)), raw_data)
-    for path in planned.idle:  # which readers refuse (rule DATA-7)
+    for path in planned.idle:  # readers refuse idle `external_data` (rule DATA-7)
         walking.at(copy, _path_without(path, left_out)).ClearField("external_data")
     views = {placeholders[path]: view for path, view in held.items()}
     return PlannedModel(planned.items, copy, planned.locations, views)
@@ -442,7 +448,11 @@ def _path_without(path: Path, left_out: Sequence[int]) -> Path:
 def _staying(
     staying: Iterable[tuple[TensorRef, int]], resolve: Resolve
 ) -> tuple[dict[Path, bytes], dict[Path, Data]]:
-    """Resolves external tensors that go into the model; small ones are copied."""
+    """Resolves external tensors that go into the model.
+
+    Returns:
+        Copies of the bytes of tensors below `MAPPED_SIZE`, and the `Data` of the others, by path.
+    """
     small: dict[Path, bytes] = {}
     large: dict[Path, Data] = {}
     for ref, nbytes in staying:
@@ -455,7 +465,7 @@ def _staying(
 
 
 def _verified(ref: TensorRef, data: Data) -> Data:
-    """Compares the CRC-32 of data that goes into a model.
+    """Returns data that goes into a model, after comparing its bytes with its CRC-32.
 
     Data other than `Stored` has no CRC-32, or compares the CRC-32 when it is read.
     """
@@ -470,7 +480,11 @@ def _verified(ref: TensorRef, data: Data) -> Data:
 
 
 def _views(given: Mapping[Path, Data], temporary: str | None) -> dict[Path, memoryview]:
-    """Maps data; data in no file, or in too many files, is first copied to a temporary file."""
+    """A view of the data of each tensor, mapped from its file or from a temporary file.
+
+    Data that is in no file is first copied to the temporary file, and so is the data of further
+    files once `_MAX_MAPPED_FILES` files are mapped.
+    """
     maps: dict[tuple[str, tuple[int, int]], memoryview] = {}
     views: dict[Path, memoryview] = {}
     sizes: dict[Path, int] = {}  # of data in the temporary file
@@ -524,7 +538,7 @@ def _raw_data(ref: TensorRef) -> Data:
 
 
 def require_names(names: Iterable[str]) -> None:
-    """Refuses assets whose paths differ only in case, or one of which is a folder of another.
+    """Refuses assets if two paths differ only in case, or if one path is a folder of another.
 
     Raises:
         ValueError: Two paths conflict.
