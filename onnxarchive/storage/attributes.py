@@ -37,7 +37,7 @@ def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
 
     Args:
         old: Status of the file or directory to replace, or None.
-        new: The bits if nothing is replaced; a replacement gets no others.
+        new: The bits if nothing is replaced; a replacement never gets bits that are not in it.
     """
     return new if old is None else old.st_mode & new & stat.S_IRWXU
 
@@ -129,7 +129,9 @@ def _warn(message: str) -> None:
 
 
 def _of_all(mode: int, acl: bytes = b"") -> int:
-    """The mode; group and others get the permissions that they and everyone in `acl` have.
+    """The mode, with group and others reduced to the permissions that both of them have.
+
+    Permissions that an entry of `acl` lacks are removed, too, unless the entry is the owner's.
 
     Args:
         mode: The mode.

@@ -27,7 +27,7 @@ _LISTED = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 # With O_PATH, the directories of a path need not be readable.
 _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
-# Errors for a symbolic link with O_NOFOLLOW; ENOTDIR if O_DIRECTORY is set, too.
+# Errors when O_NOFOLLOW meets a symbolic link; ENOTDIR if O_DIRECTORY is also set.
 _MET_A_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 HAS_DIR_FD = os.open in os.supports_dir_fd
 _RESOLVED = 3  # times to resolve a path at most; once is enough unless links change meanwhile

@@ -76,7 +76,7 @@ class MappedFile(RandomAccessFile):
             descriptor: A descriptor of the file, closed by this object; None opens `path`.
 
         Raises:
-            ArchiveFormatError: `path` is a directory, a pipe or a device.
+            ArchiveFormatError: The file is not a regular file.
             OSError: The file cannot be opened.
         """
         self.set_path(path)
@@ -100,7 +100,7 @@ class MappedFile(RandomAccessFile):
         return self
 
     def set_path(self, path: str | os.PathLike[str]) -> None:
-        """Sets the path of the file; the file may be renamed to this path later."""
+        """Sets `path` and `absolute_path`; the caller may rename the file to this path later."""
         self.path = os.fsdecode(path)
         try:
             self.absolute_path = os.path.abspath(self.path)
@@ -119,7 +119,7 @@ class MappedFile(RandomAccessFile):
             LockedError: The file remained locked.
             OSError: The file system has no exclusive locks.
         """
-        descriptor = self._require_open()  # referenced, so that no other file is unlocked
+        descriptor = self._require_open()  # while referenced, no other file gets its number
         kind = locking.exclusive if is_exclusive else locking.shared
         with contextlib.ExitStack() as lock:
             try:
@@ -203,7 +203,7 @@ class MappedFile(RandomAccessFile):
                 begin = os.lseek(descriptor.number, offset, os.SEEK_DATA)
                 offset = os.lseek(descriptor.number, begin, os.SEEK_HOLE)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # a file system that finds no holes
+                if error.errno != errno.ENXIO:  # a file system that cannot find holes
                     yield offset, end
                 return  # the rest is a hole, or beyond the end
             yield begin, min(offset, end)
@@ -214,7 +214,7 @@ class MappedFile(RandomAccessFile):
         Raises:
             OSError: The write failed; the error names the file.
         """
-        descriptor = self._require_open()  # referenced, so that no other file is written
+        descriptor = self._require_open()  # while referenced, no other file gets its number
         try:
             write_at(descriptor.number, offset, data)
         except OSError as error:
@@ -289,7 +289,7 @@ class MappedFile(RandomAccessFile):
         even after a rename. Either may lead to another file, so compare `identity`.
         """
         yield os.path.realpath(self.absolute_path)
-        descriptor = self._require_open()  # referenced, so that no other file gets the number
+        descriptor = self._require_open()  # while referenced, no other file gets its number
         with contextlib.suppress(OSError):  # no /proc
             yield os.readlink(f"/proc/self/fd/{descriptor.number}")
 

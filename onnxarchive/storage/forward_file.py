@@ -12,10 +12,10 @@ _MAX_SKIPPED = 1 << 20  # bytes; a gap up to this size is read and dropped
 class ForwardFile(RandomAccessFile):
     """Wraps a file for one thread that reads mostly by ascending offset.
 
-    `pieces` and `read` continue one stream of the wrapped file's `pieces`. After a step back or a
-    large gap, `pieces` begins a new stream, and `read` reads from the wrapped file directly.
-    `read_ranges` always reads directly. While an iteration over `pieces` is unfinished, all calls
-    read directly.
+    `pieces` and `read` take their bytes from one stream, which calls `pieces` of the wrapped file.
+    After a step back or a large gap, `pieces` begins a new stream, and `read` reads from the
+    wrapped file directly. `read_ranges` always reads directly. While an iteration over `pieces` is
+    unfinished, all calls read directly.
     """
 
     def __init__(self, file: RandomAccessFile, streams: Streams | None = None) -> None:
@@ -46,7 +46,7 @@ class ForwardFile(RandomAccessFile):
 
     def pieces(self, offset: int, size: int) -> Iterator[memoryview]:
         """Reads `size` bytes from `offset` as the wrapped file does."""
-        if self._is_yielding:  # the caller compares two ranges
+        if self._is_yielding:  # a second iteration during the first, to compare two ranges
             for piece in self._file.pieces(offset, size):
                 yield memoryview(piece)
             return
@@ -92,11 +92,11 @@ class ForwardFile(RandomAccessFile):
         return piece
 
     def hold(self, offset: int) -> None:
-        """Holds the end of the wrapped file."""
+        """Keeps the end of the wrapped file in memory; see `RandomAccessFile.hold`."""
         self._file.hold(offset)
 
     def release(self) -> None:
-        """Releases the end of the wrapped file."""
+        """Drops the bytes of the wrapped file kept by `hold`."""
         self._file.release()
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def require_timeout(timeout: float | None) -> None:
 def _lock(descriptor: int, *, is_shared: bool, timeout: float | None) -> None:
     require_timeout(timeout)
     if _held and _this_thread_with(descriptor) in _held:
-        if _try_lock(descriptor, is_shared):  # an interrupt ended the edit, but left `_held`
+        if _try_lock(descriptor, is_shared):  # an interrupted edit left its entry in `_held`
             return
         raise LockedError("this thread has locked the file for an edit; finish the edit first")
     if fcntl is not None and timeout is None:

@@ -20,7 +20,7 @@ class MemoryFile(RandomAccessFile):
         self.identity = id(self)
         if not isinstance(data.obj, bytes):
             # `np.ndarray(buffer=view)` keeps only `view.obj`, so the owner of the buffer could
-            # resize or unmap it. An array of `np.frombuffer` holds the buffer, as `view.obj`.
+            # resize or unmap it. Therefore `view.obj` becomes an array, which holds the buffer.
             data = np.frombuffer(data, np.uint8).data
         self._data: memoryview | None = data.toreadonly()
 

@@ -20,7 +20,7 @@ _LIBRARIES: Final = {
 
 @contextmanager
 def needing(library: str, purpose: str) -> Iterator[None]:
-    """Adds the command that installs the library to an ImportError of the block.
+    """Raises an ImportError of the block again, with the command that installs the library.
 
     Args:
         library: The name of the library's module.

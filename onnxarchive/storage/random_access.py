@@ -21,7 +21,8 @@ class RandomAccessFile(Closing):
         identity: Equal for two objects of this class only if they read the same file.
         first_size: Smallest first request of a `ForwardFile`, in bytes; later requests are larger.
         is_mapped: True if `reaching` gives views; else bytes are read as copies.
-        is_complete: True if a map has all bytes; else `fetch` must be called before bytes are read.
+        is_complete: True if views from `reaching` have all bytes. If a file `is_mapped` but is not
+            complete, its views have only the bytes that were fetched; see `fetch`.
     """
 
     path: str

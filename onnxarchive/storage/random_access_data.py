@@ -30,7 +30,7 @@ class RandomAccessData:
     temporary: str | None = None
 
     def local(self) -> Data:
-        """The same bytes for repeated reading: a temporary copy if the file is remote."""
+        """The same bytes for repeated reading: a temporary copy unless `mapped_file` has them."""
         if self.file.mapped_file is not None:
             return self
         return Stored(spool(self, self.temporary))

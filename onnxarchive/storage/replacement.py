@@ -27,7 +27,8 @@ from onnxarchive.storage.filesystem import NO_SPACE, sync, sync_directory
 
 _TEMPORARY = re.compile(r"[0-9]+-[0-9]+\.tmp")
 
-# Checks the locked file to be replaced; gets None if the file cannot be opened or locked.
+# A check of the file to be replaced. `Replacement` locks the file and passes it; it passes None if
+# its caller holds the lock, or if the file cannot be opened or locked.
 Require: TypeAlias = Callable[[MappedFile | None], None]
 _Made = TypeVar("_Made")
 
@@ -65,7 +66,7 @@ class _Temporary(Generic[_Made]):
             try:
                 self.made = make(self.path)
                 return
-            except FileExistsError:  # another machine's, in a shared directory
+            except FileExistsError:  # of a process with the same id, killed or on another machine
                 self._finalizer.detach()
             except OSError:
                 self._finalizer.detach()  # nothing was created
@@ -89,7 +90,7 @@ class _Temporary(Generic[_Made]):
 
 def _temporary_prefix(target: str) -> str:
     directory, name = os.path.split(target)
-    return os.path.join(directory, f".{name[:50]}.")  # 200 bytes at most, of 255
+    return os.path.join(directory, f".{name[:50]}.")  # at most 200 bytes; a file name may have 255
 
 
 def remove_abandoned(
@@ -108,7 +109,7 @@ def remove_abandoned(
         The paths of the removed files.
     """
     above, own = os.path.split(os.path.abspath(path))
-    # The target may have been a symbolic link itself.
+    # If `path` is a symbolic link, the processes were replacing its target or the link itself.
     targets = {os.path.realpath(path), os.path.join(os.path.realpath(above), own)}
     removed = []
     for target in sorted(targets):
@@ -224,7 +225,7 @@ class Replacement:
             locking.unlock(file.fileno())  # a fork would keep the lock
 
     def commit_open(self, require: Require | None = None) -> MappedFile:
-        """Commits, and returns the new file, still locked; see `commit`."""
+        """Commits like `commit`; returns the new file, still locked except on Windows."""
         try:
             require_process(self._process)
             sync(self.fileno())
@@ -323,6 +324,9 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[str]:
     """Creates a directory; renames it to `path` when the block ends, or removes it after an error.
 
     An empty directory may be replaced; its owner, permissions and attributes are kept.
+
+    Yields:
+        The path of the directory during the block.
 
     Raises:
         OSError: The directory cannot be created, or `path` exists and is not an empty directory.

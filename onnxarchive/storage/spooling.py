@@ -12,7 +12,9 @@ from onnxarchive.storage.files import MappedFile, PositionalWriter
 
 
 def spool(pieces: Iterable[memoryview], directory: str | None) -> memoryview:
-    """Copies bytes to an unnamed file and returns a view of its map; the last view frees the file.
+    """Copies bytes to an unnamed file and returns a view of its map.
+
+    The file is removed when the last view is freed.
 
     Args:
         pieces: The bytes.

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
-AHEAD_SIZE = 96 << 20  # limit of the bytes that `in_order` works on ahead
+AHEAD_SIZE = 96 << 20  # most bytes of the items that `in_order` begins before their turn
 
-# Smallest item for a thread, in bytes; for smaller items, most of the work is Python's overhead.
+# Smallest item for a thread in `in_order`, and smallest average item for threads in `for_each`, in
+# bytes; for smaller items, most of the work is Python's overhead.
 _LEAST_SIZE = 1 << 17
 
 
@@ -44,7 +45,7 @@ def require_jobs(jobs: int | None) -> int:
 def for_each(
     items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], None], jobs: int
 ) -> None:
-    """Calls a function for each item, and raises the error of the first failed item in order.
+    """Calls a function for each item; raises the error of the failed item earliest in `items`.
 
     Each thread takes a run of successive items. Once this error is known, no items are begun.
 
