@@ -57,8 +57,8 @@ def open(
 ) -> Archive:
     """Opens an archive without reading its weights.
 
-    Time and memory grow with the number of entries and with the size of the models, in which
-    external tensors do not count. While another process edits the file, `open` waits.
+    Time and memory grow with the number of entries and with the size of the models, not counting
+    external tensors. While another process edits the file, `open` waits.
 
     Opening a remote archive takes one to three requests. Reading a tensor takes one for each 8
     MiB; `Archive.fetch` reads many tensors at once. A remote tensor is checked against its CRC-32;
@@ -75,9 +75,9 @@ def open(
             for the default one.
         timeout: Seconds to wait while another process edits the file or, with `"r+"`, opens it;
             None waits without limit, 0 fails at once.
-        max_model_nbytes: Limit in bytes on the size of all models together, in which external
-            tensors do not count. It bounds the memory that an untrusted file can take. The format
-            allows 2 GiB for each model.
+        max_model_nbytes: Limit in bytes on the size of all models together, not counting external
+            tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
+            for each model.
         prefetch: Reads a local file ahead, for programs that use most weights. `"willneed"`: the
             system reads it in the background (`madvise`), which helps if tensors are not used in
             file order. `"populate"`: `open` reads and maps the whole file before it returns
