@@ -39,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; None for the process's arguments.
 
     Returns:
-        The exit status: 0 success; 1 a check or comparison found something; 2 wrong use, a system
-        error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143 terminated.
+        The exit status: 0 success; 1 `check` found faults, or a comparison differences; 2 wrong
+        use, a system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143
+        terminated.
 
     Raises:
         BrokenPipeError: The reader has closed the output.

@@ -67,8 +67,8 @@ def ls_command(arguments: argparse.Namespace) -> int:
     rows += [["", it["name"], "", "", it["nbytes"], it["data_offset"], *blank] for it in others]
     header = ["name", "key", "data type", "shape", "bytes", "offset"] + ["models"] * are_several
     summary = (
-        f"{count(totals['tensors'], 'tensor')} of {size(totals['weights'])}, "
-        f"{totals['in_model']:,} more in the model{'s' * (len(chosen) > 1)}, "
+        f"{count(totals['tensors'], 'tensor')}, {size(totals['weights'])} in all; "
+        f"{totals['in_model']:,} more in the model{'s' * (len(chosen) > 1)}; "
         f"{count(totals['assets'], 'asset')}; archive of {size(totals['nbytes'])}"
     )
     result = {"path": archive.path, "tensors": stored, "others": others, "totals": totals}
@@ -175,16 +175,16 @@ def info_command(arguments: argparse.Namespace) -> int:
     lines = []
     for label, value in result.items():
         if label == "bytes":
-            lines += [f"{part:<12}{size(nbytes)}" for part, nbytes in value.items()]
+            lines += [f"{part:<14}{size(nbytes)}" for part, nbytes in value.items()]
         elif label == "models":
             others = [id for id in value if id != arguments.model]
-            lines += [f"{'others':<12}{_shown_ids(others)}"] if others else []
+            lines += [f"{'other models':<14}{_shown_ids(others)}"] if others else []
         elif isinstance(value, dict):
             for row, item in enumerate(value.items()):
-                lines.append(f"{label if not row else '':<12}{printable('{}: {}'.format(*item))}")
+                lines.append(f"{label if not row else '':<14}{printable('{}: {}'.format(*item))}")
         elif value:
             shown = f"{value:,}" if isinstance(value, int) else printable(value)
-            lines.append(f"{label:<12}{shown}")
+            lines.append(f"{label:<14}{shown}")
     say(arguments, result, "\n".join(lines))
     return DONE
 

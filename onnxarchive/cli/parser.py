@@ -38,9 +38,9 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="onnxarchive",
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
-        epilog="Exit status: 0 success; 1 a check or comparison found something; 2 wrong use, a "
-        "system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; 143 "
-        "terminated. With several files, the highest status counts.",
+        epilog="Exit status: 0 success; 1 check found faults, or a comparison differences; 2 wrong "
+        "use, a system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; "
+        "143 terminated. With several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")

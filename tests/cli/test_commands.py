@@ -123,7 +123,9 @@ def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -
         "assets/labels.txt",
         "__MODEL_PROTO",
     ]
-    assert lines[-1].startswith("1 tensor of 8,192 bytes (8.0 KiB), 1 more in the model, 1 asset; ")
+    assert lines[-1].startswith(
+        "1 tensor, 8,192 bytes (8.0 KiB) in all; 1 more in the model; 1 asset; "
+    )
 
 
 def test_ls_gives_offsets_that_hold_in_json(archive: Path, capsys: Captured) -> None:
@@ -153,12 +155,12 @@ def test_ls_does_not_let_names_play_with_the_terminal(tmp_path: Path, capsys: Ca
 def test_info_tells_producer_types_parameters_and_bytes(archive: Path, capsys: Captured) -> None:
     assert run("info", archive) == 0
     printed = capsys.readouterr().out
-    assert "producer    tests 1.2\n" in printed
-    assert "opsets      ai.onnx: 17\n" in printed
-    assert "inputs      x: FLOAT batchx64\n" in printed
-    assert "outputs     y: FLOAT\n" in printed
-    assert "parameters  2,051\n" in printed
-    assert "weights     8,192 bytes (8.0 KiB)\n" in printed
+    assert "producer      tests 1.2\n" in printed
+    assert "opsets        ai.onnx: 17\n" in printed
+    assert "inputs        x: FLOAT batchx64\n" in printed
+    assert "outputs       y: FLOAT\n" in printed
+    assert "parameters    2,051\n" in printed
+    assert "weights       8,192 bytes (8.0 KiB)\n" in printed
 
 
 def test_info_accounts_for_every_byte_in_json(archive: Path, capsys: Captured) -> None:

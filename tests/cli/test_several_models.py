@@ -172,7 +172,7 @@ def test_ls_shows_which_models_use_a_tensor(archive: Path, capsys: Captured) -> 
         [OWN, "layer_1_weight", "FLOAT", "16x32", "2,048", "65,664", "decoder"],
     ]
     assert [line.split()[0] for line in lines[2:]] == ["__MODEL_PROTO_decoder", "__MODEL_PROTO"]
-    assert summary.startswith("2 tensors of 67,584 bytes (66.0 KiB), 2 more in the models, ")
+    assert summary.startswith("2 tensors, 67,584 bytes (66.0 KiB) in all; 2 more in the models; ")
 
 
 def test_ls_of_one_model_lists_its_tensors_under_its_names(capsys: Captured) -> None:
@@ -197,12 +197,12 @@ def test_ls_of_an_archive_with_one_model_has_no_column_of_models(capsys: Capture
 
 def test_info_describes_the_model_that_is_asked_for(archive: Path, capsys: Captured) -> None:
     assert run("info", archive) == 0
-    assert "others      decoder\n" in printed(capsys)
+    assert "other models  decoder\n" in printed(capsys)
     assert run("info", archive, "--model", "decoder") == 0
     text = printed(capsys)
-    assert "model       decoder\n" in text
-    assert "others      (default)\n" in text
-    assert "graph       decoder\n" in text
+    assert "model         decoder\n" in text
+    assert "other models  (default)\n" in text
+    assert "graph         decoder\n" in text
     assert run("info", archive, "--model", "decoder", "--json") == 0
     result = json.loads(printed(capsys))
     assert (result["model"], result["models"]) == ("decoder", ["", "decoder"])
