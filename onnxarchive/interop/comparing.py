@@ -28,7 +28,8 @@ class OutputDifference:
         greatest_absolute: Greatest absolute difference of two numbers; a NaN and a number differ
             infinitely. None for strings and if nothing was compared.
         greatest_relative: Greatest difference relative to the other model's number. None as above.
-        unequal: Number of unequal elements, regardless of the tolerances.
+        unequal: Number of elements that differ at all, including those within the tolerances.
+            0.0 and -0.0 count only if both tolerances are 0.
     """
 
     name: str
@@ -125,7 +126,7 @@ def _compare(
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.where(is_same, 0.0, np.abs(first - second))
         distance[np.isnan(distance)] = math.inf  # NaN and a number
-        if absolute == relative == 0:  # numbers that are equal in every bit
+        if absolute == relative == 0:  # then 0.0 and -0.0 are not the same
             is_same = are_nan | (is_same & (np.signbit(first) == np.signbit(second)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         proportion = np.where(distance > 0, distance / size, 0.0)

@@ -108,7 +108,11 @@ def make_inputs(
 
 
 def _fitted(port: Port, value: Input) -> Input:
-    """Checks a given input, and converts strings, raw bytes and other byte orders."""
+    """Checks a given input, and returns it as an array of the port's data type.
+
+    Strings of fixed length, raw bytes of ml_dtypes types and other byte orders are converted. An
+    input that is no tensor is returned unchanged.
+    """
     dtype = port.dtype
     if dtype is None:
         return value
@@ -152,8 +156,8 @@ def random_input(port: Port, shape: Sequence[int]) -> NDArray[Any]:
         if dtype.hasobject:
             return generator.choice(_WORDS, shape).astype(dtype)
         if "int" in dtype.name or dtype.kind == "b":
-            has_all_values = dtype.itemsize == 1 and dtype.kind != "b"  # wrapped by astype
-            count = 1 << 8 if has_all_values else 2
+            has_all_values = dtype.itemsize == 1 and dtype.kind != "b"
+            count = 1 << 8 if has_all_values else 2  # astype wraps numbers that are too large
             return generator.integers(0, count, shape, np.uint8).astype(dtype)
         width = np.float64 if dtype == np.float64 else np.float32
         numbers: NDArray[Any] = generator.standard_normal(shape, width)

@@ -96,7 +96,7 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     """The path of a link's archive; None unless it is one file in the link's directory or below.
 
     Raises:
-        ArchiveFormatError: The link is not a model or is too large for one.
+        ArchiveFormatError: The link is not a model, or is too large to be a model.
         OSError: The link cannot be read.
     """
     locations = _locations(_parse(path))
@@ -200,8 +200,8 @@ def _location_findings(
         yield _finding(f"expected external data in {archive.path}, found it in {file}")
     elif os.path.islink(file) or os.stat(file).st_nlink > 1:
         yield _finding(
-            f"expected a file with one name, since onnx reads no external data through links, "
-            f"found a symbolic link or several hard links at {file}"
+            f"expected a file with one name, since onnx reads no external data through symbolic or "
+            f"hard links, found a symbolic link or several hard links at {file}"
         )
 
 
@@ -222,7 +222,8 @@ def _difference(
                 f"{original}: expected its data in the link, as in the archive's model, found it "
                 "external"
             )
-        return None if tensor == original.tensor else f"{original}: expected the archive's data"
+        is_same = tensor == original.tensor
+        return None if is_same else f"{original}: expected the archive's data, found other data"
     if tensors.held_fields(tensor) if is_external else tensor.external_data:
         return (
             f"{original}: expected its data in one place, found it in the link and in external_data"
@@ -245,7 +246,7 @@ def _difference(
 
 
 def _without(tensor_paths: Iterable[Path], model: onnx.ModelProto) -> onnx.ModelProto:
-    """Copies a model, clears these tensors and removes the fingerprint of a link."""
+    """A copy of a model in which these tensors are empty, without the fingerprint of a link."""
     copy = with_locations(model, dict.fromkeys(tensor_paths, ""))
     for path in tensor_paths:
         walking.at(copy, path).Clear()

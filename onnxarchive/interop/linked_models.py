@@ -26,7 +26,7 @@ StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 
 
 def stays_outside(ref: TensorRef, nbytes: int) -> bool:
-    """True if tools read the tensor from external data.
+    """True if tools can read the tensor from external data.
 
     True for dense initializers of the main graph and of subgraphs, unless they may give a shape
     (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are

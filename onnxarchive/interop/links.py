@@ -27,15 +27,17 @@ def link(
     model: str = "",
     **access: Unpack[Access],
 ) -> None:
-    """Writes a link: a small `.onnx` whose external data is in the archive. No weight is copied.
+    """Writes a link: a small `.onnx` whose external data is in the archive.
 
     Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
     A link is valid for this archive only: move both together, and write a new link after the
     archive is replaced or edited. Edits of other models keep a link valid if they move none of the
-    link's tensors. `check_link` detects an invalid link by the metadata `onnxarchive.link`: a
-    SHA-256 over keys, offsets, sizes and CRC-32s of the tensors, then the model id, unless `""`.
+    link's tensors. `check_link` detects an invalid link by the metadata `onnxarchive.link`. Its
+    value is a SHA-256 over keys, offsets, sizes and CRC-32s of the tensors; unless the model id is
+    `""`, a space and the model id follow the SHA-256.
 
-    Small tensors, and tensors that tools do not read from external data, are in the link itself.
+    Small tensors, and tensors that tools do not read from external data, are copied to the link; no
+    other weight is copied.
 
     Args:
         path: The archive. With `cache` it may be a URL, which is fetched; the link then names the
@@ -82,7 +84,7 @@ def link(
     if names > 1:
         warnings.warn(
             f"{archive.path}: the file has {names} names (hard links), and onnx reads no "
-            f"external data from such files; copy the archive and link the copy",
+            f"external data from such files; copy the archive and write a .onnx for the copy",
             stacklevel=2,
         )
 

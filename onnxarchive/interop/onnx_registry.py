@@ -146,12 +146,12 @@ def _remedy(producer_name: str, location: str) -> str:
     if producer_name == "pytorch" and archive.endswith(EXTENSION):
         return (
             "instead of torch.onnx.export(model, args, path) write "
-            "onnxarchive.save(torch.onnx.export(model, args), path); PyTorch has written "
-            f"{shown(location)} beside {shown(archive)}, which can be deleted"
+            f"onnxarchive.save(torch.onnx.export(model, args), path); {shown(location)}, which "
+            f"PyTorch has written beside {shown(archive)}, can be deleted"
         )
     return (
         "load the model with its external data, save it without save_as_external_data, or convert "
-        "its file with onnxarchive.convert; onnxarchive.save takes an onnx_ir.Model"
+        "its file with onnxarchive.convert; save an onnx_ir.Model with onnxarchive.save"
     )
 
 

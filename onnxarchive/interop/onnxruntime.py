@@ -67,13 +67,14 @@ def session(
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
             file (bytes, a URL without a cache) all weights are in memory. ONNX Runtime 1.31 and
-            newer use them in place; older versions copy them. Before 1.24, and with options that
-            ONNX Runtime cannot copy, the model with its weights must be below 2 GiB.
+            newer use them in place; older versions copy them. A model and its weights in memory
+            must be below 2 GiB if ONNX Runtime is older than 1.24 or cannot copy `sess_options`.
         sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot
             copy options that name execution providers or write files, nor options for a model that
             may need custom operators. Options that are not copied are changed while the session is
-            made: do not use them for another session meanwhile. Afterwards their entry for the
-            directory of external data is empty. ONNX Runtime logs these changes.
+            made: do not use them for another session meanwhile. Afterwards the changed entries have
+            their former values; an entry that was not set is empty. ONNX Runtime logs these
+            changes.
         providers: As for `onnxruntime.InferenceSession`.
         model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model of
             an open `Archive`.
@@ -266,7 +267,8 @@ def _model_and_buffers(
 
 
 _ADD_BUFFERS = "add_external_initializers_from_files_in_memory"  # from version 1.24 on
-# Buffers by session options, which sessions keep alive. ONNX Runtime keeps only addresses.
+# Buffers by session options. A session keeps its options alive, and these keep the buffers alive:
+# ONNX Runtime keeps only addresses.
 _buffers: weakref.WeakKeyDictionary[Any, list[memoryview]] = weakref.WeakKeyDictionary()
 
 

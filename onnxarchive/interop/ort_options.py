@@ -83,9 +83,10 @@ def _entry(options: ort.SessionOptions, key: str) -> str:
 def copy_options(options: ort.SessionOptions, model: onnx.ModelProto) -> ort.SessionOptions | None:
     """Copies options for a session of a model; None if a copy may be incomplete.
 
-    The copy is taken from a session of a model without nodes, since only sessions copy options. The
-    copy lacks custom operator libraries and execution providers. The result is also None for
-    options that make a session write files.
+    The copy is taken from a session of a model without nodes, since only sessions copy options. A
+    copy lacks custom operator libraries and execution providers. So the result is None if the model
+    may need such libraries, or the options name providers. It is also None for options that make a
+    session write files.
     """
     if (
         options.enable_profiling
@@ -154,7 +155,7 @@ def _lent(options: ort.SessionOptions, entries: Mapping[str, str]) -> Iterator[N
 
 @cache
 def lent_session_class() -> Any:
-    """A session class whose entries are in the caller's options while ONNX Runtime reads them."""
+    """A session class that changes the caller's options only while ONNX Runtime reads them."""
     base: Any = require_onnxruntime().InferenceSession
 
     class LentSession(base):  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""`transform`: applies functions from ModelProto to ModelProto to archives of any size.
+"""`transform`: changes the model of an archive of any size by a function of a ModelProto.
 
 Examples of such functions are onnxsim, onnxoptimizer, onnxslim and onnx.version_converter. Most of
-their work needs the graph and no weights. So the weights are hidden from the function, and then
-copied from archive to archive.
+their work needs the graph and no weights. So by default the weights are hidden from the function,
+and then copied from archive to archive.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def transform(
       tensors: onnxoptimizer merges all large tensors of the same shape.
     - `"loaded"`: for all other functions. The model is complete and in memory.
 
-    Never hidden are: tensors that shape inference needs, tensors other than initializers, and
-    initializers of subgraphs without a unique name. Hidden initializers of subgraphs become
-    initializers of the main graph.
+    Never hidden are: tensors that shape inference needs, tensors other than initializers, and, in
+    subgraphs, initializers whose names are not unique in the model. Hidden initializers of
+    subgraphs become initializers of the main graph.
 
     Args:
         path: The archive.
@@ -88,7 +88,8 @@ def transform(
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None for True if the archive already stores another tensor outside, else False.
+            None means True if the archive already stores other tensors than initializers outside;
+            else False.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
@@ -299,7 +300,8 @@ def _hidable(archive: Archive) -> dict[str, TensorRef]:
         name = ref.tensor.name
         if not name or not isinstance(name, str):
             return False
-        is_in_main_graph = len(ref.path) == 2  # an input may have its name
+        is_in_main_graph = len(ref.path) == 2
+        # In the main graph, an input may have the same name as the initializer.
         return (main if is_in_main_graph else everywhere)[name] == 1
 
     return {
@@ -336,7 +338,11 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
 def _initializers(
     model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
 ) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """Makes initializers of the inputs that replace weights, unless a weight is no longer used."""
+    """The initializers for the inputs that replace weights, each with its weight.
+
+    A weight that the function's result no longer uses is left out, unless the archive's graph also
+    has an input of its name.
+    """
     used = _used_names(model)
     taken = set(_initializer_names(model.graph))
     found = []
@@ -346,9 +352,9 @@ def _initializers(
             continue
         if value.name in taken:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to return either its input "
-                f"{value.name!r} or an initializer of this name, found both, or two such inputs; "
-                "remove the input"
+                f"tensor {weight.name!r}: expected the function to return either the input "
+                f"{value.name!r}, which replaces the tensor, or an initializer of this name, found "
+                "both, or two such inputs; remove the input"
             )
         taken.add(value.name)
         tensor = copied(weight.tensor)
@@ -389,15 +395,15 @@ def _require_dropped(
     for weight in missing:
         if weight.name in undefined:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to keep its input, found the input "
-                "removed and still used"
+                f"tensor {weight.name!r}: expected the function to keep the input that replaces "
+                "the tensor, found the input removed and still used"
             )
         name = renamed.get((weight.tensor.data_type, tuple(weight.tensor.dims)))
         if name is not None:
             raise ArchiveFormatError(
                 f"tensor {weight.name!r}: expected the function to keep the name or doc_string of "
-                f"its input, found a new input {name!r} of the same type and shape; functions that "
-                "rename weights need weights='external'"
+                f"the input that replaces the tensor, found a new input {name!r} of the same type "
+                "and shape; functions that rename weights need weights='external'"
             )
 
 

@@ -494,7 +494,7 @@ def _two_files(model: onnx.ModelProto) -> None:
         (_retype, "expected data_type FLOAT, found INT32"),
         (_weight_in_both, "'layer.0/weight'.*found it in the link and in external_data"),
         (_weight_in_both_as_floats, "'layer.0/weight'.*in the link and in external_data"),
-        (_other_bias, r"'layer.0/bias'.*expected the archive's data"),
+        (_other_bias, r"'layer.0/bias'.*expected the archive's data, found other data"),
         (
             _bias_outside,
             "expected its data in the link, as in the archive's model, found it external",
@@ -559,7 +559,9 @@ def test_strings_and_tensors_of_unknown_types_are_compared(tmp_path: Path) -> No
         model.graph.initializer[0].string_data[0] = b"other"
 
     _change(link, change)
-    assert messages(link) == ["tensor 's' (graph.initializer[0]): expected the archive's data"]
+    assert messages(link) == [
+        "tensor 's' (graph.initializer[0]): expected the archive's data, found other data"
+    ]
 
 
 def test_what_is_no_link_is_refused(tmp_path: Path, archive: Path) -> None:
