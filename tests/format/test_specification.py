@@ -84,7 +84,7 @@ def test_must_stands_in_rules_only() -> None:
 
 
 def test_stages_are_those_of_the_rules() -> None:
-    rows = table("Stage", "What a reader has by then", "Rules")
+    rows = table("Stage", "What a reader has read by then", "Rules")
     stages = {rule: stage for stage, _, listed in rows for rule in listed.split(", ")}
     assert stages == {rule.id: rule.seen for rule in rules().values()}
 
