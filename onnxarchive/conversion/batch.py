@@ -56,7 +56,8 @@ def convert_many(
 
     Args:
         sources: Models, and directories to search for models, or URLs of these. A model that is
-            found twice is converted once; archives in `out_dir` are skipped.
+            found twice is converted once; archives that the search finds below `out_dir` are
+            skipped.
         out_dir: Directory for the archives (created if missing), or a URL. Each archive keeps the
             model's path relative to the source, with the suffix `.onnxa`.
         executor: Any `concurrent.futures.Executor` to run the conversions. Workers on other
@@ -174,7 +175,10 @@ def _submitted(
 def _work(
     sources: Iterable[str | os.PathLike[str]], out: str, access: Access
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Yields each model's absolute path, the path of the archive, and the error or None."""
+    """Yields each model's absolute path, the path of its archive, and None.
+
+    A model or source that cannot be converted has an error message instead of None.
+    """
     met: set[str] = set()
     for source in sources:
         if is_remote(source, access):

@@ -75,12 +75,14 @@ class Conversion:
         tensors: Number of tensors stored outside the models.
         assets: Number of assets.
         taken: Paths of other files of the source that became assets.
-        left_out: Paths of other files of the source that did not become assets.
+        left_out: With `other_files`, paths of other files of the source that did not become
+            assets; else empty.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
         warnings: Messages about files that were left out and file attributes that were lost.
         is_skipped: True if `convert_many` skipped the model, since the archive exists.
-        error_type: Name of the type of the error, such as `"OSError"`; None if there was no error.
+        error_type: Name of the type of the error, such as `"OSError"`; None without an error, and
+            for some errors of `convert_many`, such as two models with the same target.
 
     Example:
         outcome = onnxarchive.convert("model.onnx", "new.onnxa", dry_run=True)
@@ -124,8 +126,9 @@ def convert(
 
     Sources are recognised by content, not by extension. Weights are streamed, so they are never all
     in memory. The source is not changed. In a zip or a directory, files that no tensor uses are
-    left out with a warning, unless they are below `assets/` or `other_files` is True. A link is
-    read as a `.onnx` with external data; check the link first with `onnxarchive.check_link`.
+    left out with a warning, unless they are below `assets/` or `other_files` is True. A `.onnx`
+    that `onnxarchive.link` wrote is read as any `.onnx` with external data; check it first with
+    `onnxarchive.check_link`.
 
     Files are read only from the source's directory and below, even if somebody renames files there
     at the same time. Symbolic links that lead out of this directory are refused, unless
@@ -142,8 +145,8 @@ def convert(
             external data are streamed; other remote files are copied to a temporary file first.
         path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
             or a binary file (written in order; need not be seekable).
-        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces
-            the model of `source` with this id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
+        models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
+            model of `source` that has the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
             Equal tensors of different models (data type, dims, bytes) are stored once. Assets of
             these other sources are not stored.
         size_threshold: Tensors of this many bytes or more are stored outside the model.
@@ -164,8 +167,8 @@ def convert(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
         jobs: Number of threads; None for one per core. One thread writes; the others read and
             verify up to `jobs` tensors ahead, 96 MiB at most. With a remote source, `jobs` is 1.
-        access: Options for remote sources and targets; see `open`. With `store`, `source` and
-            `path` are paths in the store.
+        access: Options for remote sources and targets; see `open`. If `store` is given,
+            `source` and `path` are paths in the store.
 
     Returns:
         The outcome.
@@ -220,7 +223,10 @@ def convert_silently(
     other_files: bool = False,
     access: Access,
 ) -> Conversion:
-    """Converts a model; returns warnings, since the module `warnings` is not thread-safe."""
+    """Converts a model, as `convert`, but gives no Python warnings.
+
+    The module `warnings` is not thread-safe. The outcome has the warnings.
+    """
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     sources = with_further_models(source, models)
     is_local = not any(is_remote(given, access) for given in sources.values())

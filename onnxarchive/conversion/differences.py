@@ -236,7 +236,7 @@ def _entry_content(archive: Archive, name: str) -> _Content:
 
 def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     entry = archive.entries[name]
-    next(iter(archive._file.pieces(entry.header_offset, 0)), None)  # a stream begins here
+    next(iter(archive._file.pieces(entry.header_offset, 0)), None)  # begins a stream at the header
     archive._require_header(name)
     end = entry.data_offset + entry.nbytes
     for offset in range(entry.data_offset, end, _PIECE_SIZE):
@@ -266,7 +266,11 @@ def _inner_pieces(ref: TensorRef) -> Iterator[bytes]:
 def _compare_bytes(
     ones: Sequence[_Content], others: Sequence[_Content], progress: Progress | None
 ) -> None:
-    """Compares bytes where size and CRC-32 are equal; sets `sha256` of those that differ."""
+    """Compares bytes where size and CRC-32 are equal.
+
+    The first content of each size and CRC-32 is compared with the others. Sets `sha256` of each
+    other content whose bytes differ from the first.
+    """
     common = {(it.nbytes, it.crc32) for it in ones} & {(it.nbytes, it.crc32) for it in others}
     firsts: dict[tuple[int, int], _Content] = {}
     pairs = []
@@ -296,7 +300,7 @@ def _described_model(
 
 
 def _model_changes(one: onnx.ModelProto, other: onnx.ModelProto) -> dict[str, tuple[Change, ...]]:
-    """Compares two models by section, and clears their fields that have a section."""
+    """The changes between two models by section; clears the fields that have a section."""
     sections = {}
     fields: list[Change] = []
     for kind in ("input", "output"):

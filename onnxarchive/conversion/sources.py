@@ -63,7 +63,7 @@ def open_source(
 
     Raises:
         ArchiveFormatError: The file is not a model, or its external data is missing or too short.
-        ChecksumError: A tensor of an archive does not match its SHA-1 `checksum`.
+        ChecksumError: Data does not match the SHA-1 `checksum` of a tensor.
         LockedError: The archive stayed locked.
         UnfinishedEditError: An edit of the archive was interrupted.
         ObjectChangedError: A remote file changed while it was read.

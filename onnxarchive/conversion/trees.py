@@ -20,7 +20,7 @@ _SUFFIXES = (*_MODEL_SUFFIXES, ".zip", ".pb")
 def find_models(
     source: str | os.PathLike[str], on_error: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Finds the models of a tree, in the order of their paths.
+    """Finds the models of a tree: in each directory its files by name, then its folders by name.
 
     A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if it
     contains a model or a zip of a model, or if its name ends with `.onnx` or `.onnxa`. Names that

@@ -246,7 +246,8 @@ def _is_torch_placeholder(ref: TensorRef, place: Place) -> bool:
     data_type = tensors.stored_type(tensor)
     if data_type is None or data_type.nbytes(tensor.dims) != len(_TORCH_PLACEHOLDER):
         return True
-    # A tensor of this size may hold these bytes by chance; else a file has the tensor's name.
+    # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
+    # file has the tensor's name.
     with contextlib.suppress(ArchiveFormatError):
         return place.find(ref.name) is not None
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-# Files that file managers add to zips and directories.
+# Files that file managers and Python add to zips and directories.
 _APPLE_DOUBLE = "._"
 _LITTER_FOLDERS = ("__MACOSX/", "__pycache__/")
 _LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")

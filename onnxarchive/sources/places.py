@@ -52,11 +52,14 @@ class Place(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """The locations of all files, in order."""
+        """The locations of the files among which models and assets are looked for, sorted."""
 
     @property
     def all_names(self) -> list[str]:
-        """The paths of all files, in order, and of each folder that is not read, with a slash."""
+        """The paths of all files, sorted; of a folder that is not read, only its path and a slash.
+
+        Only `other_files` needs these paths.
+        """
 
     def find(self, location: str) -> DataFile | None:
         """The file of a location, or None.
@@ -312,7 +315,7 @@ def _within(
 
 
 class _Part:
-    """A range of a compressed entry, inflated when a range is first read."""
+    """A range of a compressed entry; the first read of any range inflates all ranges."""
 
     def __init__(self, file: _ZippedFile, offset: int, nbytes: int) -> None:
         self._file = file

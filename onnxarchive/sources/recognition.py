@@ -1,4 +1,4 @@
-"""Recognises the kind of a file that is no archive or model by its content, for error messages."""
+"""Recognises by content the kind of an unexpected file, for error messages."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def not_a_file(found: object) -> UnsupportedFeatureError:
 
 def kind_of(path: str | os.PathLike[str]) -> Kind | None:
     """Recognises a file by its content; None for an archive, even a faulty one, or if unknown."""
-    import shlex  # a file that is an archive needs neither
+    # Imported here, since opening an archive needs neither `shlex` nor `foreign`.
+    import shlex
 
     from onnxarchive.zipformat import foreign
 

@@ -85,7 +85,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, SafetensorsTenso
         The tensors by name, in the order of their bytes in the file.
 
     Raises:
-        ArchiveFormatError: The file is no safetensors file, or its header does not match its size.
+        ArchiveFormatError: The file is no safetensors file, or not of the size that its header
+            states.
         OSError: The file cannot be read.
     """
     with with_path(path):
@@ -166,8 +167,8 @@ def _place(name: str, given: Any) -> tuple[int, int]:
         and offsets[0] <= offsets[1]
     ):
         raise ArchiveFormatError(
-            f"tensor {shown(name)}: expected sizes as shape and two offsets, found "
-            f"{shown(str(dims))} and {shown(str(offsets))}"
+            f"tensor {shown(name)}: expected a valid shape and two offsets in ascending "
+            f"order, found {shown(str(dims))} and {shown(str(offsets))}"
         )
     nbytes = offsets[1] - offsets[0]
     if data_type is not None and nbytes != data_type.nbytes(dims):

@@ -107,7 +107,7 @@ def parse_file(file: DataFile) -> Serialized:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
-    proto.take_link_fingerprint(model)  # the archive of a link has the model without fingerprint
+    proto.take_link_fingerprint(model)  # of a link; the model in its archive has none
     return Serialized(model, file, view, stripped.spans)
 
 
@@ -116,7 +116,7 @@ def parse_taking_out(file: DataFile, least_nbytes: int) -> Serialized | None:
 
     Args:
         file: The file.
-        least_nbytes: Least size in bytes of the data of each initializer, else the result is None.
+        least_nbytes: If the data of any initializer has fewer bytes, the result is None.
 
     Returns:
         The model, with `Serialized.small`; None if the model is unusual and needs `parse_file`.

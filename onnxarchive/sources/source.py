@@ -33,11 +33,12 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
-# A directory below which links may lead; True for the model's directory in a Hugging Face cache.
+# A further directory into which symbolic links may lead; True for the model's directory in a
+# Hugging Face cache; False for no further directory.
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
-_MAX_SEARCHED = 1000  # folders, for an error
+_MAX_SEARCHED = 1000  # folders that are searched for models to name in an error message
 _MODEL_SUFFIX = ".onnx"
 _EXPECTED_MODEL = f"expected one model, {MODEL_PROTO} or a file named *{_MODEL_SUFFIX}"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
@@ -60,10 +61,12 @@ class Source:
         files: The paths of the files from which the source is read.
         others: The bytes of other files in the directory or zip, by path; empty without
             `other_files`.
-        left_out: The paths of other files that become no assets: litter, other models and weights.
+        left_out: The paths of other files that become no assets, such as litter, hidden files,
+            other models and weights; empty without `other_files`.
         warnings: Sentences about files that are left out.
         further: Further models by id, without assets.
-        small: The small initializers, possibly taken out of the model; None if not searched.
+        small: The small initializers, possibly taken out of the model; None if nothing looked for
+            them.
     """
 
     model: onnx.ModelProto
@@ -104,13 +107,14 @@ def open_model(
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError. If it is given, zips are refused.
         other_files: True to include the other files of the directory or zip.
-        taken_from: Size in bytes. For speed, if all initializers of a `.onnx` are small, external
-            and of at least this size, they may be in `Source.small` instead of the model. None
-            leaves them in the model.
+        taken_from: Least size in bytes. For speed, if all initializers of a `.onnx` are external,
+            of at least this size and at most 64 KiB, they may be in `Source.small` instead of the
+            model. None leaves them in the model.
 
     Raises:
         ArchiveFormatError: The file is not a model, or external data is missing, too short or
-            outside the model's directory. The error names every faulty tensor.
+            outside the model's directory. The error names every faulty tensor; if a symbolic link
+            leads out of the directory, only the first tensor with such a link.
         OSError: A file cannot be opened.
     """
     with contextlib.ExitStack() as resources, with_path(path):
@@ -238,7 +242,10 @@ class _Opening:
         is_directory = os.path.isdir(self._path)
         directory = os.path.realpath(self._path if is_directory else os.path.dirname(self._path))
         if self._follow_links is False and hugging_face.levels_of(directory) is not None:
-            return "convert with follow_links=True (--follow-links): it is in a Hugging Face cache"
+            return (
+                "convert with follow_links=True (--follow-links): the model is in a Hugging Face "
+                "cache"
+            )
         return (
             "convert with follow_links=DIRECTORY (--follow-links DIRECTORY), below which links may "
             "lead"
@@ -367,7 +374,7 @@ def is_model_file(path: str) -> bool:
         OSError: The file cannot be opened.
     """
     try:
-        with files.opened(path) as file, file:  # an archive may be edited meanwhile
+        with files.opened(path) as file, file:  # locked: another process may edit an archive
             view = file.view()
             if not is_zip(view):
                 return wire.is_model(view)
@@ -433,8 +440,8 @@ def _further_models(names: list[str], default: str) -> list[str]:
         for name in names:
             if name.startswith(keys.FURTHER_MODEL_PREFIX):
                 raise ArchiveFormatError(
-                    f"expected {MODEL_PROTO} beside {name!r}, found {default!r}; name the models "
-                    "themselves: 'onnxarchive convert ONE NEW.onnxa --model ID=OTHER'"
+                    f"expected {MODEL_PROTO} beside {name!r}, found {default!r}; give the path of "
+                    "each model: 'onnxarchive convert ONE NEW.onnxa --model ID=OTHER'"
                 )
         return []
     own = sorted(name for name in names if name.startswith(MODEL_PROTO[:2]) and name != MODEL_PROTO)
