@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 # Files that file managers and Python add to zips and directories.
 _APPLE_DOUBLE = "._"
-_LITTER_FOLDERS = ("__MACOSX/", "__pycache__/")
+_LITTER_FOLDERS = ("__MACOSX", "__pycache__")
 _LITTER = (".DS_Store", "Thumbs.db", "desktop.ini")
 # Other models with their data files, and weights in the formats of other libraries.
 _WEIGHTS = (
@@ -27,13 +27,14 @@ _WEIGHTS = (
 def is_litter(name: str) -> bool:
     """True for a file that file managers and tools create for themselves."""
     base = name[name.rfind("/") + 1 :]
-    in_folder = name.startswith(_LITTER_FOLDERS)
+    in_folder = name.partition("/")[0] in _LITTER_FOLDERS
     return in_folder or base in _LITTER or base.startswith(_APPLE_DOUBLE)
 
 
 def is_hidden(name: str) -> bool:
-    """True if a file is litter, or if a component of the path begins with a dot."""
-    return is_litter(name) or any(part.startswith(".") for part in name.split("/"))
+    """True if a file is litter or in a folder of litter, or if a component begins with a dot."""
+    parts = name.split("/")
+    return is_litter(name) or any(it.startswith(".") or it in _LITTER_FOLDERS for it in parts)
 
 
 def divided(names: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -26,6 +26,8 @@ LITTER = {
     ".git/config": b"[core]",
     "speech/.cache/huggingface/x": b"",
     "__pycache__/modeling.cpython-311.pyc": b"",
+    "speech/__pycache__/modeling.cpython-311.pyc": b"",
+    "speech/__MACOSX/vocab.txt": b"",
     ".DS_Store": b"",
     "Thumbs.db": b"",
     "._config.json": b"",
@@ -51,6 +53,8 @@ LEFT_OUT = [
     "old.onnxa",
     "pytorch_model-00001-of-00002.bin",
     "speech/.cache/",
+    "speech/__MACOSX/",
+    "speech/__pycache__/",
     "speech/encoder.onnx",
 ]
 
