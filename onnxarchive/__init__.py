@@ -136,7 +136,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *here})
 
 
-# At the end of this module, since this imports submodules of the package.
+# This import is at the end of the module, since it imports submodules of this package.
 from onnxarchive.interop.onnx_registry import register as _register_with_onnx  # noqa: E402
 
 _register_with_onnx()

@@ -102,7 +102,8 @@ def _read_models(
 ) -> dict[str, bytes]:
     """The bytes of each model by entry name, the default model first; {} if they are too large."""
     found = {entries.names[number]: entries[number] for number in model_numbers(entries.names)}
-    sizes = {name: found[name].nbytes for name in sorted(found)}  # the default one is the shortest
+    # The default model is first, since its name is a prefix of the others.
+    sizes = {name: found[name].nbytes for name in sorted(found)}
     if not check_model_sizes(sizes, max_model_nbytes, report):
         return {}
     begin = min((entry.header_offset for entry in found.values()), default=directory_offset)
@@ -171,7 +172,7 @@ def _models(
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
         if model is None:
-            break  # the messages of later models were not counted
+            break  # counting messages ends at a malformed model: later ones may have too many
         models[name] = model
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
     refs = proto.check_all_references(
@@ -215,7 +216,7 @@ def check_data(
         counter: Counts the bytes read.
     """
     pieces = summed(file, entry, report)
-    if refs and tensors.array_type(refs[0].tensor) is not None:  # the same in all models
+    if refs and tensors.array_type(refs[0].tensor) is not None:  # all models agree on it
         pieces = tensors.checked(refs[0], pieces, report, entry=entry.name)
     stated = [
         (ref, checksum) for ref in refs if (checksum := tensors.checksum(ref.tensor)) is not None

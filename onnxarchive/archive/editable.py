@@ -94,7 +94,7 @@ class EditableArchive(Archive):
         """Opens the archive at `path`; an interrupted edit is rolled back first."""
         self._process = os.getpid()
         self._editor = threading.RLock()  # held by the thread that edits
-        self._writing = threading.RLock()  # held while file and state differ
+        self._writing = threading.RLock()  # held from an edit of the file until it is read anew
         # Per thread: `is_editing`; in an `edit` block also the block's `model` and the asyncio
         # `task` that entered the block.
         self._draft = threading.local()
@@ -435,7 +435,8 @@ class EditableArchive(Archive):
         shown, self._shown = self._shown, None
         name = model_entry(self.model_id)
         is_large = self.entries[name].nbytes >= _MAX_COMPARED_NBYTES
-        if shown is None or is_large or shown is not self._snapshot.model:  # may parse the model
+        # The last condition is costly: `_snapshot.model` may parse the model.
+        if shown is None or is_large or shown is not self._snapshot.model:
             return
         with contextlib.suppress(ArchiveError, OSError, ValueError):  # edited by others, or closed
             if onnx.ModelProto.FromString(bytes(self.read(name))) != shown:
@@ -478,7 +479,7 @@ class EditableArchive(Archive):
                 self._draft.is_editing = True
                 if timeout is not None:
                     timeout = max(timeout - (time.monotonic() - begin), 0)
-                file = self._local_file  # as of the last edit
+                file = self._local_file  # read only now: another thread may have replaced it
                 path = file.absolute_path
                 with file.locked(is_exclusive=True, timeout=timeout):
                     if not copy:

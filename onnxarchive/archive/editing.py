@@ -81,9 +81,9 @@ def replace_model(
             must be keys. Or the path of a `.onnx` file, such as one written by `link`.
         name: Id of the model, such as `"decoder"`; `""` for the default one. An unknown id adds a
             model.
-        compact: Whether to rewrite the archive as `save` does: in the order of the models, with
-            keys derived from tensor names, and without tensors that no model uses. An archive that
-            is already in this order is not rewritten.
+        compact: Whether to rewrite the archive as `save` does: with tensors in the same order as in
+            the models, with keys derived from tensor names, and without tensors that no model uses.
+            An archive that is already as `save` would write it is not rewritten.
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Tensors of this many bytes or more are stored outside the model. None
@@ -91,8 +91,8 @@ def replace_model(
             of those outside move inside. For a new model, or with `compact`, None chooses by all
             models of the archive.
         convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None stores other tensors outside if one of the models that `size_threshold` chooses by
-            already has one there.
+            None stores the other tensors outside if the replaced model already has one of them
+            outside; for a new model, or with `compact`, if any model of the archive has one.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
@@ -186,7 +186,7 @@ def change_model(
     copy: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Applies a function to a model of an archive; raises the errors of `replace_model`, too.
+    """Replaces a model by what a function returns; raises the errors of `replace_model`, too.
 
     Args:
         path: The archive. It stays locked while `change` runs, so `change` cannot open it.
@@ -226,10 +226,10 @@ def replace_tensor(
 ) -> None:
     """Replaces the elements of an initializer; raises the errors of `replace_model`, too.
 
-    A new file replaces the archive, so existing views and sessions keep the old elements. If the
-    file system can share blocks, only the changed bytes are written. If the tensor is in the model
-    itself or shared with other models, the model is replaced as by `replace_model`; the other
-    models keep the old elements.
+    If the tensor is in the model itself or shared with other models, the model is replaced as by
+    `replace_model`, and the other models keep the old elements. Otherwise a new file replaces the
+    archive; if the file system can share blocks, only the tensor, the models and the directory are
+    written to it. In both cases, existing views and sessions keep the old elements.
 
     Args:
         path: The archive.
@@ -372,7 +372,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     if found is not None:
         raise ValueError(
             f"{os.fspath(path)}: expected a file with one name, found {found}; copy=True (--copy) "
-            "puts a new file here"
+            "puts a new file in place of this link"
         )
 
 

@@ -168,7 +168,11 @@ def _header_with(archive: Archive, key: str, crc32: int) -> bytes:
 
 
 def _records_with(archive: Archive, key: str, crc32: int) -> tuple[int, bytes]:
-    """Number and packed directory records of all entries except models; `key` has this CRC-32."""
+    """The directory records of all entries except models, with `crc32` in the record of `key`.
+
+    Returns:
+        The number of records, and the packed records.
+    """
     records, number = archive._records, archive.entries.index_of[key]
     count = len(kept_names(archive))
     changed = records[number]._replace(crc32=crc32)

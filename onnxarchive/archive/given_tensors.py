@@ -80,7 +80,8 @@ def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
             or PyTorch.
 
     Raises:
-        UnsupportedFeatureError: ONNX lacks the data type, or the tensor has no readable bytes.
+        UnsupportedFeatureError: ONNX cannot store the data type outside a model, or the tensor has
+            no readable bytes.
         ArchiveFormatError: A TensorProto's data is external, or does not fit its shape.
     """
     try:

@@ -25,8 +25,8 @@ class Item:
     Attributes:
         name: Name of the entry.
         nbytes: Size of the data in bytes.
-        data: Called in any thread when the entry is written; gives a view of a map, or a copy of
-            only this entry's data that is dropped after writing.
+        data: Called in any thread when the entry is written; gives the data. If it has to copy the
+            data, it copies only this entry's, and the copy is dropped after writing.
         ref: The tensor in the entry; None for an asset or a model.
     """
 
@@ -97,13 +97,19 @@ class Items(Sequence[Item]):
 
     @property
     def indexes_in_graph(self) -> list[int]:
-        """Indexes of the small initializers that were not taken out of their graph."""
+        """Indexes in the graph of the small initializers that are entries.
+
+        The list is empty if the small initializers were taken out of the graph.
+        """
         if self.small.initializers is None:
             return []
         return [self.small.indexes[row] for row in self.rows if row != _NO_ROW]
 
     def small_fields(self) -> Iterator[tuple[int, bytes]] | None:
-        """Yields index and serialized external tensor of small initializers; None without any."""
+        """The index and the serialized external tensor of each small initializer that is an entry.
+
+        None if no entry is a small initializer.
+        """
         if max(self.rows, default=_NO_ROW) == _NO_ROW:
             return None
         pairs = zip(self.rows, self.names, strict=True)

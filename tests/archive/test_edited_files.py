@@ -81,7 +81,7 @@ def test_a_file_with_further_names_is_changed_only_as_a_copy(
         change(path)
     assert str(caught.value) == (
         f"{path}: expected a file with one name, found a file with 2 names (hard links), "
-        "all of which would change; copy=True (--copy) puts a new file here"
+        "all of which would change; copy=True (--copy) puts a new file in place of this link"
     )
     assert path.read_bytes() == before
     inode = other.stat().st_ino
@@ -106,7 +106,8 @@ def test_a_symbolic_link_is_replaced_only_as_a_copy(
         change(path)
     assert str(caught.value) == (
         f"{path}: expected a file with one name, found a symbolic link to "
-        f"{target.resolve()}, which others may use; copy=True (--copy) puts a new file here"
+        f"{target.resolve()}, which others may use; copy=True (--copy) puts a new file in "
+        "place of this link"
     )
     assert path.is_symlink()
     change(path, copy=True)
