@@ -32,13 +32,13 @@ _DESCRIBED: Final = (
     onnx.TypeProto,
     onnx.ValueInfoProto,
 )
-# Lists of named elements whose order has a meaning.
+# Lists whose order has a meaning: `field_changes` matches their elements by index.
 _POSITIONAL: Final = frozenset({"graphs", "input", "output", "sparse_tensors", "tensors"})
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a model that differs between two archives, or is missing in one.
+    """A part of a model, or an asset, that differs between two archives or is missing in one.
 
     Attributes:
         name: Name of a node (or of its first output), tensor, input or field; path of an asset;
@@ -67,7 +67,7 @@ class Change:
 
 
 def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
-    """Compares two lists of messages by name; added messages come last.
+    """Yields the changes between two lists of messages, matched by name; added ones come last.
 
     Args:
         field: Name of the field that holds the lists.
@@ -85,7 +85,7 @@ def list_changes(field: str, one: Message, other: Message) -> Iterator[Change]:
 
 
 def field_changes(one: Message, other: Message, prefix: str = "") -> Iterator[Change]:
-    """Compares the fields of two messages of the same type, and of their submessages.
+    """Yields the changes of fields between two messages of the same type; enters submessages.
 
     Args:
         one: The first message.
@@ -113,7 +113,9 @@ def _message_changes(name: str, one: Message | None, other: Message | None) -> I
 
 
 def value_changes(name: str, ones: Sequence[Any], others: Sequence[Any]) -> Iterator[Change]:
-    """Compares two lists of numbers or strings; in long lists, describes the first difference.
+    """Yields a change if two lists of numbers or strings differ.
+
+    If a list is long, the change describes only the first difference.
 
     Args:
         name: The name of the change.
@@ -143,7 +145,7 @@ def _values(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _by_name(field: str, messages: Iterable[Message], prefix: str = "") -> dict[str, Message]:
-    """The messages of a list by name; if the name is not unique, by name and index."""
+    """The messages of a list by name: `x`, a second `x` as `x[1]`, without name as `node[0]`."""
     counts: Counter[str] = Counter()
     found: dict[str, Message] = {}
     for message in messages:

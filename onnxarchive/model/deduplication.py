@@ -1,9 +1,9 @@
 """Merges identical initializers of a graph.
 
-If several initializers of a graph have the same data type, shape and bytes, the first stays. It
-replaces the others as input of nodes, in the graph and in its subgraphs. Inputs of the model and
-outputs of a graph stay as well, and so do initializers that are named elsewhere than in inputs of
-nodes.
+If several initializers of a graph are identical, one stays. It replaces the others as input of
+nodes, in the graph and in its subgraphs. Initializers that are also inputs or outputs of a graph
+stay as well, and so do initializers that are named elsewhere than in inputs of nodes.
+`deduplicate` states the exact rules.
 
 Names are resolved by the scopes of ONNX (IR.md, "Names Within a Graph"): a name that a
 subgraph does not define is looked up in the graph around it. Functions do not see the names of the
@@ -63,11 +63,12 @@ def deduplicate(
     Every graph is treated separately: the main graph, its subgraphs and the graphs in functions.
     The graphs of training_info do not change. Initializers are identical if they have the same data
     type, shape, bytes (external or not), doc_string and metadata_props. The first stays. If some
-    are outputs of a graph, all outputs stay instead, since their names must not change.
+    of them are outputs of a graph, all of these stay instead, since their names must not change.
 
     Left alone are initializers
 
-    - that are also an input of the graph, which callers can override (all up to IR version 3);
+    - that are also inputs of their graph, which callers can override (up to IR version 3, all
+      initializers are inputs);
     - of strings, or with fields that this version of onnx does not know;
     - whose name is empty, not UTF-8, or defined twice in their graph;
     - that are named by quantization_annotation, a sharding_spec, training_info or an operator
@@ -236,8 +237,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
             unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
             for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
-                # Only a name that no subgraph shadows may replace a captured name: onnxruntime 1.31
-                # would give the outer value also to the subgraph that shadows the name.
+                # Only a name that no subgraph shadows may replace a captured name: in a subgraph
+                # that shadows the new name, onnxruntime 1.31 would use the outer value instead.
                 others = unshadowed if ref.name in scope.captured else staying
                 if others and ref.name not in scope.outputs:
                     scope.replaced[ref.name] = others[0].name
@@ -269,7 +270,7 @@ def _candidates(scope: _Scope) -> Iterator[TensorRef]:
         name: str | bytes = tensor.name
         if (
             isinstance(name, str)  # a name that is not UTF-8 comes as bytes, and cannot be written
-            and name  # an empty name is an input left out
+            and name  # an empty name in a node means no input
             and scope.defined[name] == 1  # and so no input of the graph
             and name not in scope.left_alone
             and tensors.stored_type(tensor) is not None

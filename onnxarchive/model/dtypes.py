@@ -127,7 +127,7 @@ BOOL = BY_NUMBER[9]
 
 
 def name_of(number: int) -> str:
-    """The name of a data type, or its number if this version of ONNX has no name for it."""
+    """The name of a data type, or its number if this version of onnxarchive does not know it."""
     if number in BY_NUMBER:
         return BY_NUMBER[number].name
     return {0: "UNDEFINED", 8: "STRING"}.get(number, str(number))

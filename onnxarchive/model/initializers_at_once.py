@@ -48,7 +48,8 @@ _LENGTHS: Final = [varint(length) for length in range(1 << 10)]
 
 
 # The fields after the name of an external tensor: location, optional offset, optional length. Each
-# is a key-value pair with three groups: size of the pair, size of the value, value.
+# is a key-value pair. The expression captures the size of the pair, the size of the value, and the
+# value.
 _PAIR: Final = rb"j(.)\n%c%b\x12(.)(%b)"
 # Size of a pair without its value.
 _LOCATION_PAIR_SIZE, _OFFSET_PAIR_SIZE, _LENGTH_PAIR_SIZE = (
@@ -66,7 +67,8 @@ _EXTERNAL: Final = re.compile(
 )
 
 
-# The fields before the name of a tensor, and the size of the name. Varints have no needless bytes.
+# The fields before the name of a tensor, and the size of the name. Varints match only
+# in their shortest form.
 _VARINT: Final = rb"(?:[\x80-\xff]{1,9}[\x01-\x7f]|[\x00-\x7f])"
 _BEGINNING: Final = re.compile(
     rb"((?:\x08%b){0,%d}\x10%b)%b((?:[\x80-\xff][\x01-\x7f])|[\x00-\x7f])"
@@ -153,7 +155,7 @@ class SmallInitializers:
         return self._beginnings[end - self._name_sizes[row] : end].decode()
 
     def ref(self, row: int) -> TensorRef:
-        """The ref of an initializer; the tensor has no `external_data` if it was taken out."""
+        """The ref of an initializer; after `take_out`, the tensor has no `external_data`."""
         index = self.indexes[row]
         if self.initializers is None:
             tensor = onnx.TensorProto.FromString(self._beginning(row))
@@ -263,7 +265,7 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
         if place is None:
             return None
         try:
-            if "\0" in str(model[name:name_end], "utf-8"):  # may be `weights.SPAN_LOCATION`
+            if "\0" in str(model[name:name_end], "utf-8"):  # may hold `weights.SPAN_LOCATION`
                 return None
         except UnicodeDecodeError:
             return None

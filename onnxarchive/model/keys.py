@@ -265,7 +265,7 @@ def check_names(
         folded = fold(name)
         if name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):
-                # With NUL for the slash, an asset that is a folder, too, is before its contents.
+                # With NUL for the slash, the paths inside an asset's path sort directly after it.
                 assets.append((folded.replace("/", "\0"), name))
         elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(

@@ -77,8 +77,8 @@ def encode(model: onnx.ModelProto) -> bytes:
         data = model.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
         raise ArchiveFormatError(
-            f"expected a model that protobuf can serialize (less than 2 GiB without its external "
-            f"tensors, nested at most 100 deep), found: {error}",
+            f"expected a model that protobuf can serialize (less than 2 GiB, not counting its "
+            f"external tensors, nested at most 100 deep), found: {error}",
             rule="MODEL-2",
         ) from error
     require_size(len(data))
@@ -93,8 +93,8 @@ def require_size(nbytes: int) -> None:
     """
     if nbytes >= SIZE_LIMIT:
         raise ArchiveFormatError(
-            f"expected a model of less than {SIZE_LIMIT} bytes without its external tensors, found "
-            f"{nbytes}; store more tensors outside (size_threshold, convert_attribute)",
+            f"expected a model of less than {SIZE_LIMIT} bytes, not counting its external tensors, "
+            f"found {nbytes}; store more tensors outside (size_threshold, convert_attribute)",
             rule="MODEL-2",
         )
 
@@ -251,7 +251,7 @@ def check_at_once(data: bytes, keys: Sequence[str], sizes: Sequence[int]) -> Che
 
     Args:
         data: The bytes of the only model of an archive.
-        keys: The keys of the archive; `check_names` has found `Lines` distinct.
+        keys: The keys of the archive. If they are `Lines`, `check_names` has found them distinct.
         sizes: Size of the entry of each key in bytes.
 
     Returns:

@@ -44,7 +44,9 @@ MAX_NAMES_SIZE: Final = 1 << 26  # most bytes of all names; `Lines` take ten tim
 
 
 class References(NamedTuple):
-    """The external initializers of a model's main graph, each checked on its own.
+    """The external initializers of a model's main graph.
+
+    Each was compared with its entry; two of them may have the same entry.
 
     Attributes:
         names: The names of all initializers, external or not.
@@ -322,7 +324,7 @@ class _Located:
         self._count = 0  # initializers whose keys were found
 
     def numbers(self, locations: bytes, nbytes: Numbers) -> NDArray[np.uint32]:
-        """The index of each entry; compares sizes.
+        """The index of the entry of each initializer; refuses entries of another size.
 
         Args:
             locations: The locations of the next initializers, one per line.

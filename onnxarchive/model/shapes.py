@@ -1,7 +1,7 @@
 """Data types and shapes of external tensors.
 
-They are copied when the model is read. So a view has the shape that was checked against its bytes,
-even if the protobuf objects change afterwards.
+They are copied when the model is read. So an array over the bytes of a tensor has the
+shape that was checked against these bytes, even if the protobuf objects change afterwards.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MULTIPLIER: Final = -0x61C8864680B583EB  # odd: 2^64 divided by the golden rati
 
 
 class Shapes:
-    """Data types and shapes by index. Equal ones are kept once, since most models have few.
+    """Data types and shapes by index. Equal ones are kept once, since most models repeat them.
 
     Args:
-        distinct: Pairs of a data type and a shape; each key is any number.
-        numbers: For each index, the key of its pair.
+        distinct: Pairs of a data type and a shape, by arbitrary numbers.
+        numbers: For each index, the number of its pair.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Shapes:
         """Reads the columns of valid tensors.
 
         Args:
-            data_types: The number of each data type.
+            data_types: The data type of each tensor, as a number of `TensorProto.DataType`.
             ranks: The rank of each tensor.
             dims: The dims of all tensors, concatenated.
         """

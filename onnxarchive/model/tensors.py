@@ -141,7 +141,7 @@ class TensorRefs(Mapping[str, TensorRef]):
         return cls(model.graph.initializer, list(main), list(main.values()), others)
 
     def keep(self) -> None:
-        """Keeps the present initializers, even if others are put into the model."""
+        """Makes these refs refer to the present initializers, even if the model gets others."""
         if not isinstance(self.initializers, list):
             self.initializers = list(self.initializers)
 
@@ -361,12 +361,12 @@ def external_data(
         ref: The tensor.
         report: Receives each broken rule (DATA-4, DATA-5).
         also_allowed: Keys of pairs that are allowed besides ONNX's; their values are ignored.
-        keys: The keys of the archive. If the location is a key, reports name the tensor's entry,
-            else the model's entry. None for a model outside an archive.
+        keys: The keys of the archive. If the location is one of them, each report is about the
+            tensor's entry, else about the model's entry. None for a model outside an archive.
 
     Returns:
-        The values of the field; None if it has no location. If a key is repeated, the first pair
-        counts. Malformed numbers are None.
+        The values of the field; None if it has no location. If several pairs have the same
+        key, the first counts. Malformed numbers are None.
     """
     tensor = ref.tensor
     location = _value_of(tensor, LOCATION)
@@ -375,7 +375,7 @@ def external_data(
         entry = location if location is not None and location in keys else MODEL_PROTO
     broken = partial(report.broken, entry=entry)
     pairs: dict[str, str] = {}
-    unfit: list[str] = []  # enough of them for a message
+    unfit: list[str] = []  # the first ones, which the message shows
     for pair in tensor.external_data:
         key = pair.key
         is_known = key in EXTERNAL_DATA_KEYS or key in also_allowed
@@ -386,8 +386,8 @@ def external_data(
     if unfit:
         broken(
             "DATA-4",
-            f"{ref}: expected each of {sorted(EXTERNAL_DATA_KEYS | also_allowed)} at most "
-            f"once in external_data, found {', '.join(unfit)}",
+            f"{ref}: expected only {sorted(EXTERNAL_DATA_KEYS | also_allowed)} in external_data, "
+            f"each at most once, found {', '.join(unfit)}",
         )
     if location is None:
         broken("DATA-4", f"{ref}: expected a location in external_data, found none")

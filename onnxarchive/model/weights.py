@@ -265,7 +265,7 @@ def _sole_data_field(wire: memoryview, tensor: _Frame) -> tuple[Field, int] | No
 
 
 def _span(field: Field, data_type: int) -> Span | None:
-    """The span of a data field; None if decoding needs the rest of the tensor."""
+    """The span of a data field; None for strings, unpacked numbers and an unfit `data_type`."""
     tag, _, _, value, end = field
     name = _PACKED_FIELDS.get(tag)
     if name is None or data_type == onnx.TensorProto.STRING:

@@ -26,7 +26,7 @@ def describe(message: Any) -> str:
     if isinstance(message, onnx.FunctionProto | onnx.GraphProto):
         return f"nodes: {len(message.node):,}"
     if isinstance(message, onnx.AttributeProto):
-        with contextlib.suppress(ValueError):  # of a type that the installed onnx does not know
+        with contextlib.suppress(ValueError):  # a type of attribute that onnx does not know
             value = helper.get_attribute_value(message)
             return describe_values(value if isinstance(value, list) else [value])
     if isinstance(message, onnx.TypeProto):
