@@ -1,4 +1,4 @@
-"""The zip encoding: bytes in, values out, without opening files.
+"""The zip encoding, read and written, without opening files.
 
 `records` packs and unpacks the records of APPNOTE, `layout` computes offsets and headers, `writer`
 writes an archive, and `end_records`, `directory` and `local_header` read an archive strictly. The

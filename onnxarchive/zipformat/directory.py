@@ -4,8 +4,8 @@ Each broken rule goes to a `Report`. If the report raises, reading stops at the 
 if the report only collects, every record that can be unpacked is read.
 
 Entries are in directory order without a gap. So the directory alone gives the offset of each
-entry's data: the offset of the next local header minus the entry's size. No local header is read
-when an archive is opened.
+entry's data: the offset of the next local header minus the entry's size. No local header is read to
+locate data.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
             ALIGN-1, NAME-1).
 
     Returns:
-        The directory, with each entry whose offsets are known: all if nothing was reported.
+        The directory, with every entry if nothing was reported. Otherwise, entries whose size or
+        offsets are unknown or break ZIP-6 are left out.
     """
     return read_at_once(data, bounds) or read_one_by_one(data, bounds, report)
 
@@ -90,7 +91,8 @@ def read_one_by_one(data: bytes, bounds: Bounds, report: Report) -> Directory:
         entry = Entry(
             item.name, item.header_offset, end - item.nbytes, item.nbytes, item.record.crc32
         )
-        if entry.header_offset < previous_end:  # no byte is read twice
+        # The entry is left out, so that no byte belongs to two entries.
+        if entry.header_offset < previous_end:
             report.broken(
                 "ZIP-6",
                 f"expected its local header at offset {previous_end} or later, after the entries "
@@ -222,7 +224,7 @@ def _size_and_offset(
     if values != layout.directory_zip64_values(nbytes, header_offset):
         report.broken(
             "ZIP64-4",
-            f"expected only values that do not fit 32 bits, found {values}",
+            f"expected a Zip64 field of values that do not fit 32 bits, found {values}",
             entry=name,
         )
     return nbytes, header_offset

@@ -53,7 +53,8 @@ def read_at_once(data: bytes, bounds: Bounds) -> Directory | None:
         bounds: Position of the directory.
 
     Returns:
-        The directory; None if it may break a rule, or has a name beyond ASCII or a larger entry.
+        The directory. None if it has no records, may break a rule, has a name beyond ASCII, or has
+        an entry of 4 GiB or more.
     """
     raw = np.frombuffer(data, np.uint8)
     begins = _record_offsets(raw)

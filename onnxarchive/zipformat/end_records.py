@@ -44,8 +44,8 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     if end is None or end.comment_size:
         report.broken(
             "ZIP-2",
-            f"expected an end record without comment in the last {EndRecord.SIZE} bytes, found "
-            f"none in {file_size} bytes; the file is not an archive, or its end is missing",
+            f"expected an end record without comment in the last {EndRecord.SIZE} bytes of "
+            f"{file_size}, found none; the file is not an archive, or its end is missing",
         )
         return None
     end_offset = file_size - EndRecord.SIZE

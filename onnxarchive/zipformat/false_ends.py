@@ -43,7 +43,9 @@ def check(
     header_offsets: Sequence[int],
     report: Report,
 ) -> None:
-    """Reports false end records, and signatures in the last header or directory offset (ZIP-16).
+    """Reports false end records, and offsets that hold a signature (ZIP-16).
+
+    The offsets are those of the last local header and of the directory.
 
     Args:
         end: The last `SEARCHED_SIZE` bytes of the file, or all bytes of a smaller file.

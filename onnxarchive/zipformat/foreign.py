@@ -309,7 +309,8 @@ def _check_attributes(listed: _Listed) -> None:
     if unix_type not in expected_types or dos_type:
         raise format_error(
             f"expected a regular file, or a folder with a name that ends with a slash, found "
-            f"attributes {record.external_attributes:#010x}: a link, a device or a folder",
+            f"attributes {record.external_attributes:#010x}: a link, a device, a volume label, or "
+            f"a folder without the slash",
             listed.name,
         )
     if listed.is_folder and (listed.nbytes or record.crc32):
@@ -339,7 +340,8 @@ def _zip64_values(
     """The values of the Zip64 field, by index in `_ZIP64_NAMES`.
 
     The field holds the values that do not fit the header, in order (4.5.3); in a local header, both
-    sizes or none. Some writers always store the first one to four values.
+    sizes or none. Some writers always store the first value, or the first two, three
+    or four.
 
     Args:
         extra: The extra fields.
@@ -447,7 +449,7 @@ def _end_of_entry(view: memoryview, item: _Listed, data_offset: int, directory_o
         raise format_error(
             f"expected its data to end at or before offset {directory_offset}, where the "
             f"directory begins, found {item.compressed_nbytes} bytes at offset {data_offset}: "
-            f"overlapping, or beyond the end of the file",
+            f"they reach into the directory or beyond the end of the file",
             item.name,
         )
     if not item.has_descriptor:

@@ -73,7 +73,8 @@ def inflate(view: memoryview, entry: ForeignEntry) -> Iterator[memoryview]:
         ArchiveFormatError: The compressed data are damaged, or inflate to another size than
             `entry.nbytes`.
         ChecksumError: The CRC-32 of the inflated data is not `entry.crc32`.
-        UnsupportedFeatureError: The method or the size of the LZMA dictionary is not supported.
+        UnsupportedFeatureError: The package that decodes deflate64 is missing, or the LZMA
+            dictionary is too large.
     """
     data = view[entry.data_offset : entry.data_offset + entry.compressed_nbytes]
     inflated = _METHODS[entry.method](data, entry)
