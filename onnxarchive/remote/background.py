@@ -1,4 +1,4 @@
-"""Runs requests in a background thread, so that Ctrl-C and `close` end them at once."""
+"""Runs requests in a background thread, so that Ctrl-C can cancel them at once."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ def _stop(loop: AbstractEventLoop) -> None:
 def _require_this_process() -> None:
     if os.getpid() != _process:
         raise OSError(
-            f"process {os.getpid()} is a fork of {_process}, which has made remote requests, and "
-            "cannot make any; start processes with multiprocessing's method 'spawn'"
+            f"process {os.getpid()} cannot make remote requests, since it is a fork of process "
+            f"{_process}, which has made some; start processes with multiprocessing's method "
+            "'spawn'"
         )

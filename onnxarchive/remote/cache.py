@@ -69,8 +69,8 @@ def open_cached(file: RemoteFile, cache: Cache) -> RandomAccessFile:
         cache: The directory, created with mode 0700 if missing. True for the user's cache.
 
     Returns:
-        A `CachedFile`; `file` itself if it is in memory, or has no validator such as a strong ETag,
-        so that versions cannot be distinguished.
+        A `CachedFile`. `file` itself if it is in a `MemoryStore`, or if nothing distinguishes its
+        versions: it has neither a strong ETag nor a version id.
 
     Raises:
         PermissionError: The directory belongs to another user, or grants others permissions.
@@ -207,7 +207,7 @@ class CachedFile(RandomAccessFile):
         first = self._blocks.holding(min(begin for begin, _ in spans))
         count = self._blocks.holding(max(end for _, end in spans) - 1) + 1 - first
         marks = self._marks(first, count)
-        if marks.count(_SET) == count:  # numpy would take longer than all else
+        if marks.count(_SET) == count:  # numpy would take longer for this check
             return np.empty(0, np.int64)
         begins, ends = np.array(spans, np.int64).T
         changes = np.zeros(count + 1, np.int32)
@@ -409,7 +409,7 @@ class _Arriving:
     def __init__(
         self, layout: _Blocks, blocks: NDArray[np.int64], read_marks: Callable[[int, int], bytes]
     ) -> None:
-        """Expects blocks.
+        """Begins with blocks of which no byte has arrived.
 
         Args:
             layout: All blocks of the file.

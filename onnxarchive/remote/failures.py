@@ -78,8 +78,9 @@ def failure(error: BaseException, name: str) -> Exception:
         key = _INVALID_PATH.search(str(error))
         return OSError(
             errno.EIO,
-            f"obstore cannot read a folder with the key {shown(key[1]) if key else 'of an object'}:"
-            " it has control characters, or a component that is empty, '.' or '..'; rename it",
+            f"obstore cannot list a folder because of the key "
+            f"{shown(key[1]) if key else 'of an object'}: the key has control characters, or a "
+            "component that is empty, '.' or '..'; rename the object",
             name,
         )
     # Not a TimeoutError: asyncio would replace it by an error without the object's name.

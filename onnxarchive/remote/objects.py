@@ -27,8 +27,9 @@ def open_object(
 ) -> RemoteFile:
     """Opens an object and reads its last 128 KiB, in one request.
 
-    Some servers, such as Azure's, refuse requests for an object's last bytes; another request then
-    gets the size first. A file system of fsspec needs a third request, to detect changes.
+    Some servers, such as Azure's, refuse requests for an object's last bytes: then one request gets
+    the size, and the next one the bytes. A file system of fsspec gets these two requests and a
+    third one, to detect changes.
 
     obstore follows redirects, also to other hosts and to this machine. Other hosts get all
     headers except `Authorization` and cookies. If the query of a web address may have a secret,
@@ -97,10 +98,10 @@ async def _read(origin: Origin, version: Version, offset: int, size: int) -> byt
 class RemoteFile(RandomAccessFile):
     """An object, read by range. The object's last bytes are kept in memory.
 
-    ETag, size, version and modification time in every answer are compared with the first answer.
-    If the ETag is strong, requests carry it (`If-Match`). If a server sends neither an ETag nor a
-    time, only a change of the size is noticed. File systems of fsspec are asked for size and time
-    again after each part.
+    ETag, size and version in every answer are compared with those in the first answer; so is the
+    modification time, unless obstore reads an object with a strong ETag. If the ETag is strong,
+    requests carry it (`If-Match`). If a server sends neither an ETag nor a time, only a change of
+    the size is noticed. File systems of fsspec are asked for size and time again after each part.
 
     Attributes:
         validator: The object's strong ETag, or else its version; None if it has neither.
@@ -124,7 +125,7 @@ class RemoteFile(RandomAccessFile):
         self._is_closed = True
 
     def cache_key(self) -> str | None:
-        """SHA-256 of place, validator and size; None without a validator, or if in memory."""
+        """SHA-256 of place, validator and size; None without a validator, or in a `MemoryStore`."""
         if self.validator is None or self._origin.is_in_memory:
             return None
         text = "\n".join((self._origin.place, self.validator, str(self.size)))

@@ -1,4 +1,4 @@
-"""Keeps a secret in a URL's query from other servers.
+"""Refuses redirects of URLs whose query may have a secret, which another server would get.
 
 The HTTP client of obstore follows redirects and sends the previous URL, with its query, in the
 header `Referer`. No option prevents this.

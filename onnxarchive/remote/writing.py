@@ -73,7 +73,8 @@ def create_object(
     Raises:
         ImportError: The library for the URL is missing.
         OSError: A request failed.
-        UnsupportedFeatureError: On the server or file system, incomplete files may appear.
+        UnsupportedFeatureError: The URL is a web address, or the file system may show incomplete
+            files.
         ValueError: An option is wrong.
     """
     if is_of_store(url_or_path, store):
