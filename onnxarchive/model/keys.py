@@ -28,7 +28,11 @@ MAX_KEY_SIZE = 255  # bytes; the longest name of a file on common file systems
 MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
 # The path of an asset (rule ASSET-1), for messages.
-ASSET_PATH = f"{PLAIN_PATH}, contains a colon or semicolon, or exceeds 255 bytes"
+ASSET_PATH = (
+    f"{PLAIN_PATH}, contains a colon, a semicolon or an unassigned code point, or exceeds "
+    f"{MAX_ASSET_COMPONENT_SIZE} bytes; at most {MAX_ASSET_NAME_SIZE - len(ASSET_PREFIX)} bytes in "
+    "all"
+)
 ASSET_FORM = "Normalization Form C of Unicode"
 # The id of a further model (rule MODEL-4), for messages.
 MODEL_ID = f"[a-z][a-z0-9_]* of at most {MAX_MODEL_ID_SIZE} bytes, such as 'decoder'"

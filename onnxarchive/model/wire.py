@@ -82,7 +82,7 @@ def fields_in(wire: bytes | memoryview, start: int, stop: int, depth: int) -> It
             continue
         if position > stop:
             raise malformed(
-                begin, f"a field that ends before byte {stop}", f"one that ends at {position}"
+                begin, f"a field that ends at byte {stop} or before", f"one that ends at {position}"
             )
         if not groups:
             yield tag, begin, prefix, value, position
@@ -126,7 +126,7 @@ def _read_varint(
             return value, position + 1
         shift += VARINT_BITS
     raise malformed(
-        start, f"a varint of at most {max_width} bytes that ends before byte {stop}", "none"
+        start, f"a varint of at most {max_width} bytes that ends at byte {stop} or before", "none"
     )
 
 
