@@ -22,8 +22,8 @@ class WriteOptions:
     """Options of the functions that write an archive.
 
     Attributes:
-        size_threshold: Tensors of this many bytes or more are stored outside the model. Smaller
-            ones stay in it, since runtimes need them to infer shapes.
+        size_threshold: Initializers of this many bytes or more are stored outside the model.
+            Smaller ones stay in it, since runtimes need them to infer shapes.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768. With 4096 every tensor begins on a page of its own.
         convert_attribute: Whether to store sparse tensors and tensors of attributes, functions and

@@ -86,12 +86,12 @@ def save(
         models: Other models by id, such as `{"decoder": model}`; an id is `[a-z][a-z0-9_]*` of at
             most 64 bytes. Equal tensors of different models (data type, dims, bytes) are stored
             once.
-        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes. None means: as
             in the archive from which the model was loaded, if `keep` is true; else 64.
-        convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None means True if `keep` is true and the archive from which the model was loaded stores
-            other tensors than initializers outside; else False.
+        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
+            the model, not only initializers. None means True if `keep` is true and the archive from
+            which the model was loaded stores other tensors than initializers outside; else False.
         dedupe: Whether identical initializers of a graph become one initializer. A transposed copy
             is not identical: PyTorch's TorchScript exporter makes such a copy of a tied embedding,
             unless it is called with `do_constant_folding=False`.

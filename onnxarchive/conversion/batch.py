@@ -66,9 +66,10 @@ def convert_many(
         replace: Whether to replace archives that exist; False makes such conversions fail.
         on_done: Called after each conversion with its outcome, the number of finished conversions,
             and the number of all conversions.
-        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
-        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
+            the model, not only initializers.
         assets: Other files for each archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.
         other_files: Whether other files of a source's directory become assets; see `convert`.

@@ -149,9 +149,10 @@ def convert(
             model of `source` that has the same id. An id is `[a-z][a-z0-9_]*` of at most 64 bytes.
             Equal tensors of different models (data type, dims, bytes) are stored once. Assets of
             these other sources are not stored.
-        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes.
-        convert_attribute: Whether to store all tensors outside the model, not only initializers.
+        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
+            the model, not only initializers.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.
         other_files: Whether other files of the source's zip or the model's directory, such as

@@ -84,12 +84,12 @@ def transform(
             boolean, False if the model is invalid. Bind options with `functools.partial`.
         model: Id of the model, such as `"decoder"`; `""` for the default one.
         weights: How the function sees large tensors; see above.
-        size_threshold: Tensors of this many bytes or more are stored outside the model.
+        size_threshold: Initializers of this many bytes or more are stored outside the model.
         alignment: The data of every entry begins at a multiple of this many bytes; None for the
             alignment of the archive.
-        convert_attribute: Whether to store all tensors outside the model, not only initializers.
-            None means True if the archive already stores other tensors than initializers outside;
-            else False.
+        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
+            the model, not only initializers. None means True if the archive already stores other
+            tensors than initializers outside; else False.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the archive that have the same path.
         progress: Called with the bytes done and the bytes in all; True shows a bar.
