@@ -361,7 +361,7 @@ def is_archive(path: Path) -> bool:
     except UnfinishedEditError:
         _require_unfinished(path)
         return False
-    require(set(found) <= set(rules()), f"expected ids of rules, found {found}")
+    require(set(found) <= set(rules()), f"expected findings with ids of rules.toml, found {found}")
     try:
         with onnxarchive.open(path) as archive:
             data = {name: bytes(archive.read(name)) for name in archive.entries}

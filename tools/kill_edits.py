@@ -338,7 +338,7 @@ class Event:
         number: The operation's number.
         kind: The operation's kind.
         detail: A message, or the state that was read.
-        moment: The time in seconds, of the monotonic clock.
+        moment: Time of the event in seconds, from `time.monotonic`.
     """
 
     process: str

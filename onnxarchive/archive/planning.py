@@ -332,7 +332,7 @@ def plan_model(
         shared: The entries of other models, for this model to share; the new entries are added.
         temporary: Directory for a temporary file; None for the system's.
         small: Small initializers (`find_small`), which are serialized apart from the copy of the
-            model. None or empty with `stored` or `shared`.
+            model. Must be None or empty if `stored` or `shared` is given.
 
     Raises:
         ArchiveFormatError: A tensor cannot be stored, or the rest of the model is too large.

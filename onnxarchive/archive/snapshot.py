@@ -420,5 +420,5 @@ class Initializers:
             f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref}"
             for ref in islice(refs, _MAX_SHOWN_OWNERS)
         )
-        more = f" or one of {len(refs)} in all" if len(refs) > _MAX_SHOWN_OWNERS else ""
+        more = f" or another one of the {len(refs)}" if len(refs) > _MAX_SHOWN_OWNERS else ""
         return f"several initializers have the name {shown(name)}; take {owners}{more}"

@@ -331,8 +331,8 @@ class Writer(Closing):
                 tensor.dims[:] = added.dims
             if (tensor.data_type, list(tensor.dims)) != (added.data_type, list(added.dims)):
                 raise ArchiveFormatError(
-                    f"{ref}: expected {_describe(tensor)} as in the model, found "
-                    f"{_describe(added)} added"
+                    f"{ref}: expected the added tensor to be {_describe(tensor)} as in the model, "
+                    f"found {_describe(added)}"
                 )
 
 

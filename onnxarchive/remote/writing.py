@@ -108,7 +108,7 @@ class _StoreWriter(ObjectWriter):
 
     def write(self, data: Buffer) -> int:
         """Collects data for the next part, and sends full parts."""
-        require_process(self._process)  # a fork has no thread that sends
+        require_process(self._process)  # the sending thread is not in a fork
         view = as_bytes(data)
         start = 0
         while start < len(view):

@@ -62,8 +62,8 @@ def recognised(path: object, *, expected: str = "an ONNX archive") -> Iterator[N
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
-        OtherKindError: The file is of another kind; replaces the ArchiveFormatError.
-        UnsupportedFeatureError: The path is a URL; replaces the FileNotFoundError.
+        OtherKindError: The file is of another kind; raised instead of the ArchiveFormatError.
+        UnsupportedFeatureError: The path is a URL; raised instead of the FileNotFoundError.
     """
     try:
         yield
