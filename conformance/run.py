@@ -402,7 +402,7 @@ def difference(check: Check, vector: dict[str, Any], printed: dict[str, Any]) ->
         message = printed.get("message")
         return f"{vector['about']} Expected {' or '.join(vector['rules'])}, found {rule}: {message}"
     if is_late:
-        return ""  # the manifest does not list its entries
+        return ""  # the manifest lists no entries of a file that is refused later
     expected = expectation(vector, check.built)
     if check.is_partial:
         printed = {field: expected[field] for field in ("entries", "tensors")} | printed

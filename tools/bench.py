@@ -203,7 +203,7 @@ class Run:
         return results
 
     def with_room(self, names: Sequence[str]) -> list[str]:
-        """Drops large cases that exceed the free disk space; exits if another case exceeds it."""
+        """Drops large cases that exceed the free disk space; exits if a small case does."""
         free = shutil.disk_usage(self._folder).free
         there: set[Input] = set()
         kept = []

@@ -122,7 +122,7 @@ def _start() -> Case:
     ours = partial(ways.import_package, package=OURS)
     python = "python -c 'import onnx'"
     return Case(
-        "whole processes; open, import: as the first step of a process",
+        "whole processes; rows 'open' and 'import ...': only this step, the first of its process",
         (
             Measure(
                 "import, open, views",

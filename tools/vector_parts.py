@@ -89,7 +89,7 @@ class Vector:
         further: External tensors of the further models, by model id.
         attack: Class of attack, or None.
         large: True if the file is larger than 1 MiB.
-        stage: Stage at which a reader can refuse the file; None for the stage of the first rule.
+        stage: Stage at which a reader can refuse the file; None for the stage of `rules[0]`.
     """
 
     name: str

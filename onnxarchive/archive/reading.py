@@ -1,10 +1,10 @@
 """`Archive`: entries, model and tensors of an open archive.
 
-Opening reads end records, directory and models by position, not from the map, and raises an error
-if they break a rule. Opening also compares the local headers of the models with the directory; the
-local header of another entry is compared when the entry is first read. Tensors are views of one map
-of the file, so a weight is read from the disk when its view is used. If the file is not mapped,
-tensors are arrays in memory, verified by their CRC-32s.
+Opening copies end records, directory and models to memory, and raises an error if they break a
+rule. Opening also compares the local headers of the models with the directory; the local header of
+another entry is compared when the entry is first read. Tensors are views of one map of the file, so
+a weight is read from the disk when its view is used. If the file is not mapped, tensors are arrays
+in memory, verified by their CRC-32s.
 """
 
 from __future__ import annotations

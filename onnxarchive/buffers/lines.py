@@ -78,7 +78,8 @@ class LineNumbers(Mapping[str, int]):
     """Maps each line to its number; if several lines are equal, to the number of any of them.
 
     Attributes:
-        are_distinct: True if all lines are distinct; False if two lines, or two hashes, are equal.
+        are_distinct: True if all lines are distinct; False if two lines are equal, or have the same
+            hash by chance.
     """
 
     def __init__(self, lines: Lines) -> None:

@@ -331,7 +331,7 @@ def _add_remove_model(commands: Any) -> None:
         commands,
         "remove-model",
         "editing",
-        "Remove a model; without --compact and --copy, the weights stay in place.",
+        "Remove a model; the weights stay in place unless --compact or --copy is given.",
     )
     command.add_argument("id", metavar="ID", help="the id of the model")
     _add_edit_options(command)

@@ -338,7 +338,7 @@ def _marked_key(value: onnx.ValueInfoProto) -> str | None:
 def _initializers(
     model: onnx.ModelProto, weights: Iterable[tuple[onnx.ValueInfoProto, _Weight]]
 ) -> list[tuple[onnx.TensorProto, _Weight]]:
-    """The initializers for the inputs that replace weights, each with its weight.
+    """Makes an initializer of each input that replaces a weight; returns it with the weight.
 
     A weight that the function's result no longer uses is left out, unless the archive's graph also
     has an input of its name.

@@ -43,7 +43,7 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL_ID = re.compile(r"[a-z][a-z0-9_]*")
 _UNASSIGNED = "Cn"  # the general category of code points without a character
 _NOT_IN_KEY = re.compile(r"[^A-Za-z0-9_]")
-# Names of devices on Windows, in any case.
+# Names of devices on Windows; upper and lower case mean the same.
 _DEVICE = r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])"
 
 

@@ -150,7 +150,7 @@ class _UnusualError(Exception):
 
 # Fields of many messages (encoding guide, "Message Structure")
 
-_MAX_WIDTH: Final = 8  # most bytes of a varint; they hold 56 bits
+_MAX_WIDTH: Final = 8  # limit of bytes per varint, here; 8 bytes hold 56 bits
 _MAX_FIELDS: Final = 32  # of a message
 _MAX_TAG: Final = 1 << 10
 

@@ -24,7 +24,7 @@ VARINT_CONTINUES: Final = 0x80
 VARINT_MASK: Final = 0x7F
 _FIXED_WIDTHS: Final = {I32: 4, I64: 8}
 _FIRST_TAG: Final = 1 << WIRE_TYPE_BITS  # field number 0 is reserved
-# upb
+# Limits of upb, the protobuf parser of onnx
 MAX_VARINT_WIDTH: Final = 10
 MAX_MESSAGE_BYTES: Final = 2**31 - 1
 MAX_DEPTH: Final = 100  # messages and groups below the ModelProto

@@ -923,7 +923,7 @@ def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None
     else:
         whole = (stop - start) % (4 if wire_type == _FIXED32 else 8) == 0
     if not whole:
-        _corrupt(start, "whole numbers in a packed field", "others")
+        _corrupt(start, "a packed field that ends with a number", "part of a number at its end")
 
 
 def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
