@@ -22,7 +22,6 @@ from unittest import mock
 import onnxarchive
 import onnxarchive.interop.torch
 import onnxarchive.ir
-from onnxarchive.archive.views import EvaluatedProperty
 from onnxarchive.cli.parser import parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,9 +76,6 @@ def render(directory: Path) -> None:
     def as_written(annotation: Any, *_: object) -> Any:
         return Annotation(annotation) if isinstance(annotation, str) else annotation
 
-    for name, value in list(vars(onnxarchive.Archive).items()):
-        if isinstance(value, EvaluatedProperty):
-            setattr(onnxarchive.Archive, name, property(value._get))
     onnxarchive.__doc__ = f"{onnxarchive.__doc__}\nThe commands: `onnxarchive.cli`."
     sys.modules["onnxarchive.cli"] = _command_line()
     pdoc.render.configure(docformat="google", show_source=False, footer_text="onnxarchive")

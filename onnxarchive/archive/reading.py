@@ -29,7 +29,6 @@ from onnxarchive.archive.openable import opened_archive
 from onnxarchive.archive.snapshot import NamedEntries, Snapshot
 from onnxarchive.archive.views import (
     Assets,
-    EvaluatedProperty,
     Models,
     ReadOnlyMetadata,
     Tensors,
@@ -72,11 +71,26 @@ class Archive(Closing):
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model` and `max_model_nbytes`.
 
+    Attributes:
+        entries: Every entry by name, in the order of the archive.
+        models: Every model by id, the default one (`""`) first. Copy a model before you change it.
+        tensors: Initializers of the main graph and its subgraphs by name, as read-only arrays. If
+            several initializers have the same name, looking it up raises an error; use
+            `tensor_by_key` instead.
+        assets: The assets by path (without the prefix `assets/`), as copies verified by their
+            CRC-32.
+
     Example:
         with onnxarchive.open("model.onnxa") as archive:
             weight = archive.tensors["layer.0/weight"]
             print(weight.shape, archive.entries["layer_0_weight"].data_offset)
     """
+
+    # Plain attributes, since IPython evaluates no properties, as for `archive.tensors["<Tab>`.
+    entries: NamedEntries
+    models: Models
+    tensors: Tensors
+    assets: Assets
 
     def __init__(
         self, file: RandomAccessFile, max_model_nbytes: int = MAX_MODEL_NBYTES, model: str = ""
@@ -85,7 +99,8 @@ class Archive(Closing):
         self._path = file.path
         self._max_model_nbytes = max_model_nbytes
         self._model_id = model
-        self._tensors, self._assets = Tensors(), Assets()
+        super().__setattr__("tensors", Tensors())
+        super().__setattr__("assets", Assets())
         self._read(file)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -115,8 +130,10 @@ class Archive(Closing):
 
     def _read(self, file: RandomAccessFile) -> None:
         with with_path(self._path), discarding_faults(file):
-            self._snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
-        self._tensors._snapshot = self._assets._snapshot = self._snapshot
+            snapshot = Snapshot(file, self._model_id, self._max_model_nbytes)
+        super().__setattr__("entries", snapshot.entries)
+        super().__setattr__("models", Models(snapshot))
+        self._snapshot = self.tensors._snapshot = self.assets._snapshot = snapshot
 
     @property
     def _file(self) -> RandomAccessFile:
@@ -154,16 +171,6 @@ class Archive(Closing):
         """The names of all entries that hold tensors."""
         return [name for name in self.entries.names if is_key(name)]
 
-    @EvaluatedProperty
-    def entries(self) -> NamedEntries:
-        """Every entry by name, in the order of the archive."""
-        return self._snapshot.entries
-
-    @EvaluatedProperty
-    def models(self) -> Models:
-        """Every model by id, the default one (`""`) first. Copy a model before you change it."""
-        return Models(self._snapshot)
-
     @property
     def model_id(self) -> str:
         """The id of `model`; `""` for the default one."""
@@ -194,20 +201,6 @@ class Archive(Closing):
     def alignment(self) -> int:
         """Alignment in bytes, from the default model's local header; other entries may differ."""
         return self._snapshot.alignment
-
-    @EvaluatedProperty
-    def tensors(self) -> Tensors:
-        """Initializers of the main graph and its subgraphs by name, as read-only arrays.
-
-        If several initializers have the same name, looking it up raises an error; use
-        `tensor_by_key` instead.
-        """
-        return self._tensors
-
-    @EvaluatedProperty
-    def assets(self) -> Assets:
-        """The assets by path (without the prefix `assets/`), as copies verified by their CRC-32."""
-        return self._assets
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.

@@ -13,6 +13,7 @@ import onnx
 
 from onnxarchive.archive.contents import check_crc32, model_numbers, read_contents
 from onnxarchive.archive.local_headers import LocalHeaders
+from onnxarchive.archive.views_ahead import ViewsAhead
 from onnxarchive.buffers import checksums, columns
 from onnxarchive.buffers.checksums import Crc32
 from onnxarchive.buffers.lines import Lines, numbers_of
@@ -108,6 +109,13 @@ class Snapshot:
     def initializers(self) -> Initializers:
         """The index of the chosen model's initializers."""
         return Initializers(self.entries, self._found)
+
+    @cached_property
+    def views_ahead(self) -> ViewsAhead:
+        """The views that are looked up next if initializers are looked up in order."""
+        index, entries = self.initializers, self.directory.entries
+        verified = self.headers.verified
+        return ViewsAhead(index.names, index.in_order, entries, self._shapes, verified)
 
     def is_in(self, file: RandomAccessFile) -> bool:
         """True if a locked file has the same size and directory, and so the same content."""
@@ -351,6 +359,7 @@ class Initializers:
     Attributes:
         names: Names of the initializers of the main graph.
         others: The initializers of subgraphs by name.
+        in_order: For each of the first entries, the index in `names` of its initializer.
     """
 
     def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
@@ -363,10 +372,10 @@ class Initializers:
         self.others = {ref.name: ref for ref in refs}
         keys = stored.names
         numbers = np.full(len(names), _NO_ENTRY)
+        is_in_order = entries.names[: len(keys)] == keys  # almost always
+        self.in_order = stored.indexes if is_in_order else ()
         numbers[np.array(stored.indexes, np.int64)] = (
-            np.arange(len(keys))
-            if entries.names[: len(keys)] == keys  # almost always
-            else [entries.index_of[key] for key in keys]
+            np.arange(len(keys)) if is_in_order else [entries.index_of[key] for key in keys]
         )
         self._entries = columns.integers(numbers)
         self._other_entries: dict[str, int] = {}
@@ -387,7 +396,7 @@ class Initializers:
         """Removes ambiguous names; gives the indexes of the initializers left in the main graph."""
         ambiguous = self._ambiguous = {name for name, n in Counter(names).items() if n > 1}
         indexes = [i for i, name in enumerate(self.names) if name not in ambiguous]
-        self.names = [self.names[i] for i in indexes]
+        self.names, self.in_order = [self.names[i] for i in indexes], ()
         for name in ambiguous:
             self.others.pop(name, None)
             self._other_entries.pop(name, None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 
 from onnxarchive.archive.snapshot import Initializers, Snapshot, shown_ids
+from onnxarchive.archive.views_ahead import NONE
 from onnxarchive.errors import ArchiveFormatError, shown, with_path
 from onnxarchive.model import dtypes, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
@@ -16,22 +18,6 @@ from onnxarchive.model.tensors import TensorRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_Value = TypeVar("_Value")
-
-
-class EvaluatedProperty(Generic[_Value]):
-    """A read-only property that IPython evaluates, for example to complete `archive.tensors["`.
-
-    IPython does not evaluate a `property`, since it might have side effects.
-    """
-
-    def __init__(self, get: Callable[[Any], _Value]) -> None:
-        self._get = get
-        self.__doc__ = get.__doc__
-
-    def __get__(self, owner: object, kind: type) -> _Value:
-        return self if owner is None else self._get(owner)  # type: ignore[return-value]
 
 
 class Tensors(Mapping[str, "NDArray[Any]"]):
@@ -81,15 +67,24 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             TensorNotFoundError: No initializer has this name, or several have it.
         """
         snapshot = self._snapshot
+        ahead = snapshot.views_ahead
+        next_name, (data_type, shape), offset, end = ahead.first
+        if name == next_name:
+            ahead.first = next(ahead.others, NONE)
+            data = snapshot.file.reaching(end)
+            array: NDArray[Any] = np.ndarray(shape, data_type.dtype, data, offset)
+            return array
         number = snapshot.initializers.entry(name)
         if number is not None:
-            return snapshot.array(number)
+            array = snapshot.array(number)
+            ahead.prepare(number)
+            return array
         ref = snapshot.ref(name)
         tensor = ref.tensor
-        data_type = tensors.stored_type(tensor)
+        stored_type = tensors.stored_type(tensor)
         with with_path(snapshot.file.path):
-            if data_type is not None:
-                return dtypes.as_array(tensors.raw_data(ref), data_type, tensor.dims)
+            if stored_type is not None:
+                return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
             try:
                 return tensors.strings(tensor)
             except ValueError as error:

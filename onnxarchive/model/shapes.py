@@ -7,7 +7,7 @@ shape that was checked against these bytes, even if the protobuf objects change 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 
@@ -78,8 +78,16 @@ class Shapes:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, number: int) -> tuple[DataType, tuple[int, ...]]:
-        return self._distinct[self._numbers[number]]
+    @overload
+    def __getitem__(self, index: int) -> tuple[DataType, tuple[int, ...]]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[DataType, tuple[int, ...]]]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._distinct[number] for number in self._numbers[index]]
+        return self._distinct[self._numbers[index]]
 
 
 def _equals(

@@ -1,0 +1,116 @@
+"""A tensor is the same in whatever order tensors are looked up."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+import onnxarchive
+
+COUNT = 700  # more than are prepared together
+DTYPES = (np.float32, np.int64, np.bool_, np.uint8, ml_dtypes.int4, ml_dtypes.bfloat16)
+
+
+def value(index: int) -> NDArray[np.generic]:
+    """Tensors of several types and shapes; some are empty, or too small to be an entry."""
+    dims = [(8, 8), (64,), (2, 4, 8), (0, 3), (2,), ()][index // 7 % 6]
+    numbers = np.arange(np.prod(dims, dtype=int)).reshape(dims) + index
+    return (numbers % 2 if index % 3 else numbers % 7).astype(DTYPES[index % len(DTYPES)])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tensors = [numpy_helper.from_array(value(index), f"w{index}") for index in range(COUNT)]
+    graph = helper.make_graph([], "g", [], [], initializer=tensors)
+    written = tmp_path_factory.mktemp("written") / "model.onnxa"
+    onnxarchive.save(helper.make_model(graph), written, size_threshold=16)
+    return written
+
+
+def orders() -> Iterator[tuple[str, list[int]]]:
+    yield "in order", [*range(COUNT)] * 2
+    yield "backwards", [*reversed(range(COUNT))]
+    yield "each twice", [index // 2 for index in range(2 * COUNT)]
+    yield "some left out", [index for index in range(COUNT) if index % 11]
+    yield "two loops", [it for index in range(COUNT) for it in (index, COUNT - 1 - index)]
+
+
+@pytest.mark.parametrize("order", [pytest.param(it, id=name) for name, it in orders()])
+def test_every_order_of_lookups_gives_the_same_arrays(path: Path, order: list[int]) -> None:
+    with onnxarchive.open(path) as archive:
+        assert 0 < len(archive.entries) - 1 < COUNT
+        for index in order:
+            array, expected = archive.tensors[f"w{index}"], value(index)
+            assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+            assert array.tobytes() == expected.tobytes()
+            assert not array.flags.writeable
+
+
+def test_threads_that_look_up_in_order_get_the_same_arrays(path: Path) -> None:
+    wrong: list[int] = []
+    values = [value(index).tobytes() for index in range(COUNT)]
+    switch_interval = sys.getswitchinterval()
+
+    def look_up(archive: onnxarchive.Archive) -> None:
+        for index in [*range(COUNT)] * 20:
+            try:
+                is_same = archive.tensors[f"w{index}"].tobytes() == values[index]
+            except ValueError:
+                is_same = False
+            if not is_same:
+                wrong.append(index)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with onnxarchive.open(path) as archive:
+            threads = [threading.Thread(target=look_up, args=(archive,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(switch_interval)
+    assert not wrong
+
+
+@pytest.mark.parametrize("count", [1, 10, 300])
+def test_after_close_the_next_tensor_in_order_is_refused(path: Path, count: int) -> None:
+    with onnxarchive.open(path) as archive:
+        names = list(archive.tensors)
+        kept = [archive.tensors[name] for name in names[:count]]
+    with pytest.raises(ValueError, match="closed"):
+        archive.tensors[next(it for it in names[count:] if archive.tensors.key(it) is not None)]
+    assert [it.tobytes() for it in kept] == [value(i).tobytes() for i in range(count)]
+
+
+def test_lookups_in_order_show_an_edit_between_them(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model.onnxa"
+    copy.write_bytes(path.read_bytes())
+    with onnxarchive.open(copy, mode="r+") as archive:
+        for index in range(100):
+            archive.tensors[f"w{index}"]
+        number = next(i for i in range(100, COUNT) if archive.tensors.key(f"w{i}") is not None)
+        new = np.ones_like(value(number))
+        archive.replace_tensor(f"w{number}", new)
+        assert archive.tensors[f"w{number}"].tobytes() == new.tobytes()
+
+
+def test_names_without_order_are_found(tmp_path: Path) -> None:
+    tensors = [numpy_helper.from_array(np.full(8, i, np.float32), f"w{i}") for i in range(40)]
+    tensors += [numpy_helper.from_array(np.zeros(8, np.float32), "w3")]  # ambiguous
+    graph = helper.make_graph([], "g", [], [], initializer=tensors)
+    onnxarchive.save(helper.make_model(graph), tmp_path / "model.onnxa", size_threshold=0)
+    with onnxarchive.open(tmp_path / "model.onnxa") as archive:
+        assert {name: array[0] for name, array in archive.tensors.items()} == {
+            f"w{i}": i for i in range(40) if i != 3
+        }
+        with pytest.raises(onnxarchive.TensorNotFoundError, match="several"):
+            archive.tensors["w3"]
