@@ -134,7 +134,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="5, or 3 with --quick")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--scale", type=float, default=1.0, help="factor for all sizes")
-    sizes.add_argument("--quick", action="store_true", help="a tenth of the sizes, fewer rows")
+    sizes.add_argument(
+        "--quick", action="store_true", help="inputs of a tenth of the size, fewer cases and ways"
+    )
     parser.add_argument("--directory", type=Path, help="directory for temporary files")
     parser.add_argument("--cold", action="store_true", help="drop files from the page cache")
     parser.add_argument("--json", type=Path, help="write all figures to this file")

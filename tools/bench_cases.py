@@ -353,7 +353,7 @@ CASES: Final[Mapping[str, Case]] = {
         ),
     ),
     "read": Case(
-        "open, and add up every tensor; willneed, populate: with this prefetch",
+        "open, and sum every tensor; the rows willneed and populate are named for their prefetch",
         (
             Measure(OURS, "large", ways.read_archive, ("archive",)),
             *(

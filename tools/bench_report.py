@@ -82,7 +82,7 @@ class Verdict:
             the difference of median and target.
         rounds_met: The number of rounds that meet the target.
         rounds: The number of rounds measured.
-        reason: The reason why `met` is None; otherwise None.
+        reason: Why `met` is None; None if `met` is True or False.
     """
 
     target: Target

@@ -89,7 +89,9 @@ _LOOKS: Final = ("read", "recover", "open for editing")
 BETWEEN: Final = "between edits"
 LOG: Final = "in an undo log"
 NEW_END: Final = "in a new end"
-ELSEWHERE: Final = "elsewhere in an edit"  # before the log, after the new end, or in a new file
+ELSEWHERE: Final = (
+    "elsewhere in an edit"  # before the log or after the new end is written, or in a new file
+)
 PHASES: Final = (BETWEEN, LOG, NEW_END, ELSEWHERE)
 
 # The latest kill of an edit comes after this multiple of the edit's usual duration.

@@ -344,7 +344,8 @@ def _bad_zip64_ends() -> Iterator[Vector]:
 def _looking_like_a_locator() -> Image:
     """An archive in which the model's directory record contains the signature of a locator.
 
-    The signature is in the external attributes and the header offset, 20 bytes before the end.
+    The signature begins in the external attributes and ends in the header offset. It lies 20 bytes
+    before the end record.
     """
     fill = next(
         Entry(b"assets/fill", bytes(size))

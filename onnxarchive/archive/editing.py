@@ -321,7 +321,7 @@ def change_assets(
     """Adds, replaces and removes assets in one edit; raises the errors of `replace_model`, too.
 
     A new file replaces the archive, so existing views stay valid. If the file system can share
-    blocks, only models, assets, and tensors stored after an asset are written.
+    blocks, it shares those of the tensors before the first asset; only the rest is written.
 
     Args:
         path: The archive.
@@ -367,7 +367,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     names = os.fstat(file.fileno()).st_nlink
     found = None
     if os.path.islink(path):
-        found = f"a symbolic link to {os.path.realpath(path)}, which others may use"
+        found = f"a symbolic link to {os.path.realpath(path)}, a file that others may use"
     elif names > 1:
         found = f"a file with {names} names (hard links), all of which would change"
     if found is not None:

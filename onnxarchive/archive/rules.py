@@ -146,8 +146,8 @@ def check(
             time; True shows a bar.
         jobs: Number of threads if `full`; None for one per core. Remote archives and file objects
             are read by one thread.
-        max_model_nbytes: Limit in bytes on all models together; larger models are a finding and are
-            not read.
+        max_model_nbytes: Limit in bytes on all models together. If they exceed it, that is a
+            finding, and no model is read.
         access: Options for a remote archive; see `onnxarchive.open`.
 
     Returns:

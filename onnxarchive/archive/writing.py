@@ -180,7 +180,8 @@ def fetched_entry(item: Item, copied_size: int = READ_SIZE) -> FetchedEntry:
 
     Args:
         item: The item.
-        copied_size: Data of at most this many bytes is copied first, unless it cannot change.
+        copied_size: Data of at most this many bytes is copied before its CRC-32 is computed; data
+            that cannot change is never copied.
 
     Raises:
         ArchiveFormatError: The data has another size than the item, or an element of the tensor

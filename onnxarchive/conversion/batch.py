@@ -300,7 +300,7 @@ class _Convert:
                 )
             if not self.dry_run and files_of(target, self.access):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-            with attributes.collected() as lost:  # returned, since a worker may be remote
+            with attributes.collected() as lost:  # for the result: this may be another process
                 conversion = convert_silently(
                     source,
                     target,

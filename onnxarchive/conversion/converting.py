@@ -137,12 +137,13 @@ def convert(
     `onnxarchive.archive.options.WriteOptions` describes the options of the archive in full.
 
     Args:
-        source: A `.onnx` with external data in its directory or below; a directory or a zip of any
-            tool with one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
+        source: A `.onnx` with external data in its directory or below; a directory or a zip that
+            holds one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
             1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an archive, to rewrite
-            it; or the URL of such a file. Compressed models, and compressed files with several
-            tensors, are inflated to a temporary file in the target's directory. Remote archives and
-            external data are streamed; other remote files are copied to a temporary file first.
+            it; or the URL of a `.onnx`, zip or archive. Compressed models, and compressed files
+            with several tensors, are inflated to a temporary file in the target's directory. Remote
+            archives and external data are streamed; other remote files are copied to a temporary
+            file first.
         path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
             or a binary file (written in order; need not be seekable).
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
@@ -178,7 +179,7 @@ def convert(
         ArchiveFormatError: The source is not a model, its external data is missing, too short or
             outside its directory, or the model would break a rule.
         ChecksumError: Bytes of the source do not match a checksum.
-        UnsupportedFeatureError: A zip is encrypted or compressed by an unknown method.
+        UnsupportedFeatureError: A zip is encrypted, or compressed by an unknown method.
         ValueError: An option or the path of an asset is not allowed, or `path` is one of the
             source's files.
         OSError: A file cannot be read, or the archive cannot be written.

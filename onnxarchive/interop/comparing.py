@@ -130,7 +130,7 @@ def _compare(
             is_same = are_nan | (is_same & (np.signbit(first) == np.signbit(second)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         proportion = np.where(distance > 0, distance / size, 0.0)
-        proportion[np.isnan(proportion)] = math.inf  # an infinite number or NaN
+        proportion[np.isnan(proportion)] = math.inf  # `second` is infinite or NaN
         if absolute > 0 or relative > 0:
             is_same |= (distance <= absolute + relative * size) & np.isfinite(distance)
     return is_same, distance, proportion

@@ -219,8 +219,8 @@ def _difference(
     if key is None:
         if is_external:
             return (
-                f"{original}: expected its data in the link, as in the archive's model, found it "
-                "external"
+                f"{original}: expected internal data in the linked model, as in the archive's "
+                "model, found external data"
             )
         is_same = tensor == original.tensor
         return None if is_same else f"{original}: expected the archive's data, found other data"

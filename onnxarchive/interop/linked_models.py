@@ -28,8 +28,8 @@ StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 def stays_outside(ref: TensorRef, nbytes: int) -> bool:
     """True if tools can read the tensor from external data.
 
-    True for dense initializers of the main graph and of subgraphs, unless they may give a shape
-    (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are
+    True for dense initializers of the main graph and of subgraphs, unless their values may be a
+    shape (`may_give_shape`). Tensors of attributes, functions, sparse tensors and training_info are
     outside the model only in archives made with `convert_attribute`. onnx.load and ONNX Runtime
     1.24 cannot read external sparse tensors. ONNX Runtime 1.24 and 1.27 cannot read the value of a
     ConstantOfShape if it is external.

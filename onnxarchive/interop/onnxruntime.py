@@ -78,8 +78,8 @@ def session(
         providers: As for `onnxruntime.InferenceSession`.
         model: Id of the model, such as `"decoder"`; `""` for the default one, or for the model of
             an open `Archive`.
-        prepack: Whether ONNX Runtime makes packed copies of weights. None keeps the setting in
-            `sess_options`, by default True.
+        prepack: Whether ONNX Runtime makes packed copies of weights. None (the default) leaves
+            this to `sess_options`; without a setting there, ONNX Runtime makes the copies.
         store: As for `onnxarchive.open`.
         storage_options: As for `onnxarchive.open`.
         cache: As for `onnxarchive.open`.
@@ -247,7 +247,7 @@ def _opened(source: Source, model: str, access: Access, files: contextlib.ExitSt
 def _model_and_buffers(
     archive: Archive, options: ort.SessionOptions | None, *, in_place: bool
 ) -> tuple[bytes, dict[str, memoryview]]:
-    """The model of an archive without a file, and the buffers of the external data by key.
+    """The model of an archive that is in no file, and the buffers of the external data by key.
 
     If ONNX Runtime or the options do not accept buffers, the model holds all tensors.
     """

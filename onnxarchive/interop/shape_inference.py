@@ -60,7 +60,7 @@ def infer_shapes(
             strict_mode=strict_mode,
             data_prop=data_prop,
         )
-        for ref in archive._refs.values():  # inference moves no tensor
+        for ref in archive._refs.values():  # inference keeps their paths
             walking.at(inferred, ref.path).CopyFrom(ref.tensor)
         if destination is not None:
             convert_attribute = has_outside_attributes(archive, archive.models)

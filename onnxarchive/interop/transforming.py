@@ -181,7 +181,7 @@ def _weights_are_left(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
     A quantizer that sees no weights still sets itself as producer or imports its operators. It may
     also sort nodes, add shapes and metadata, and replace Gemm by MatMul. Other functions either
-    change the computation or leave producer and domains unchanged.
+    change the computation or leave the producer and the imported operators unchanged.
     """
     if before == after:
         return True

@@ -206,7 +206,7 @@ def typed_raw_data(elements: NDArray[Any], data_type: DataType) -> memoryview:
     """Converts the elements of a type-specific field to raw data.
 
     Args:
-        elements: The numbers in `data_type.typed_field`, of the field's own type. A number of
+        elements: The numbers in `data_type.typed_field`, of the field's own type. Each number in
             `int32_data` has one element in its low bits, or one byte of packed 2-bit or 4-bit
             elements (onnx.proto).
         data_type: The tensor's data type.

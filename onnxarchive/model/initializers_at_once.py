@@ -190,7 +190,7 @@ def find_small(model: onnx.ModelProto, but_of_nbytes: int | None = None) -> Smal
 
     Args:
         model: The model.
-        but_of_nbytes: Leaves out initializers with `raw_data` of this size in bytes.
+        but_of_nbytes: Leaves out initializers with `raw_data` of exactly this size in bytes.
     """
     found = SmallInitializers(model.graph.initializer)
     if len(UnknownFieldSet(model.graph)):  # `insert` does not support unknown fields

@@ -148,7 +148,7 @@ class _UnusualError(Exception):
     """A tensor breaks a rule, or has a form that this module does not read."""
 
 
-# Fields of many messages (encoding guide, "Message Structure")
+# Reads the fields of many messages at once (encoding guide, "Message Structure")
 
 _MAX_WIDTH: Final = 8  # limit of bytes per varint, here; 8 bytes hold 56 bits
 _MAX_FIELDS: Final = 32  # of a message

@@ -39,7 +39,7 @@ def fields_to(kind: str) -> dict[str, list[Any]]:
 
 def is_repeated(field: Any) -> bool:
     """True if a field is repeated; for descriptors of old and new protobuf."""
-    # protobuf 6 added FieldDescriptor.is_repeated and deprecated label.
+    # protobuf 6 added `FieldDescriptor.is_repeated`; its `label` is deprecated since then.
     repeated = getattr(field, "is_repeated", None)
     return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 

@@ -177,7 +177,7 @@ class _Frame:
 
     message: str
     parent: _Frame | None
-    prefix: int  # offset of its length
+    prefix: int  # offset of the varint with the length of the message
     start: int
     stop: int
     depth: int

@@ -149,10 +149,8 @@ class StoreOrigin:
 
     async def _body(self, result: GetResult, offset: int, size: int) -> tuple[Version, bytes]:
         encoding = str(result.attributes.get("Content-Encoding", "identity"))
-        if encoding not in (
-            "identity",
-            "aws-chunked",
-        ):  # S3 may state aws-chunked, which it removed
+        # S3 may state aws-chunked, although it has removed this encoding from the bytes.
+        if encoding not in ("identity", "aws-chunked"):
             raise OSError(
                 errno.EIO,
                 f"expected the bytes of the file, found Content-Encoding {shown(encoding)}; ask "

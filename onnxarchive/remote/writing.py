@@ -22,7 +22,7 @@ _MIB = 1 << 20
 _LEAST_PART = 8 * _MIB
 _PART_OF_UNKNOWN = 32 * _MIB  # for an object of unknown size: enough for 320 GB
 _MOST_PARTS = 10_000  # of an object in S3 and in Google Cloud Storage
-_IN_FLIGHT_SIZE = 96 * _MIB  # bytes of parts that are sent at once
+_IN_FLIGHT_SIZE = 96 * _MIB  # sum of the parts that are being sent at the same time
 
 
 class ObjectWriter(Closing):

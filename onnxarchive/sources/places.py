@@ -58,7 +58,7 @@ class Place(Protocol):
     def all_names(self) -> list[str]:
         """The paths of all files, sorted; of a folder that is not read, only its path and a slash.
 
-        Only `other_files` needs these paths.
+        Only the module `other_files` needs these paths.
         """
 
     def find(self, location: str) -> DataFile | None:

@@ -247,8 +247,8 @@ class _Opening:
                 "cache"
             )
         return (
-            "convert with follow_links=DIRECTORY (--follow-links DIRECTORY), below which links may "
-            "lead"
+            "convert with follow_links=DIRECTORY (--follow-links DIRECTORY) to allow links to "
+            "files below DIRECTORY"
         )
 
     def _root(self, directory: str) -> Root:

@@ -37,7 +37,7 @@ def first_mode(old: os.stat_result | None, new: int = 0o666) -> int:
 
     Args:
         old: Status of the file or directory to replace, or None.
-        new: The bits if nothing is replaced; a replacement never gets bits that are not in it.
+        new: The bits if nothing is replaced. A replacement gets no bit that is missing in `new`.
     """
     return new if old is None else old.st_mode & new & stat.S_IRWXU
 

@@ -87,7 +87,7 @@ class MappedFile(RandomAccessFile):
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             kind = next((name for test, name in _KINDS if test(status.st_mode)), "another kind")
-            self._descriptor = None  # closes it even if the error is kept
+            self._descriptor = None  # closes the file, even if the caller keeps the error
             raise _not_regular(self.path, kind, rule)
         self.size = status.st_size
         self.identity = (status.st_dev, status.st_ino)

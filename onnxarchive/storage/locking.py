@@ -27,7 +27,7 @@ _PAUSE = 0.01  # seconds between two tries
 _HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-LOCKED_BYTE = 1 << 62  # beyond the end of every file, which Windows permits
+LOCKED_BYTE = 1 << 62  # beyond the end of every file; Windows can lock it, too
 POSITION_LOCK = threading.Lock()  # Windows reads, writes and locks at the position of a descriptor
 # Exclusive locks of this process: device and inode of the file, ids of process and thread.
 _held: set[tuple[int, int, int, int]] = set()

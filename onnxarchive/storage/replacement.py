@@ -199,7 +199,7 @@ class Replacement:
             locking.keep_exclusive(self._written.fileno())
             if os.path.lexists(self._temporary.path):
                 break
-            self.discard()  # removed by `remove_abandoned` before it was locked
+            self.discard()  # `remove_abandoned` removed the file before this process locked it
 
     def _old_status(self) -> os.stat_result | None:
         try:

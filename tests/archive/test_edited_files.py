@@ -106,7 +106,7 @@ def test_a_symbolic_link_is_replaced_only_as_a_copy(
         change(path)
     assert str(caught.value) == (
         f"{path}: expected a file with one name, found a symbolic link to "
-        f"{target.resolve()}, which others may use; copy=True (--copy) puts a new file in "
+        f"{target.resolve()}, a file that others may use; copy=True (--copy) puts a new file in "
         "place of this link"
     )
     assert path.is_symlink()

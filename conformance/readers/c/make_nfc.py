@@ -1,4 +1,4 @@
-"""Writes nfc.h, which tells whether text is in Normalization Form C and assigned.
+"""Writes nfc.h, which finds text that is not in Normalization Form C or has unassigned code points.
 
 python3 make_nfc.py > nfc.h
 """

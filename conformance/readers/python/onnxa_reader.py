@@ -45,7 +45,7 @@ _FULL32 = 0xFFFF_FFFF
 _TAIL_SIZE = 65_633  # last bytes of the file, which hold no false end record
 _SIGNATURES_OF_END = (b"PK\5\6", b"PK\6\6", b"PK\6\7")
 _FALSE_END = re.compile(
-    rb"PK\x05\x06\0{4}(..)\1.{10}"  # an end record: the disks are 0, the counts equal
+    rb"PK\x05\x06\0{4}(..)\1.{10}"  # an end record: disks 0, equal counts
     rb"|PK\x06\x07.{16}PK\x05\x06"  # one after a locator
     rb"|PK\x06\x07\0{4}.{8}\x01\0{3}"  # a locator: disk 0, one disk
     rb"|PK\x06\x06\x2c\0{7}",  # a Zip64 end record: size 44
@@ -534,7 +534,7 @@ def _check_name(name: bytes) -> None:
 
 def _check_names(entries: list[Entry]) -> None:
     """Checks that no two names collide in a file system."""
-    # "/" sorts before all other bytes, so that the names in a folder directly follow its name.
+    # With NUL in place of "/", sorting puts the names in a folder directly after the folder's name.
     folded = sorted(entry.raw_name.lower().replace(b"/", b"\0") for entry in entries)
     for first, second in pairwise(folded):
         if second == first or second.startswith(first + b"\0"):
