@@ -259,7 +259,9 @@ class Run:
         try:
             self._make(self._inputs([name]) - self._there)
         except FailedError as error:
-            result.failures = {it.name: f"its files: {error}" for it in measures}
+            result.failures = {
+                it.name: f"its input files cannot be made: {error}" for it in measures
+            }
             return result
         rounds = 1 if case.is_large else self._rounds
         times = 1 if self._is_quick or rounds == 1 else case.times

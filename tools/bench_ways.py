@@ -84,7 +84,7 @@ def run_ls(place: Place) -> Step:
     return run
 
 
-# Opening and looking
+# Opening, listing and mapping
 
 
 def open_archive(place: Place) -> Step:

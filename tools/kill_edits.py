@@ -655,7 +655,7 @@ class Scene:
         self._events.append(Event(process, what, number, kind, detail, time.monotonic()))
 
     def _wait_for(self, what: str, process: str) -> Event:
-        """Waits for the next event of this kind and process."""
+        """Waits until `process` records an event with this `what`."""
         deadline = time.monotonic() + PATIENCE
         while True:
             while self._looked_at < len(self._events):

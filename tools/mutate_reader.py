@@ -96,7 +96,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "0xFFFFFFFF in 4 or 8 bytes contains no signature"
     ),
     "_check_header: 'ALIGN-2' 'data offset modulo alignment': removed": (
-        "ALIGN-3 is broken, too: the shortest padding ends at a multiple"
+        "ALIGN-3 is broken, too: the shortest padding ends at a multiple of the alignment"
     ),
     "_check_models: entry.nbytes > _MAX_MODEL: bound moved": (
         "needs a model of 2 GiB - 1 bytes: too much memory for a suite"

@@ -277,8 +277,8 @@ def _external_data() -> Iterator[Vector]:
 
 def _zip64() -> Iterator[Vector]:
     for field, about in (
-        ("disk_count", "the count of records on the disk"),
-        ("count", "the count of records in all"),
+        ("disk_count", "the number of records on this disk"),
+        ("count", "the total number of records"),
         ("directory_size", "the size of the directory"),
         ("directory_offset", "the offset of the directory"),
     ):

@@ -82,7 +82,7 @@ def oddly_encoded() -> tuple[bytes, Tensor]:
 
 def with_unknown_fields() -> bytes:
     """A model with fields and groups that ONNX does not define, and fields of wrong wire types."""
-    group = b"\xc3\x3e" + number(5, 7) + b"\0\0\xc4\x3e"  # field 1000, with a field 0
+    group = b"\xc3\x3e" + number(5, 7) + b"\0\0\xc4\x3e"  # group 1000 with fields 5 and 0
     fixed = v.varint(1001 << 3 | 5) + bytes(4) + v.varint(1002 << 3 | 1) + bytes(8)
     strange = content(1, b"\xff\xff") + number(7, 1)  # ir_version as bytes, graph as a number
     tensor = W.proto + content(1003, b"\xff") + group

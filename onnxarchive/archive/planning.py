@@ -335,7 +335,8 @@ def plan_model(
             model. Must be None or empty if `stored` or `shared` is given.
 
     Raises:
-        ArchiveFormatError: A tensor cannot be stored, or the rest of the model is too large.
+        ArchiveFormatError: A tensor cannot be stored, or the model is too large even without the
+            data that is stored outside.
     """
     if shared:
         shared.begin_model((stored or {}).values())

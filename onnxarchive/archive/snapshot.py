@@ -53,7 +53,7 @@ class Snapshot:
         entries: The entries by name.
         model_ids: The ids of all models; `""`, the id of the default model, is the first.
         refs: The chosen model's tensors that are stored outside, by key.
-        headers: The local headers.
+        headers: The local headers of all entries; they are read and verified when needed.
         model_numbers: Indexes of the models' entries.
         alignment: Alignment in bytes, from the default model's local header.
     """

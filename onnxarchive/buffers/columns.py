@@ -82,7 +82,10 @@ def indexes(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.i
 
 
 def items(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Copies the item at each offset; if `raw` ends inside the item, the last whole item."""
+    """Copies the item at each offset; an item that would pass the end of `raw` is taken earlier.
+
+    It is then the last item that lies within `raw`.
+    """
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)
     windows = _windows(raw, dtype.itemsize)

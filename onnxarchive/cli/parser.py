@@ -303,7 +303,7 @@ def _add_replace_model(commands: Any) -> None:
         commands,
         "replace-model",
         "editing",
-        "Replace or add a model; without --compact and --copy, the weights stay in place.",
+        "Replace or add a model; the weights stay in place, unless --compact or --copy is given.",
     )
     command.add_argument(
         "model",

@@ -62,7 +62,7 @@ def check_link(
         `entry` is the key of the faulty tensor, or None.
 
     Raises:
-        ArchiveFormatError: The link is not a model, or the archive breaks a rule.
+        ArchiveFormatError: The file of the link holds no model, or the archive breaks a rule.
         ValueError: `archive` is None, and the link names no archive since no tensor is external.
         OSError: The link or `archive` cannot be read.
 
@@ -96,7 +96,7 @@ def linked_archive(path: str | os.PathLike[str]) -> str | None:
     """The path of a link's archive; None unless it is one file in the link's directory or below.
 
     Raises:
-        ArchiveFormatError: The link is not a model, or is too large to be a model.
+        ArchiveFormatError: The file of the link holds no model, or is too large to be a model.
         OSError: The link cannot be read.
     """
     locations = _locations(_parse(path))

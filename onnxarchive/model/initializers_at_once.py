@@ -281,7 +281,12 @@ def take_out(model: memoryview, least_nbytes: int) -> tuple[bytes, SmallInitiali
 
 
 def _describe(tensor: onnx.TensorProto) -> tuple[int, bytes, bytes] | None:
-    """Size of the data, bytes before the name, bytes from name to data; None if unusual."""
+    """How a small initializer is encoded; None if it must be serialized by itself.
+
+    Returns:
+        The size of its data in bytes, its serialized fields before the name, and those between the
+        name and the data.
+    """
     number, dims = tensor.data_type, tensor.dims[:]
     data_type = tensors.array_type(tensor)
     if data_type is None or data_type is dtypes.BOOL or data_type.is_packed:

@@ -114,7 +114,7 @@ class TensorRefs(Mapping[str, TensorRef]):
         initializers: The initializers of the main graph.
         names: Names or keys of some of these initializers.
         indexes: Index of the initializer for each of `names`.
-        others: The refs of other tensors.
+        others: The refs of tensors that are not initializers of the main graph.
     """
 
     def __init__(

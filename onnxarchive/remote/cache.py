@@ -473,7 +473,7 @@ def _runs(blocks: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _read_header(file: MappedFile, size: int) -> dict[str, Any]:
-    """The header of a file in a cache; empty if it is damaged.
+    """The header of a file in a cache; an empty dict if the header is damaged.
 
     Args:
         file: The file.

@@ -55,7 +55,7 @@ _LZMA_FILE_HEADER = struct.Struct("<BIQ")
 _LZMA_UNKNOWN_SIZE = records.UINT64_MAX
 
 _ZLIB_ERROR = cast("type[Exception]", zlib_ng.error)
-# Errors of the decompressors for damaged data.
+# What the decompressors raise if the data is damaged.
 _DECODING_ERRORS = (_ZLIB_ERROR, lzma.LZMAError, OSError, ValueError, EOFError)
 
 

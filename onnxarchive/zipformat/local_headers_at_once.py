@@ -1,7 +1,8 @@
 """For speed only: packs the expected local headers of entries, one or many together.
 
-If the file holds equal bytes, `local_header.check_local_header` would report nothing. If the bytes
-differ, or the result is None, call that function for each entry.
+If an entry's local header in the file has exactly the packed bytes, then
+`local_header.check_local_header` would report nothing. If the bytes differ, or if the result is
+None, call that function for each entry.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ if "bench_inputs.py" in told and '"many"' in told:
     cases = ("--only", "open-many", "session-unpacked")
     done = run(tmp_path, *cases, "--rounds", "1", sitecustomize=broken)
     assert done.returncode == 1
-    assert "FAILED: onnxarchive: its files: exit status 7" in done.stdout
+    assert "FAILED: onnxarchive: its input files cannot be made: exit status 7" in done.stdout
     assert "not measured  time relative to safetensors" in done.stdout
     assert "  time relative to onnxruntime:" in done.stdout
 

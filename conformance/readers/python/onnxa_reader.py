@@ -540,7 +540,13 @@ def _check_names(entries: list[Entry]) -> None:
         if second == first or second.startswith(first + b"\0"):
             name = second.replace(b"\0", b"/")
             other = first.replace(b"\0", b"/")
-            _refuse("NAME-2", "name under down-casing", f"none beside {other!r}", name, name)
+            _refuse(
+                "NAME-2",
+                "name under down-casing",
+                f"a name that does not collide with {other!r}",
+                name,
+                name,
+            )
 
 
 def _check_models(entries: list[Entry]) -> None:
@@ -923,7 +929,7 @@ def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None
     else:
         whole = (stop - start) % (4 if wire_type == _FIXED32 else 8) == 0
     if not whole:
-        _corrupt(start, "a packed field that ends with a number", "part of a number at its end")
+        _corrupt(start, "a packed field of whole numbers", "only part of the last number")
 
 
 def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
