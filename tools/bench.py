@@ -45,6 +45,7 @@ Exit status: 0, even if targets are missed; 1 if a way other than a peer failed;
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import importlib.util
 import json
@@ -75,6 +76,8 @@ from bench_process import (
 from bench_report import GB, Result, tell
 from bench_server import serve
 
+import onnxarchive
+
 QUICK: Final = 0.1
 ROUNDS: Final = 5
 QUICK_ROUNDS: Final = 3
@@ -88,6 +91,8 @@ Input = tuple[str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool and returns its exit status."""
     arguments = _parse(argv)
+    # pip compiles the modules that it installs; those of a checkout may not be compiled.
+    compileall.compile_dir(Path(onnxarchive.__file__).parent, quiet=1)
     raise_limit_of_files()
     bench_interrupts.listen()
     folder = None
