@@ -499,7 +499,7 @@ class EditableArchive(Archive):
         """Makes an edit, and reads the new state.
 
         Args:
-            write: Makes the edit and returns the edited file, which is still locked.
+            write: Makes the edit and returns the edited file, still locked except on Windows.
             renamed: The new id of `model` after a rename, or None.
         """
         with self._writing:

@@ -59,7 +59,7 @@ def write_tensor(
     """Replaces the elements of an initializer; see `onnxarchive.replace_tensor`.
 
     Returns:
-        The file at the archive's path after the edit, open and still locked.
+        The file at the archive's path after the edit, open, and still locked except on Windows.
     """
     ref = archive.tensors.ref(name)
     elements = np.asarray(array)
@@ -91,7 +91,7 @@ def write_assets(
     """Adds, replaces and removes assets; see `onnxarchive.change_assets`.
 
     Returns:
-        The file at the archive's path after the edit, open and still locked.
+        The file at the archive's path after the edit, open, and still locked except on Windows.
     """
     assets = {item.name: item for item in asset_items(archive)}
     for path in removed:

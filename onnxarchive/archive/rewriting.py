@@ -111,7 +111,7 @@ def write_model(
         identifier: The id of the model; None for the id of `archive.model`.
 
     Returns:
-        The file at the archive's path after the edit, open and still locked.
+        The file at the archive's path after the edit, open, and still locked except on Windows.
     """
     identifier = archive.model_id if identifier is None else identifier
     return _write_models(archive, {**archive.models, identifier: given}, options)

@@ -83,7 +83,7 @@ def write_file(
     reserved: int | None = None,
     is_locked: bool = False,
 ) -> MappedFile:
-    """Writes a planned archive like `write_archive`; gives the file, which is still locked.
+    """Writes a planned archive like `write_archive`; returns it, still locked except on Windows.
 
     Args:
         plan: The plan.

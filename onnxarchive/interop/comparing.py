@@ -29,7 +29,7 @@ class OutputDifference:
             infinitely. None for strings and if nothing was compared.
         greatest_relative: Greatest difference relative to the other model's number. None as above.
         unequal: Number of elements that differ at all, including those within the tolerances.
-            0.0 and -0.0 count only if both tolerances are 0.
+            A pair of 0.0 and -0.0 counts only if both tolerances are 0.
     """
 
     name: str

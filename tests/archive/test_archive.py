@@ -274,6 +274,21 @@ def test_an_ambiguous_name_in_the_model_says_where_it_stands(branches: Archive) 
         assert where in str(caught.value)
 
 
+def test_the_message_for_a_name_of_ten_initializers_names_eight(path: Path) -> None:
+    model = model_of()
+    for seed in range(10):
+        graph = onnx.GraphProto(initializer=[raw_tensor("w", dims=(300,), seed=seed)])
+        model.graph.node.append(node(attribute("then_branch", g=graph)))
+    onnxarchive.save(model, path)
+    with onnxarchive.open(path) as archive, pytest.raises(TensorNotFoundError) as caught:
+        archive.tensors["w"]
+    keys = ["w", *(f"w_{number}" for number in range(2, 9))]
+    taken = ", ".join(f"tensor_by_key({key!r})" for key in keys)
+    assert str(caught.value) == (
+        f"{path}: several initializers have the name 'w'; take {taken} or another one of the 10"
+    )
+
+
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("is_indexed", [True, False])
 def test_a_branch_that_is_removed_in_memory_gives_its_name_no_other_tensor(
