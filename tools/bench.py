@@ -8,10 +8,11 @@ the same work with a small file before the clock starts. The row ", process" tim
 Python starts, imports, does the work once and ends. This library syncs the files that it writes, so
 the time of every other way includes a sync, too.
 
-The ways take turns, and each round begins with the next way, so that a change of the machine's
-speed affects all ways. The report shows medians, and the median, least and greatest ratio of the
-rounds. The median ratio decides if a target is met. There is no verdict if the spread of the ratios
-(greatest minus least) exceeds the distance from the median to the target.
+The ways take turns, so that a change of the machine's speed affects all ways. A way may gain from
+memory that the way before it has freed. So every second round takes the ways in reverse, and after
+two rounds the order begins with the next way. The report shows medians, and the median, least and
+greatest ratio of the rounds. The median ratio decides if a target is met. There is no verdict if
+the spread of the ratios (greatest minus least) exceeds the distance from the median to the target.
 
 Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
 are new. All files are synced before a process starts, so that no way pays for the writes of another
@@ -274,9 +275,10 @@ class Run:
         result.rounds = {row: [] for row in rows}
         for index in range(rounds):
             taken: dict[str, list[Figures]] = {}
-            for first in range(index * times, (index + 1) * times):
-                first %= max(len(measures), 1)
-                for measure in measures[first:] + measures[:first]:
+            for turn in range(index * times, (index + 1) * times):
+                first = turn // 2 % max(len(measures), 1)
+                ordered = measures[first:] + measures[:first]
+                for measure in reversed(ordered) if turn % 2 else ordered:
                     if measure.name not in result.failures:
                         self._add(result, measure, taken)
             for row, figures in taken.items():

@@ -89,7 +89,7 @@ class LocalHeaders:
         expected = pack_local_headers(self._listed, start, stop, self.alignment)
         try:
             return expected is not None and b"".join(self._read(start, stop)) == expected
-        except OSError:  # the headers ahead need not be readable
+        except OSError:  # a later header that cannot be read is not an error yet
             return False
 
     def _read(self, start: int, stop: int) -> list[bytes]:

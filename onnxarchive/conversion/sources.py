@@ -57,8 +57,9 @@ def open_source(
         other_files: Whether the source includes the other files of its directory or zip.
         taken_from: See `open_model`.
         follow_links: See `open_model`.
-        temporary: Directory for temporary files; None for the system's. They hold inflated files,
-            a remote file other than an archive, and one large remote tensor at a time.
+        temporary: Directory for temporary files; None for the system's. They hold the
+            inflated files of a zip, a remote file other than an archive, and one large remote
+            tensor at a time.
         access: Options for a remote source; see `onnxarchive.open`.
 
     Raises:

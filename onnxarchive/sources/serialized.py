@@ -107,7 +107,7 @@ def parse_file(file: DataFile) -> Serialized:
             f"expected a model with a graph, found none in {len(view)} bytes; the file is not a "
             ".onnx"
         )
-    proto.take_link_fingerprint(model)  # of a link; the model in its archive has none
+    proto.take_link_fingerprint(model)  # only links have one, the models in archives do not
     return Serialized(model, file, view, stripped.spans)
 
 

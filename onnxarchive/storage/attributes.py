@@ -60,7 +60,7 @@ def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
     """
     inherited = _listed(descriptor)
     for name in inherited:
-        if name.startswith(_POSIX_ACLS):  # default of the directory
+        if name.startswith(_POSIX_ACLS):  # from the directory's default ACL
             os.removexattr(descriptor, name)
     lost = []
     if not keep_owner(descriptor, old):

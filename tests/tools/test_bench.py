@@ -384,7 +384,9 @@ def test_wrong_use_is_refused(arguments: list[str], capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err
 
 
-def test_another_way_begins_in_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ways_take_turns_forwards_and_in_reverse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[str] = []
 
     def run_warm(case: str, name: str, folder: Path, scale: float) -> Figures:
@@ -403,15 +405,19 @@ def test_another_way_begins_in_each_round(tmp_path: Path, monkeypatch: pytest.Mo
     (result,) = bench.Run(tmp_path, arguments, {}).cases(["open-many"])
     ours, other = ["process", "onnxarchive"], ["process", "safetensors"]
     count = 3 * CASES["open-many"].times
-    assert taken == ([*ours, *other, *other, *ours] * count)[: 4 * count]
-    assert [it.seconds for it in result.rounds["onnxarchive"]] == [8, 18, 32]
+    forwards, reverse = [*ours, *other], [*other, *ours]
+    assert taken == ([*forwards, *reverse, *reverse, *forwards] * count)[: 4 * count]
+    assert [it.seconds for it in result.rounds["onnxarchive"]] == [8, 18, 30]
     assert list(result.rounds) == [
         *("onnxarchive", f"onnxarchive{PROCESS}", "safetensors", f"safetensors{PROCESS}")
     ]
     taken.clear()
-    arguments = argparse.Namespace(rounds=3, scale=SCALE, cold=False, quick=True)
-    bench.Run(tmp_path, arguments, {}).cases(["open-many"])
+    arguments = argparse.Namespace(rounds=4, scale=SCALE, cold=False, quick=True)
+    bench.Run(tmp_path, arguments, {}).cases(["read"])
     assert "process" not in taken
+    names = [it.name for it in CASES["read"].measures]
+    turned = [*names[1:], names[0]]
+    assert taken == [*names, *reversed(names), *turned, *reversed(turned)]
 
 
 @pytest.mark.skipif(not HAS_PROC, reason="/proc/self/status says what is anonymous")
