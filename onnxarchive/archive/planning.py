@@ -468,7 +468,7 @@ def _staying(
 def _verified(ref: TensorRef, data: Data) -> Data:
     """Returns data that goes into a model, after comparing its bytes with its CRC-32.
 
-    Data other than `Stored` has no CRC-32, or compares the CRC-32 when it is read.
+    Only `Stored` data is compared here: other data has no CRC-32, or is compared when it is read.
     """
     if isinstance(data, Stored) and data.crc32 is not None:
         found = Crc32.of(data).value

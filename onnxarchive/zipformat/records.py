@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 UINT16_MAX = 0xFFFF
 UINT32_MAX = 0xFFFFFFFF
 UINT64_MAX = 0xFFFFFFFFFFFFFFFF
-# The largest number of a field means: see the Zip64 field or record (4.4.1.4).
+# A field with its largest number refers to the Zip64 field or the Zip64 end record (4.4.1.4).
 SATURATED_16 = UINT16_MAX
 SATURATED_32 = UINT32_MAX
 
