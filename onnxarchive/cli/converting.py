@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, wait
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
 
 from onnxarchive import errors
@@ -176,33 +176,42 @@ def _convert_many(arguments: argparse.Namespace, options: dict[str, Any]) -> int
 def _executor(jobs: int) -> Iterator[Executor]:
     """Starts worker processes; interrupted workers remove their temporary files and end."""
     context = multiprocessing.get_context("spawn")
-    # Child processes inherit ignored interrupts. The resource tracker of multiprocessing starts
-    # here. The workers start below: each task starts a worker, since no worker is idle yet.
-    with _interrupts_ignored():
+    # The resource tracker of multiprocessing starts here. The workers start below: each task starts
+    # a worker, since no worker is idle yet.
+    with _signals_held():
         executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start_worker)
     with executor:
         try:
-            with _interrupts_ignored():
-                wait([executor.submit(os.getpid) for _ in range(jobs)])
+            with _signals_held():  # again, since starting the tracker unblocks SIGINT
+                for _ in range(jobs):
+                    executor.submit(os.getpid)
             yield executor
         except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only it receives interrupts
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINAL_SIGNALS}
+def _signals_held() -> Iterator[None]:
+    """Delays the terminal's signals to the end of the block; processes started in it block them."""
+    held: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # only it can set handlers
+        for number in TERMINAL_SIGNALS:
+            handlers[number] = signal.signal(number, lambda number, _: held.append(number))
+    mask = None
+    if hasattr(signal, "pthread_sigmask"):  # Windows lacks it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+    for caught in held:
+        signal.raise_signal(caught)
 
 
 def _start_worker() -> None:

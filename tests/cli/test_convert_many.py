@@ -316,6 +316,22 @@ def test_an_interrupt_that_left_complete_archives_does_not_say_that_nothing_was_
 
 
 @needs_proc
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupt_while_workers_start_ends_the_command(
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    with _converting(tmp_path, "--jobs", "2", nbytes=1_000_000) as process:
+        wait_until(lambda: bool(_children(process.pid)), process)
+        send(process.pid, number)
+        output, error = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, error
+    assert error.startswith("onnxarchive: interrupted")
+    assert error.count("\n") == 1
+    assert output == ""
+
+
+@needs_proc
 def test_a_worker_that_is_starting_leaves_the_terminals_interrupt_to_its_parent(
     tmp_path: Path,
 ) -> None:
