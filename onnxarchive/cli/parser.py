@@ -9,6 +9,7 @@ import argparse
 from typing import Any, Final
 
 import onnxarchive
+from onnxarchive.cli.command_parser import CommandParser
 from onnxarchive.cli.examples import add_examples
 from onnxarchive.model.threshold import DEFAULT_SIZE_THRESHOLD
 from onnxarchive.zipformat import layout
@@ -43,7 +44,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
         "143 terminated. With several files, the highest status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in [_COMMANDS[command]] if command in _COMMANDS else _COMMANDS.values():
         add(commands)
     for name in _TAKES_URLS:
@@ -369,9 +370,7 @@ def _add_set_metadata(commands: Any) -> None:
         "editing",
         "Set metadata, doc string, producer and domain of a model in an archive.",
     )
-    command.add_argument(
-        "pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set; give it before any option"
-    )
+    command.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help="metadata to set")
     command.add_argument(
         "--remove", action="append", default=[], metavar="KEY", help="metadata to remove"
     )

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -356,6 +357,36 @@ def test_wrong_use_and_wrong_files_are_told_in_a_line_and_leave_nothing(
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("options", [["--force"], ["--size-threshold", "0", "--force"]])
+def test_options_stand_before_between_and_after_the_paths(
+    source: Path, archive: Path, place: int, options: list[str]
+) -> None:
+    arguments: list[Any] = [source, archive]
+    arguments[place:place] = options
+    assert run("convert", *arguments) == 0
+
+
+def test_a_path_that_begins_with_a_dash_stands_after_two_dashes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(source, "-x.onnx")
+    assert run("convert", "--", "-x.onnx", "-x.onnxa") == 0
+    assert onnxarchive.check("-x.onnxa") == []
+
+
+def test_metadata_stand_on_both_sides_of_an_option(archive: Path) -> None:
+    assert run("set-metadata", archive, "a=1", "--domain", "d", "b=2") == 0
+    with onnxarchive.open(archive) as opened:
+        assert {it.key: it.value for it in opened.model.metadata_props} == {"a": "1", "b": "2"}
+        assert opened.model.domain == "d"
+
+
+def test_several_paths_stand_on_both_sides_of_an_option(archive: Path) -> None:
+    assert run("check", archive, "--full", archive) == 0
 
 
 def test_force_replaces_the_target(source: Path, archive: Path, capsys: Captured) -> None:
