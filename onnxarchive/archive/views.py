@@ -87,11 +87,11 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
                 return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
             try:
                 return tensors.strings(tensor)
-            except ValueError as error:
+            except ValueError:
                 raise ArchiveFormatError(
                     f"{ref}: expected a data type and a shape that an array can have, found data "
                     f"type {tensor.data_type} and dims {shown(tensor.dims)}"
-                ) from error
+                ) from None
 
     def __iter__(self) -> Iterator[str]:
         index = self._index

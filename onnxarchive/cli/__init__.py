@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from types import FrameType
 
 from onnxarchive.cli.frame import (
-    DONE,
     TERMINAL_SIGNALS,
     WRONG_USE,
     call,
+    drop_output,
     fail,
     status_of,
     to_standard_output,
@@ -29,6 +29,7 @@ from onnxarchive.cli.parser import parser
 from onnxarchive.errors import ArchiveError
 
 _SIGNALLED = 128  # the exit status is this plus the signal's number, as in shells
+_READER_ENDED = _SIGNALLED + 13  # SIGPIPE, which Windows lacks
 _interrupted_by: int = signal.SIGINT
 
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         terminated.
 
     Raises:
-        BrokenPipeError: The reader has closed the output.
+        BrokenPipeError: The reader of bytes has closed the output; `run` ends with status 141.
     """
     try:
         given = sys.argv[1:] if argv is None else argv
@@ -90,9 +91,8 @@ def run() -> None:
     try:
         status = main()
     except BrokenPipeError:
-        # Keeps Python from writing the buffered output again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = DONE
+        drop_output()
+        status = _READER_ENDED
     # Without this, Python searches all imported modules for cycles of references when it ends: a
     # tenth of the time of a short command.
     gc.freeze()

@@ -23,6 +23,7 @@ from onnxarchive.cli.frame import (
     as_options,
     pairs,
     require_free,
+    require_no_terminal,
     say,
     status_of,
     warn,
@@ -62,6 +63,8 @@ def convert_command(arguments: argparse.Namespace) -> int:
     to_stream = target == _STANDARD_STREAM
     if to_stream and arguments.json and not arguments.dry_run:
         raise ValueError("--json and the archive would both go to standard output")
+    if to_stream and not arguments.dry_run:
+        require_no_terminal()
     if not to_stream:
         require_free(target, arguments.force, access(arguments))
     with progress_bar("convert") as progress:

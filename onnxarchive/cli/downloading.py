@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import sys
 
 import numpy as np
 
 import onnxarchive
-from onnxarchive.cli.frame import DONE, StandardOutput, access, require_free, say, storage_options
+from onnxarchive.cli.frame import (
+    DONE,
+    StandardOutput,
+    access,
+    require_free,
+    require_no_terminal,
+    say,
+    storage_options,
+)
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable, size
 from onnxarchive.conversion.downloading import download, partial_directory, target_of
@@ -36,8 +43,7 @@ def download_command(arguments: argparse.Namespace) -> int:
 
 def cat_command(arguments: argparse.Namespace) -> int:
     """Runs `cat`."""
-    if sys.stdout.isatty():
-        raise ValueError("expected a file or a pipe as standard output, found a terminal")
+    require_no_terminal()
     opened = onnxarchive.open(arguments.archive, model=arguments.model, **access(arguments))
     output = StandardOutput()
     with opened as archive:

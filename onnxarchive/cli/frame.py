@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import errno
 import json
+import os
 import re
 import signal
 import sys
@@ -87,9 +88,14 @@ def require_free(path: str, force: bool, access: Access | None = None) -> None:
 
     Raises:
         FileExistsError: The target exists, and `force` is false.
+        ValueError: The target is "-", which only `convert` takes as standard output.
     """
+    if path == "-":
+        raise ValueError("expected a path as target, found '-'; write './-' for a file named '-'")
     if not force and exists(path, access or {}):
-        raise FileExistsError(errno.EEXIST, "exists; --force replaces it", shown_url(path))
+        is_special = os.path.exists(path) and not os.path.isfile(path)
+        text = "exists and is not a regular file" if is_special else "exists; --force replaces it"
+        raise FileExistsError(errno.EEXIST, text, shown_url(path))
 
 
 def pairs(form: str, given: Iterable[str], convert: Callable[[str], Any] = str) -> dict[str, Any]:
@@ -131,9 +137,31 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
 
 
 def say(arguments: argparse.Namespace, result: object, text: str) -> None:
-    """Prints a result: `result` as JSON under `--json`, else `text`."""
-    with to_standard_output():
-        print(json.dumps(result, indent=2) if arguments.json else text, flush=True)
+    """Prints a result: `result` as JSON under `--json`, else `text`.
+
+    If the reader of the output has ended, such as `head`, the command goes on without output: its
+    exit status may tell what was found.
+    """
+    try:
+        with to_standard_output():
+            print(json.dumps(result, indent=2) if arguments.json else text, flush=True)
+    except BrokenPipeError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """Sends all further output nowhere, also what is still buffered."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def require_no_terminal() -> None:
+    """Refuses a terminal as standard output for bytes.
+
+    Raises:
+        ValueError: Standard output is a terminal.
+    """
+    if sys.stdout.isatty():
+        raise ValueError("expected a file or a pipe as standard output, found a terminal")
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
         description="Work with ONNX archives: zip files whose weights are mapped into memory.",
         epilog="Exit status: 0 success; 1 check found faults, or a comparison differences; 2 wrong "
         "use, a system error or a missing library; 3 a corrupt or unsafe file; 130 interrupted; "
-        "143 terminated. With several files, the highest status counts.",
+        "141 the reader of bytes ended early; 143 terminated. With several files, the highest "
+        "status counts.",
     )
     top.add_argument("--version", action="version", version=onnxarchive.__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)

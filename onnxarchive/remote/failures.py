@@ -20,8 +20,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIAL_SERVER = "//169.254.169.254/"
 # Reasons by a pattern of the error's text; the first match is used.
 _REASONS = {
-    r"^NotSupportedError": "the server does not answer requests for ranges of bytes; download the "
-    "file and open the copy",
+    r"^NotSupportedError": "the server does not answer requests for ranges of bytes; fetch the "
+    "whole file with another tool, such as curl, and open the copy",
     r"\bTimedOut|\bTimeout": "the server took too long to answer",
     r"CONTENT_RANGE|UnexpectedRange": "the server sent other bytes than those asked for",
     r"\bConnect\b|ConnectError": "there is no connection to the server",

@@ -322,6 +322,9 @@ def test_extract_gives_a_directory_that_onnx_loads(
         (["convert", "a model.onnx", "/dev/full", "--force"], 2, "is not a regular file"),
         (["convert", "a model.onnx", "-", "--json"], 2, "standard output"),
         (["export", "an archive.onnxa", "a model.onnx"], 2, "exists; --force replaces it"),
+        (["export", "an archive.onnxa", "."], 2, ".: exists and is not a regular file"),
+        (["export", "an archive.onnxa", "-"], 2, "write './-' for a file named '-'"),
+        (["link", "an archive.onnxa", "-"], 2, "write './-' for a file named '-'"),
         (["export", "an archive.onnxa", "an archive.onnxa", "--force"], 2, "than the input"),
         (
             ["export", "an archive.onnxa", "n.onnx", "--external-data", "../n"],
@@ -408,12 +411,38 @@ def test_a_target_that_cannot_grow_is_told_and_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly(archive: Path) -> None:
+def _status_without_reader(*arguments: str | Path) -> int:
+    """Runs a command whose output nobody reads; returns the exit status."""
     read_end, write_end = os.pipe()
     os.close(read_end)
-    done = run_apart("ls", archive, stdout=write_end, stderr=subprocess.PIPE)
+    done = run_apart(*arguments, stdout=write_end, stderr=subprocess.PIPE)
     os.close(write_end)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stderr == b""
+    return done.returncode
+
+
+def test_a_reader_that_has_seen_enough_does_not_change_the_status(archive: Path) -> None:
+    assert _status_without_reader("ls", archive) == 0
+    assert _status_without_reader("check", archive) == 0
+    archive.write_bytes(archive.read_bytes()[:-1])
+    assert _status_without_reader("check", archive) == 1
+
+
+def test_bytes_that_nobody_reads_are_no_success(source: Path, archive: Path) -> None:
+    assert _status_without_reader("convert", source, "-") == 141
+    with onnxarchive.open(archive) as opened:
+        name = next(iter(opened.tensors))
+    assert _status_without_reader("cat", archive, name) == 141
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudoterminals")
+def test_an_archive_is_not_written_to_a_terminal(source: Path) -> None:
+    controller, terminal = os.openpty()
+    done = run_apart("convert", source, "-", stdout=terminal, stderr=subprocess.PIPE)
+    os.close(terminal)
+    os.close(controller)
+    assert done.returncode == 2
+    assert b"expected a file or a pipe as standard output, found a terminal" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
