@@ -421,7 +421,8 @@ class Initializers:
     def why_not(self, name: str) -> str:
         """The message for a name that is missing or ambiguous."""
         if name not in self._ambiguous:
-            return f"expected the name of an initializer, found {shown(name)}"
+            given = shown(name) if isinstance(name, str) else repr(name)
+            return f"expected the name of an initializer, found {given}"
         walked = tensors.walk(self._checked.model)
         refs = [ref for ref in walked if ref.is_initializer and ref.name == name]
         keys = {ref.path: key for key, ref in self._stored.items()}

@@ -15,8 +15,8 @@ from onnxarchive.zipformat.entries import Entries
 _MAX_COUNT: Final = 1 << 8
 
 # Name of an initializer, its data type and shape, and offset and end of its data in the file.
-View: TypeAlias = tuple[str | None, tuple[DataType, tuple[int, ...]], int, int]
-NONE: Final[View] = None, (dtypes.BOOL, ()), 0, 0
+View: TypeAlias = tuple[object, tuple[DataType, tuple[int, ...]], int, int]
+NONE: Final[View] = object(), (dtypes.BOOL, ()), 0, 0  # equals no name, not even None
 
 
 class ViewsAhead:

@@ -114,3 +114,14 @@ def test_names_without_order_are_found(tmp_path: Path) -> None:
         }
         with pytest.raises(onnxarchive.TensorNotFoundError, match="several"):
             archive.tensors["w3"]
+
+
+@pytest.mark.parametrize("name", [None, 5, b"w0", "missing"])
+def test_what_is_no_name_is_not_found_at_any_point_of_the_order(path: Path, name: object) -> None:
+    with onnxarchive.open(path) as archive:
+        for known in (None, "w0", "w1", "w2"):
+            if known:
+                archive.tensors[known]
+            with pytest.raises(onnxarchive.TensorNotFoundError, match="expected the name"):
+                archive.tensors[name]  # type: ignore[index]
+            assert archive.tensors.get(name) is None  # type: ignore[call-overload]
