@@ -87,8 +87,9 @@ RECOVERIES: Final = ("recover", "open for editing", "read", "compact", "copy", "
 _LOOKS: Final = ("read", "recover", "open for editing")
 
 BETWEEN: Final = "between edits"
-LOG: Final = "in an undo log"
-NEW_END: Final = "in a new end"
+# The end of an archive: models, directory and end records.
+LOG: Final = "while an undo log was written"
+NEW_END: Final = "while a new end was written"
 ELSEWHERE: Final = (
     "elsewhere in an edit"  # before the log or after the new end is written, or in a new file
 )

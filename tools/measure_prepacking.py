@@ -43,7 +43,7 @@ class Measured:
 
     Attributes:
         start: Seconds to make the session.
-        runs: Median seconds of a run, for each number of rows.
+        runs: Median seconds of a run, for each number of rows of the input.
         private: Growth of anonymous memory in bytes.
     """
 

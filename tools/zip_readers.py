@@ -274,7 +274,7 @@ def file_sha256(path: Path) -> str:
         ReaderError: The path is no regular file.
     """
     require(stat.S_ISREG(path.lstat().st_mode), f"{path.name!r} as a regular file", str(path))
-    path.chmod(0o600)  # an archive's permissions may forbid reading
+    path.chmod(0o600)  # the permissions that the archive states may forbid reading
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_PIECE):

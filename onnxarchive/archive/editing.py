@@ -99,7 +99,7 @@ def replace_model(
 
     Raises:
         ValueError: A tensor of the archive would be unused, and `compact` is False; `name` is not
-            an id; or the file has several names, and `copy` is False. Nothing is changed.
+            an id; or the file has several hard links, and `copy` is False. Nothing is changed.
         LockedError: The archive stayed locked until `timeout`.
         ArchiveFormatError: The file is not an archive, an external tensor matches no entry, or the
             model would break a rule.

@@ -107,8 +107,9 @@ def referred_key(archive: Archive, ref: TensorRef) -> str:
     length = nbytes if reference.length is None else reference.length
     if (reference.offset or 0, length, nbytes) != (0, stored, stored):
         raise ArchiveFormatError(
-            f"{ref}: expected all {stored} bytes of entry {key!r}, found {nbytes} bytes by shape "
-            f"and type, offset {reference.offset} and length {reference.length}"
+            f"{ref}: expected all {stored} bytes of entry {key!r}, found offset "
+            f"{reference.offset} and length {reference.length}, and {nbytes} bytes by shape and "
+            "data type"
         )
     return key
 

@@ -1,7 +1,7 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
-`parser` has the arguments, `frame` the exit statuses of errors, `table` and `progress` the output.
-The other modules have the commands. This room may import all other rooms.
+`parser` and `command_parser` have the arguments, `frame` the exit statuses of errors, `table` and
+`progress` the output. The other modules have the commands. This room may import all other rooms.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class _HiddenWeights:
 
 
 def _hidable(archive: Archive) -> dict[str, TensorRef]:
-    """The initializers that an input of the main graph can replace, by key."""
+    """The initializers that `transform` can hide behind inputs of the main graph, by key."""
     everywhere = Counter(name for graph in _graphs(archive.model) for name in defined_names(graph))
     main = Counter(_initializer_names(archive.model.graph))
 

@@ -51,7 +51,7 @@ class References(NamedTuple):
     Attributes:
         names: The names of all initializers, external or not.
         indexes: Index of each external initializer among all initializers.
-        numbers: Index of the key at which each external initializer is located.
+        numbers: Number of the entry with the data of each external initializer.
         shapes: Data type and shape of each external initializer.
         rest: The serialized model without external initializers, or the whole model if they take
             at most half of its bytes.

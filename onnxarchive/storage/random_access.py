@@ -19,7 +19,8 @@ class RandomAccessFile(Closing):
         path: The name for messages: a path as given, or a URL without credentials.
         size: The size in bytes.
         identity: Equal for two objects of this class only if they read the same file.
-        first_size: Smallest first request of a `ForwardFile`, in bytes; later requests are larger.
+        first_size: Least size of the first request of a `ForwardFile`, in bytes. Later requests are
+            larger.
         is_mapped: True if `reaching` gives views; else bytes are read as copies.
         is_complete: True if views from `reaching` have all bytes. If a file `is_mapped` but is not
             complete, its views have only the bytes that were fetched; see `fetch`.

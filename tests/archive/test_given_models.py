@@ -224,8 +224,8 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         ),
         "another shape": (
             model_of(external(raw_tensor("w0", dims=(299,)), "w0")),
-            "expected all 1200 bytes of entry 'w0', found 1196 bytes by shape and type, offset "
-            "None and length None",
+            "expected all 1200 bytes of entry 'w0', found offset None and length None, "
+            "and 1196 bytes by shape and data type",
         ),
         "a part": (
             model_of(external(raw_tensor("w0", dims=(299,)), "w0", offset=4)),
@@ -233,8 +233,8 @@ def broken_models() -> dict[str, tuple[onnx.ModelProto, str]]:
         ),
         "another offset": (
             model_of(external(tensor, "w0", offset=4)),
-            "expected all 1200 bytes of entry 'w0', found 1200 bytes by shape and type, offset 4 "
-            "and length None",
+            "expected all 1200 bytes of entry 'w0', found offset 4 and length None, and "
+            "1200 bytes by shape and data type",
         ),
         "another length": (
             model_of(external(tensor, "w0", offset=0, length=1196)),

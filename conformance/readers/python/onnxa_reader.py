@@ -554,7 +554,9 @@ def _check_models(entries: list[Entry]) -> None:
     _expect("MODEL-1", "last entry", MODEL, entries[-1].raw_name, entries[-1].raw_name)
     further = sorted(entry.raw_name for entry in entries[:-1] if entry.is_model)
     for name, entry in zip(further, entries[-1 - len(further) : -1], strict=True):
-        _expect("MODEL-4", "entry before the default model", name, entry.raw_name, entry.raw_name)
+        _expect(
+            "MODEL-4", "name of a further model at its place", name, entry.raw_name, entry.raw_name
+        )
     for entry in entries:
         if entry.is_model and entry.nbytes > _MAX_MODEL:
             expected = f"at most {_MAX_MODEL}"
@@ -847,7 +849,7 @@ def _parse_models(models: list[Entry], read: list[bytearray]) -> list[list[_Tens
 
 
 def _parse_messages(view: memoryview, model: _Sink, messages: int) -> int:
-    """Reads a ModelProto with all messages in it; returns `messages` plus their number."""
+    """Reads a ModelProto with its nested messages; returns `messages` plus the number read."""
     sink: _Sink | None = model
     position, end, fields = 0, len(view), _MODEL_FIELDS
     around: list[tuple[int, dict[int, _Field], _Sink | None]] = []
