@@ -77,7 +77,7 @@ class Verdict:
     Attributes:
         target: The target.
         row: The row that the target limits.
-        spread: The spread of the ratio or figure; None if not measured.
+        spread: The spread of what the target limits, a ratio or a figure; None if not measured.
         met: True if the median meets the target; None if not measured, or if the spread exceeds
             the difference of median and target.
         rounds_met: The number of rounds that meet the target.

@@ -12,7 +12,8 @@ from onnxarchive.cli.frame import DONE, FOUND, access, fail, say, status_of
 from onnxarchive.cli.progress import progress_bar
 from onnxarchive.cli.table import printable
 from onnxarchive.errors import ArchiveError
-from onnxarchive.remote.urls import shown_url
+from onnxarchive.remote.urls import is_url, shown_url
+from onnxarchive.sources.recognition import kind_of
 
 
 def check_command(arguments: argparse.Namespace) -> int:
@@ -41,6 +42,11 @@ def check_command(arguments: argparse.Namespace) -> int:
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
         lines += [f"{archive}: {it}" for it in findings or (_passed(arguments.full),)]
+        kind = kind_of(given) if findings and not is_url(given) else None
+        if kind is not None:
+            lines.append(
+                f"{archive}: the file is {'; '.join(filter(None, (kind.name, kind.help)))}"
+            )
     if link is not None and not result and status == DONE:
         findings = onnxarchive.check_link(link, *archives)
         result = [{"link": link, **asdict(finding)} for finding in findings]

@@ -140,7 +140,7 @@ class SmallInitializers:
         self._name_sizes.append(name_size)
 
     def row(self, index: int) -> int | None:
-        """The row of the initializer with this index, or None if it is not small and usual."""
+        """The row of the initializer with this index; None if it is large or unusual."""
         row = bisect_left(self.indexes, index)
         return row if row < len(self) and self.indexes[row] == index else None
 

@@ -66,7 +66,7 @@ def create_object(
 
     Args:
         url_or_path: A URL, or the object's key in `store`.
-        size: The size in bytes, or None if unknown; larger objects need larger parts.
+        size: The size in bytes, or None if unknown. A large object is uploaded in larger parts.
         store: A store of obstore.
         storage_options: Options of obstore or fsspec.
 

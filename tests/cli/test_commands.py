@@ -257,6 +257,21 @@ def test_jobs_takes_a_number_from_1(command: str, number: str, capsys: Captured)
     assert "argument --jobs: " in capsys.readouterr().err
 
 
+def test_check_names_the_kind_of_another_file(
+    source: Path, archive: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert run("check", source) == 1
+    output = capsys.readouterr().out
+    assert output.splitlines()[0].startswith(f"{source}: ZIP-2: ")
+    assert f"{source}: the file is an ONNX model; 'onnxarchive convert " in output
+    (tmp_path / "empty").touch()
+    assert run("check", tmp_path / "empty") == 1
+    assert f"{tmp_path / 'empty'}: the file is an empty file; " in capsys.readouterr().out
+    archive.write_bytes(archive.read_bytes()[:-1])
+    assert run("check", archive) == 1
+    assert "the file is" not in capsys.readouterr().out
+
+
 def test_check_uses_as_many_threads_as_it_is_given_jobs(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
