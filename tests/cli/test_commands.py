@@ -269,7 +269,7 @@ def test_check_names_the_kind_of_another_file(
     assert f"{tmp_path / 'empty'}: the file is an empty file; " in capsys.readouterr().out
     archive.write_bytes(archive.read_bytes()[:-1])
     assert run("check", archive) == 1
-    assert "the file is" not in capsys.readouterr().out
+    assert f"{archive}: the file is" not in capsys.readouterr().out
 
 
 def test_check_uses_as_many_threads_as_it_is_given_jobs(

@@ -1110,7 +1110,8 @@ static int nfc_is_normalized(void *context, const char *name, size_t length) {
     for (i = 0; i < size; i++) {
         uint32_t c = full[i], pair = 0;
         unsigned class_of_c = nfc_class(c);
-        /* Blocked is what has a mark of the same or a higher class, or a starter, before it. */
+        /* A mark is blocked if a mark of its class or a higher one, or a starter, lies between it
+           and the last starter. */
         if (has_starter && (composed == starter + 1 || (last && last < class_of_c)))
             pair = nfc_compose(full[starter], c);
         if (pair) {
