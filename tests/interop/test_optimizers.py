@@ -778,8 +778,8 @@ def _take_a_part(model: onnx.ModelProto) -> None:
     ("change", "message"),
     [
         (_point_elsewhere, r"tensor 'dead\.w' .*expected a key .*found 'nowhere'"),
-        (_grow, r"tensor 'dead\.w' .* all 16384 bytes of entry 'dead_w', found 16640 bytes"),
-        (_take_a_part, r"tensor 'dead\.w' .* all 16384 bytes of entry 'dead_w', found 8192 bytes"),
+        (_grow, r"tensor 'dead\.w' .* all 16384 bytes .*, found .* 16640 bytes"),
+        (_take_a_part, r"tensor 'dead\.w' .* all 16384 bytes .*, found .* 8192 bytes"),
     ],
 )
 def test_an_external_tensor_must_be_one_of_the_archive(
