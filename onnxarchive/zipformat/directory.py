@@ -241,16 +241,16 @@ def _zip64_values(
         broken("ZIP-13", f"expected complete extra fields, found {error}")
         return None
     identifiers = [identifier for identifier, _ in fields]
-    if records.ZIP64_EXTRA in identifiers and record.version_needed < records.VERSION_ZIP64:
-        broken(
-            "ZIP-10",
-            f"expected version needed 45 with a Zip64 field, found {record.version_needed}",
-        )
     expected = [records.ZIP64_EXTRA] if count else []
     if identifiers != expected:
         broken(
             "ZIP-13",
             f"expected the extra fields {hexadecimal(expected)}, found {hexadecimal(identifiers)}",
+        )
+    if records.ZIP64_EXTRA in identifiers and record.version_needed < records.VERSION_ZIP64:
+        broken(
+            "ZIP-10",
+            f"expected version needed 45 with a Zip64 field, found {record.version_needed}",
         )
     contents = (content for identifier, content in fields if identifier == records.ZIP64_EXTRA)
     content = next(contents, b"")

@@ -534,6 +534,12 @@ ROWS: list[Row] = [
         small,
         together(in_both(0, version_needed=45), in_record(0, extra=filler(1, 4))),
     ),
+    (
+        "ZIP-13 ZIP-10",
+        "a Zip64 field that is not needed, and version 1.0",
+        small,
+        in_record(0, extra=zip64(100, 100)),
+    ),
     ("ZIP-13", "a Zip64 field cut short", large, in_record(1, extra=lambda extra: extra[:-1])),
     ("ZIP-14", "no extra fields", small, in_extra(0, bytes)),
     ("ZIP-14", "another field", small, in_extra(0, lambda size: filler(0xCAFE, size))),
