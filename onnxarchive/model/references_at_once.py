@@ -100,10 +100,8 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
     indexes, numbers, data_types, ranks, dims, begins, ends = joined
     rest, left_out = model, int((ends - begins).sum())
     if 2 * left_out > len(model):  # else `rest` would copy most of a large model
-        starts, stops = np.append(start, ends), np.append(begins, stop)
-        between = np.flatnonzero(starts < stops).tolist()
-        pieces = [model[starts[piece] : stops[piece]] for piece in between]
         graph = bytes([_GRAPH]) + varint(stop - start - left_out)
+        pieces = _between(model, start, stop, begins, ends)
         rest = b"".join([model[:begin], graph, *pieces, model[stop:]])
     return References(
         names,
@@ -112,6 +110,15 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
         Shapes.of_columns(data_types, ranks, dims),
         rest,
     )
+
+
+def _between(
+    model: bytes, start: int, stop: int, begins: Numbers, ends: Numbers
+) -> Iterator[bytes]:
+    """The pieces of the model from `start` to `stop` that lie in none of the given spans."""
+    starts, stops = np.append(start, ends), np.append(begins, stop)
+    for piece in np.flatnonzero(starts < stops).tolist():
+        yield model[starts[piece] : stops[piece]]
 
 
 def _initializers(model: bytes, start: int, stop: int) -> array[int]:

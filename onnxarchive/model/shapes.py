@@ -102,15 +102,25 @@ def _equals(
         The index of one tensor of each group, and the group of each tensor. If the hashes of two
         different shapes are equal, each tensor is a group.
     """
-    places = np.arange(dims.size) - np.repeat(begins, ranks)
-    # numpy wraps products and sums at 64 bits.
-    mixed = (dims + 1) * (2 * places + 3) * _MULTIPLIER
-    sums = np.append(0, np.cumsum(mixed ^ (mixed >> 32)))
     types_and_ranks = data_types * (dtypes.MAX_RANK + 1) + ranks
-    hashes = sums[begins + ranks] - sums[begins] + types_and_ranks * _MULTIPLIER
+    hashes = _hashes(types_and_ranks, ranks, begins, dims)
     _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
     first_of = firsts[groups]
     equal = (types_and_ranks[first_of] == types_and_ranks).all()
     if equal and (dims[columns.indexes(begins[first_of], ranks)] == dims).all():
         return firsts, groups
     return np.arange(len(ranks)), np.arange(len(ranks))
+
+
+def _hashes(
+    types_and_ranks: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    dims: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """A hash of each tensor's data type and shape."""
+    places = np.arange(dims.size) - np.repeat(begins, ranks)
+    # numpy wraps products and sums at 64 bits.
+    mixed = (dims + 1) * (2 * places + 3) * _MULTIPLIER
+    sums = np.append(0, np.cumsum(mixed ^ (mixed >> 32)))
+    return sums[begins + ranks] - sums[begins] + types_and_ranks * _MULTIPLIER
