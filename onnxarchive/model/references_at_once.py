@@ -79,24 +79,18 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
         The initializers. None if the model is malformed, or if an initializer does not fit its
         entry, breaks another rule or is unusual: for example, it has a newline in its name.
     """
-    raw = np.frombuffer(model, np.uint8)
     try:
         graphs = [field for field in fields_in(model, 0, len(model), 0) if field[0] == _GRAPH]
         if len(graphs) != 1:
             return None
         _, begin, _, start, stop = graphs[0]
-        fields = np.frombuffer(_initializers(model, start, stop), np.int64)
-        located = _Located(keys, np.asarray(sizes))
-        firsts = range(0, max(len(fields), 1), ROWS)
-        parts = [_read(model, raw, fields[it : it + ROWS], it, located) for it in firsts]
+        parts = _parts(model, start, stop, _Located(keys, np.asarray(sizes)))
     except (ArchiveFormatError, _UnusualError):
         return None
     if sum(len(part.names) for part in parts) > MAX_NAMES_SIZE:
         return None
     joined = columns.joined(parts)
     names = Lines(next(joined).decode(errors="replace"))
-    if len(names) != len(fields):  # a name contains a newline
-        return None
     indexes, numbers, data_types, ranks, dims, begins, ends = joined
     rest, left_out = model, int((ends - begins).sum())
     if 2 * left_out > len(model):  # else `rest` would copy most of a large model
@@ -110,6 +104,14 @@ def read_references(model: bytes, keys: Sequence[str], sizes: Sequence[int]) -> 
         Shapes.of_columns(data_types, ranks, dims),
         rest,
     )
+
+
+def _parts(model: bytes, start: int, stop: int, located: _Located) -> list[_Part]:
+    """Reads the initializers of the graph from `start` to `stop`, `ROWS` at a time."""
+    raw = np.frombuffer(model, np.uint8)
+    fields = np.frombuffer(_initializers(model, start, stop), np.int64)
+    firsts = range(0, max(len(fields), 1), ROWS)
+    return [_read(model, raw, fields[it : it + ROWS], it, located) for it in firsts]
 
 
 def _between(
@@ -309,8 +311,11 @@ def _read(
     locations = columns.lines(model, tensors.location_begins[which], tensors.location_ends[which])
     begins, ends = fields[which], ends[which]
     is_gap = begins[1:] != ends[:-1]
+    names = columns.lines(model, tensors.name_begins, tensors.name_ends)
+    if names.count(b"\n") != len(fields):  # a name contains a newline
+        raise _UnusualError
     return _Part(
-        columns.lines(model, tensors.name_begins, tensors.name_ends),
+        names,
         (which + first).astype(np.uint32),
         located.numbers(locations, tensors.nbytes(which)),
         tensors.data_types[which].astype(np.uint8),

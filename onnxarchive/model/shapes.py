@@ -123,4 +123,5 @@ def _hashes(
     # numpy wraps products and sums at 64 bits.
     mixed = (dims + 1) * (2 * places + 3) * _MULTIPLIER
     sums = np.append(0, np.cumsum(mixed ^ (mixed >> 32)))
-    return sums[begins + ranks] - sums[begins] + types_and_ranks * _MULTIPLIER
+    hashes: NDArray[np.int64] = sums[begins + ranks] - sums[begins] + types_and_ranks * _MULTIPLIER
+    return hashes
