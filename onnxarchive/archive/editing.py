@@ -87,13 +87,11 @@ def replace_model(
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None
-            chooses by the replaced model: the tensors inside it stay inside, and as few as possible
-            of those outside move inside. For a new model, or with `compact`, None chooses by all
-            models of the archive.
+            takes the least size at which every tensor that was inside the replaced model stays
+            inside. For a new model, or with `compact`, all models of the archive are considered.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None stores the other tensors outside if the replaced
-            model already has one of them outside; for a new model, or with `compact`, if any model
-            of the archive has one.
+            the model, not only initializers. None means True if such another tensor is outside the
+            replaced model; for a new model, or with `compact`, outside any model of the archive.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 

@@ -86,7 +86,7 @@ class Archive(Closing):
             print(weight.shape, archive.entries["layer_0_weight"].data_offset)
     """
 
-    # Plain attributes, since IPython evaluates no properties, as for `archive.tensors["<Tab>`.
+    # Plain attributes: for `archive.tensors["<Tab>`, IPython evaluates attributes, not properties.
     entries: NamedEntries
     models: Models
     tensors: Tensors

@@ -1,8 +1,9 @@
 """Replaces, adds, removes and renames models of an archive.
 
 An edit leaves kept entries in place, and writes a new end of the file with the models. If the file
-system can clone files (share blocks), and the clone can have the owner and the name of the archive,
-the new end is written to a clone; else to the file itself, with an undo log.
+system can clone files (share blocks), the new end is written to a clone, which then gets the owner
+of the archive and is renamed over it. If this is not possible or not permitted, the new end is
+written to the file itself, with an undo log.
 
 In three cases an edit writes a whole new file instead: if the option `compact` moves or removes an
 entry; if the option `copy` is true, but the file cannot be cloned; or if there is no clone, and the
@@ -217,7 +218,10 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The size threshold that moves no tensor out of a model, and the fewest into one."""
+    """The least size threshold at which no tensor moves out of a model into an entry.
+
+    It is at most the default, unless a tensor in a model is larger.
+    """
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):

@@ -144,7 +144,7 @@ def session_options(
         options with the archive's directory.
 
     Raises:
-        UnsupportedFeatureError: `sess_options` cannot be copied, or as in `session`.
+        UnsupportedFeatureError: As in `session`; also if `sess_options` cannot be copied.
         ArchiveError: As in `session`.
         ValueError: As in `session`.
         ImportError: ONNX Runtime is not installed.

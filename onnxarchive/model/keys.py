@@ -171,7 +171,7 @@ class Keys:
             self._next_number[searched] = 10**digits
 
 
-# `_NOT_IN_KEY` for names that are one per line, and a line that `_derive` would change further.
+# As `_NOT_IN_KEY`, for text with one name per line; then each line that `_derive` would still change.
 _NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
 _CHANGED_LINE = (  # compiled on first use
     rf"(?aim)^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$"
@@ -269,7 +269,7 @@ def check_names(
         folded = fold(name)
         if name.startswith(ASSET_PREFIX):
             if _is_named_as_asset(name, report):
-                # With NUL for the slash, the paths inside an asset's path sort directly after it.
+                # With NUL for each slash, a folder's files sort directly after the folder's name.
                 assets.append((folded.replace("/", "\0"), name))
         elif not (name.startswith(RESERVED_PREFIX) or is_key(name)):
             report.broken(

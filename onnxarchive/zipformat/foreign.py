@@ -340,8 +340,8 @@ def _zip64_values(
     """The values of the Zip64 field, by index in `_ZIP64_NAMES`.
 
     The field holds the values that do not fit the header, in order (4.5.3); in a local header, both
-    sizes or none. Some writers always store the first value, or the first two, three
-    or four.
+    sizes or none. Some writers store the first value, or the first two, three or four, even if they
+    fit.
 
     Args:
         extra: The extra fields.
