@@ -171,9 +171,10 @@ class Keys:
             self._next_number[searched] = 10**digits
 
 
-# As `_NOT_IN_KEY`, for text with one name per line; then each line that `_derive` would still change.
+# As `_NOT_IN_KEY`, for text with one name per line.
 _NOT_IN_LINES_OF_KEYS = re.compile(r"[^A-Za-z0-9_\n]")
-_CHANGED_LINE = (  # compiled on first use
+# A line that `_derive` would change further; compiled on first use.
+_CHANGED_LINE = (
     rf"(?aim)^(?:{RESERVED_PREFIX}.*|_*|[0-9].*|{_DEVICE}|{_ASSETS}|.{{{MAX_KEY_SIZE + 1},}})$"
 )
 
