@@ -218,10 +218,7 @@ def _write_options(archive: Archive, replaced: list[str], options: EditOptions) 
 
 
 def _threshold(archive: Archive, models: Iterable[str], outside_attributes: bool) -> int:
-    """The least size threshold at which no tensor moves out of a model into an entry.
-
-    It is at most the default, unless a tensor in a model is larger.
-    """
+    """The size threshold that moves no tensor out of a model, and the fewest into one."""
     inside, outside = -1, DEFAULT_SIZE_THRESHOLD
     for ref in chain.from_iterable(tensors.walk(archive.models[model]) for model in models):
         if not (ref.is_initializer or outside_attributes):
