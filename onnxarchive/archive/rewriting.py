@@ -1,9 +1,9 @@
 """Replaces, adds, removes and renames models of an archive.
 
 An edit leaves kept entries in place, and writes a new end of the file with the models. If the file
-system can clone files (share blocks), the new end is written to a clone, which then gets the owner
-of the archive and is renamed over it. If this is not possible or not permitted, the new end is
-written to the file itself, with an undo log.
+system can clone files (share blocks), the new end is written to a clone with the owner of the
+archive, and the clone is renamed over the archive. If that is not possible or not permitted, the
+new end is written to the file itself, with an undo log.
 
 In three cases an edit writes a whole new file instead: if the option `compact` moves or removes an
 entry; if the option `copy` is true, but the file cannot be cloned; or if there is no clone, and the
