@@ -12,7 +12,8 @@ The ways take turns, so that a change of the machine's speed affects all ways. A
 memory that the way before it has freed. So every second round takes the ways in reverse, and after
 two rounds the order begins with the next way. The report shows medians, and the median, least and
 greatest ratio of the rounds. The median ratio decides if a target is met. There is no verdict if
-the spread of the ratios (greatest minus least) exceeds the distance from the median to the target.
+the spread of the ratios (greatest minus least) exceeds the distance from the median to the target,
+or if the sizes are scaled.
 
 Input files are in the page cache; --cold drops them from the cache (posix_fadvise). Output files
 are new. All files are synced before a process starts, so that no way pays for the writes of another
@@ -252,7 +253,7 @@ class Run:
         groups = list(dict.fromkeys(it.group for it in case.measures))
         nbytes = self._places[groups[0]].group.nbytes
         sizes = [] if case.grows else map(self._size, groups)
-        result = Result(name, case, " and ".join(sizes), nbytes)
+        result = Result(name, case, " and ".join(sizes), nbytes, is_scaled=self._scale < 1)
         for measure in case.measures:
             if case.grows:
                 group = self._places[measure.group].group

@@ -78,8 +78,8 @@ class Verdict:
         target: The target.
         row: The row that the target limits.
         spread: The spread of what the target limits, a ratio or a figure; None if not measured.
-        met: True if the median meets the target; None if not measured, or if the spread exceeds
-            the difference of median and target.
+        met: True if the median meets the target; None if not measured, if the sizes are scaled, or
+            if the spread exceeds the difference of median and target.
         rounds_met: The number of rounds that meet the target.
         rounds: The number of rounds measured.
         reason: Why `met` is None; None if `met` is True or False.
@@ -107,6 +107,7 @@ class Result:
         amounts: The number of tensors or bytes of each measure; empty if `case` does not grow.
         left_out: The measures left out, each with the reason.
         failures: The measures that failed, each with the last lines of output.
+        is_scaled: True if the sizes are smaller than those that the targets are for.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Result:
     amounts: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    is_scaled: bool = False
 
     @property
     def is_failed(self) -> bool:
@@ -159,9 +161,12 @@ def judge(target: Target, result: Result) -> Verdict:
         return Verdict(target, row, reason=f"this system does not report {target.figure}")
     spread = Spread.of(found)
     rounds_met = sum(is_met(target, it) for it in found)
-    margin = abs(target.limit - spread.median)
-    if spread.width > margin:
+    reason = None
+    if result.is_scaled:
+        reason = "the target is for full sizes"
+    elif spread.width > abs(target.limit - spread.median):
         reason = "the spread exceeds the difference of median and target"
+    if reason is not None:
         return Verdict(target, row, spread, None, rounds_met, len(found), reason)
     return Verdict(target, row, spread, is_met(target, spread.median), rounds_met, len(found))
 

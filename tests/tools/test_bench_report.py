@@ -80,6 +80,17 @@ def test_a_spread_greater_than_the_margin_is_no_verdict(ours: list[float], is_ju
     assert (bench_report.summary([result]).splitlines()[0]).endswith(f"verdict: {not is_judged:d}")
 
 
+def test_scaled_sizes_are_no_verdict() -> None:
+    result = result_of(Target("at most", 4, "other"), [1, 1, 1], [1, 1, 1])
+    assert [it.met for it in result.verdicts()] == [True]
+    result.is_scaled = True
+    (verdict,) = result.verdicts()
+    assert verdict.met is None
+    assert bench_report.describe(verdict).endswith(
+        "in 3 of 3 rounds (the target is for full sizes)"
+    )
+
+
 @pytest.mark.parametrize(
     ("ours", "others", "met"),
     [([2], [10], True), ([2], [9.9], False), ([1], [10], True), ([10], [1], False)],
