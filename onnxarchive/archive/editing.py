@@ -87,9 +87,9 @@ def replace_model(
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None
-            takes 1024, or the size of the smallest tensor outside the replaced model if that is
-            less; but always more than the size of every tensor inside the replaced model. For a new
-            model, or with `compact`, the tensors of all models of the archive count.
+            takes 1024, or less if the replaced model has a smaller tensor outside: the size of that
+            tensor; but always more than the size of every tensor inside the replaced model. For a
+            new model, or with `compact`, the tensors of all models of the archive count.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
             the model, not only initializers. None means True if such another tensor is outside the
             replaced model; for a new model, or with `compact`, outside any model of the archive.
