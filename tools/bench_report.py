@@ -318,7 +318,7 @@ def growth(result: Result) -> dict[str, list[Point]]:
 
 
 def slope(points: Sequence[Point]) -> float | None:
-    """Exponent of the time in the last two decades of sizes (1: linear); None for one size."""
+    """Exponent of the time (1: linear), from 1/100 of the largest size on; None for one size."""
     upper = [it for it in points if it.amount * 100 >= points[-1].amount]
     x = [math.log(it.amount) for it in upper]
     y = [math.log(it.seconds.median) for it in upper]

@@ -59,7 +59,7 @@ def draw() -> str:
         _text(
             _LEFT,
             _HEIGHT - 12,
-            "Narrow boxes: a local header, and padding, so that data begins at a multiple of 64.",
+            "A narrow box is a local header with padding, so that data begins at a multiple of 64.",
             anchor="start",
         )
     )

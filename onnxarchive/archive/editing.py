@@ -372,7 +372,7 @@ def require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     if found is not None:
         raise ValueError(
             f"{os.fspath(path)}: expected a file with one name, found {found}; copy=True (--copy) "
-            "puts a new file in place of this link"
+            "writes a new file at this path instead"
         )
 
 

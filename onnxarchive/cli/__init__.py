@@ -1,7 +1,8 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
 `parser` and `command_parser` have the arguments, `frame` the exit statuses of errors, `table` and
-`progress` the output. The other modules have the commands. This room may import all other rooms.
+`progress` the output. The other modules have the commands. This room (subpackage) may import all
+others.
 """
 
 from __future__ import annotations

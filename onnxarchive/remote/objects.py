@@ -234,7 +234,11 @@ def _merged(ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def _groups(ranges: Iterable[Range]) -> Iterator[tuple[int, int, list[Range]]]:
-    """Groups successive ranges that fit into a part; yields offset, size and ranges of a group."""
+    """Groups successive ranges that one request of `PART_SIZE` bytes can read together.
+
+    Yields:
+        The offset and size of each group, and its ranges.
+    """
     members: list[Range] = []
     start = end = 0
     for offset, size in ranges:

@@ -357,7 +357,7 @@ def test_a_file_with_further_names_is_changed_only_with_copy(
     assert call(command, name) == 2
     message = told(capsys)
     assert message.startswith(f"{name}: expected a file with one name, found a ")
-    assert message.endswith("; --copy puts a new file in place of this link")
+    assert message.endswith("; --copy writes a new file at this path instead")
     assert archive.read_bytes() == before
     assert call(command, name, "--copy", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {

@@ -1,7 +1,7 @@
 """An independent reader of ONNX archives, written from the text of the specification alone.
 
 It makes the full check: every rule of `spec/rules.toml`. It reads the data of each entry once, in
-pieces, and keeps one piece, the central directory and the models in memory.
+pieces. The central directory, all models and one piece at a time are in memory.
 
     python3 onnxa_reader.py [--open] PATH
 
