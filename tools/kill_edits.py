@@ -534,7 +534,10 @@ def write_on(
 
 
 def read_on(path: Path, say: Callable[..., None]) -> Iterator[None]:
-    """In an endless loop, reads an opened archive twice, then performs a read as an operation."""
+    """In an endless loop, reads an open archive twice with the same result, then reads anew.
+
+    Only the last read is reported as an operation.
+    """
     for number in itertools.count(1):
         with contextlib.suppress(UnfinishedEditError), onnxarchive.open(path) as archive:
             before = read_state(archive)

@@ -95,9 +95,9 @@ def transform(
         progress: Called with the bytes done and the bytes in all; True shows a bar.
 
     Raises:
-        ArchiveFormatError: `path` breaks a rule, or the function's result is refused: it is marked
-            as invalid, a hidden weight is missing or has another type or shape, or two initializers
-            of a graph have the same name.
+        ArchiveFormatError: `path` breaks a rule, or the function's result is refused, because the
+            function says that it is invalid, a hidden weight is missing or has another type or
+            shape, or two initializers of a graph have the same name.
         ModelNotFoundError: There is no model of this id.
         ChecksumError: Bytes of the archive do not match their CRC-32.
         ArchiveError: `destination` is `path`, which was edited meanwhile.

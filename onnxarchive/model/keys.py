@@ -29,9 +29,9 @@ MAX_ASSET_COMPONENT_SIZE = 255
 MAX_ASSET_NAME_SIZE = 1024
 # The path of an asset (rule ASSET-1), for messages.
 ASSET_PATH = (
-    f"{PLAIN_PATH}, contains a colon, a semicolon or an unassigned code point, or exceeds "
-    f"{MAX_ASSET_COMPONENT_SIZE} bytes; at most {MAX_ASSET_NAME_SIZE - len(ASSET_PREFIX)} bytes in "
-    "all"
+    f"{PLAIN_PATH}; a component must not contain a colon, a semicolon or an unassigned code point, "
+    f"or exceed {MAX_ASSET_COMPONENT_SIZE} bytes; all together must not exceed "
+    f"{MAX_ASSET_NAME_SIZE - len(ASSET_PREFIX)} bytes"
 )
 ASSET_FORM = "Normalization Form C of Unicode"
 # The id of a further model (rule MODEL-4), for messages.

@@ -65,8 +65,8 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
     A tensor is stripped if all its data is in one field: `raw_data`, or a packed typed field that
     suits its `data_type`. These tensors do not change: strings, external tensors, tensors with
     unpacked data or with data in several fields, tensors below a singular field that occurs twice
-    (protobuf merges the two), and tensors at the greatest depth that protobuf reads, where their
-    external data would be nested too deep.
+    (protobuf merges the two), and tensors at the greatest depth that protobuf reads, since pairs of
+    `external_data` are nested one level deeper.
 
     Args:
         data: A serialized ModelProto; bytes, or a map of a file. No reference is kept.

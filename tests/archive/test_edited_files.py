@@ -106,8 +106,8 @@ def test_a_symbolic_link_is_replaced_only_as_a_copy(
         change(path)
     assert str(caught.value) == (
         f"{path}: expected a file with one name, found a symbolic link to "
-        f"{target.resolve()}, a file that others may use; copy=True (--copy) puts a new file in "
-        "place of this link"
+        f"{target.resolve()}, a file that others may use; copy=True (--copy) writes a new file at "
+        "this path instead"
     )
     assert path.is_symlink()
     change(path, copy=True)

@@ -924,14 +924,14 @@ def _varint(view: memoryview, position: int, end: int, most: int = 10) -> tuple[
 
 
 def _check_packed(view: memoryview, start: int, stop: int, wire_type: int | None) -> None:
-    """Checks that a packed field holds whole numbers."""
+    """Checks that the last number of a packed field is complete."""
     if wire_type == _VARINT:
         whole = start == stop or view[stop - 1] < 0x80
         whole = whole and not _TOO_LONG_VARINT.search(view, start, stop)
     else:
         whole = (stop - start) % (4 if wire_type == _FIXED32 else 8) == 0
     if not whole:
-        _corrupt(start, "a packed field of whole numbers", "only part of the last number")
+        _corrupt(start, "a packed field of complete numbers", "only part of the last one")
 
 
 def _skip(view: memoryview, position: int, end: int, wire_type: int) -> int:
