@@ -166,9 +166,8 @@ def judge(target: Target, result: Result) -> Verdict:
         reason = "the target is for full sizes"
     elif spread.width > abs(target.limit - spread.median):
         reason = "the spread exceeds the difference of median and target"
-    if reason is not None:
-        return Verdict(target, row, spread, None, rounds_met, len(found), reason)
-    return Verdict(target, row, spread, is_met(target, spread.median), rounds_met, len(found))
+    met = is_met(target, spread.median) if reason is None else None
+    return Verdict(target, row, spread, met, rounds_met, len(found), reason)
 
 
 def is_met(target: Target, value: float) -> bool:

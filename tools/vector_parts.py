@@ -82,7 +82,7 @@ class Vector:
         name: Name of the vector.
         about: Description in one sentence.
         rules: If the file is refused, the broken rules (a reader may name any of them); if it is
-            accepted, the rules that permit what is unusual in the file.
+            accepted, the rules of which it is an example.
         accepted: True if a reader must accept the file.
         source: Makes the file.
         tensors: External tensors of the default model, if the file is accepted.
