@@ -63,7 +63,8 @@ def _lines(data: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> b
     if not data or stops[-1] > _MAX_SIZE:
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b"".join([data[begin:end] + b"\n" for begin, end in spans])
-    # A newline replaces the byte after each span. If `data` has no such byte, "clip" reads another.
+    # A newline replaces the byte after each span. After the last byte of `data` there is none:
+    # "clip" reads the last byte again.
     gathered = np.frombuffer(data, np.uint8).take(indexes(begins, sizes), mode="clip")
     gathered[stops - 1] = _NEWLINE
     return gathered.tobytes()
@@ -82,9 +83,9 @@ def indexes(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.i
 
 
 def items(raw: NDArray[np.uint8], begins: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Copies the item at each offset; an item that would pass the end of `raw` is taken earlier.
+    """Copies the item at each offset.
 
-    It is then the last item that lies within `raw`.
+    Where an item would pass the end of `raw`, the last item that lies within `raw` is copied.
     """
     if not begins.size or raw.size < dtype.itemsize:
         return np.empty(0, dtype)

@@ -80,7 +80,7 @@ def pieces(data: Buffer) -> Iterator[memoryview]:
 
 
 def copied(data: Data) -> bytes | None:
-    """Copies `data` into memory; None if it has more than `data.nbytes` bytes."""
+    """Copies `data` into memory; None if its pieces have more bytes than `data.nbytes`."""
     copy = io.BytesIO()
     for piece in data:
         if copy.tell() + len(piece) > data.nbytes:

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 PLAIN_PATH: Final = (
-    "a relative path with slashes, no drive, backslash or control character, and no component that "
-    "is empty, '.' or '..'"
+    "a relative path of components separated by '/', without a drive, a backslash or a control "
+    "character, and without a component that is empty, '.' or '..'"
 )
 """Description of a plain path, for messages."""
 
@@ -15,5 +15,5 @@ _NOT_IN_PATH: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A[A-Za-z]:")
 
 
 def is_plain_path(path: str) -> bool:
-    """True if a path is relative, has one spelling, and means the same on every system."""
+    """True if a path is as `PLAIN_PATH` describes, so that every system reads it the same way."""
     return {"", ".", ".."}.isdisjoint(path.split("/")) and _NOT_IN_PATH.search(path) is None

@@ -74,7 +74,8 @@ def convert_many(
             They replace assets of the source that have the same path.
         other_files: Whether other files of a source's directory become assets; see `convert`.
         dedupe: Whether identical initializers of a graph become one initializer.
-        verify_checksum: Whether to compare data files with the SHA-1 `checksum` of their tensors.
+        verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
+            tensors.
         follow_links: As for `convert`. In a Hugging Face cache only snapshots are converted.
         dry_run: Whether to write nothing and only return the outcomes.
         jobs: Number of threads of each conversion; None for one per core, or for a single

@@ -79,7 +79,8 @@ class Conversion:
             assets; else empty.
         saved_nbytes: Bytes saved by merging identical initializers.
         shared_nbytes: Bytes saved by storing equal tensors of several models once.
-        warnings: Messages about files that were left out and file attributes that were lost.
+        warnings: Messages about files that were left out and, after `convert_many`, about file
+            attributes that were lost.
         is_skipped: True if `convert_many` skipped the model, since the archive exists.
         error_type: Name of the type of the error, such as `"OSError"`; None without an error, and
             for some errors of `convert_many`, such as two models with the same target.
@@ -141,9 +142,9 @@ def convert(
             holds one model (`__MODEL_PROTO` or one `.onnx`) and its data files, such as PyTorch
             1.x's ZIP_ARCHIVE, COMPRESSED_ZIP_ARCHIVE and DIRECTORY exports; an archive, to rewrite
             it; or the URL of a `.onnx`, zip or archive. Compressed models, and compressed files
-            with several tensors, are inflated to a temporary file in the target's directory. Remote
-            archives and external data are streamed; other remote files are copied to a temporary
-            file first.
+            with several tensors, are inflated to a temporary file in the target's directory. A
+            remote archive is streamed. Other remote files are copied to temporary files; of
+            external data, one large tensor at a time.
         path: The file to write, usually `name.onnxa`; a URL (the object appears once complete);
             or a binary file (written in order; need not be seekable).
         models: Other sources by model id, such as `{"decoder": "decoder.onnx"}`. Each replaces a
@@ -161,7 +162,8 @@ def convert(
             `Thumbs.db`, other models (`*.onnx*`) and weights of other libraries are left out; the
             outcome lists them. The directory of a remote `.onnx` is not read; a warning says so.
         dedupe: Whether identical initializers of a graph become one initializer.
-        verify_checksum: Whether to compare data files with the SHA-1 `checksum` of their tensors.
+        verify_checksum: Whether to compare the SHA-1 of each data file with the `checksum` of its
+            tensors.
         follow_links: A directory; symbolic links of the source may also lead to files below it.
             True allows only links within the model's folder of a Hugging Face cache
             (`models--*`).
@@ -225,9 +227,9 @@ def convert_silently(
     other_files: bool = False,
     access: Access,
 ) -> Conversion:
-    """Converts a model, as `convert`, but gives no Python warnings.
+    """Converts a model, as `convert`, but issues no warning about files that were left out.
 
-    The module `warnings` is not thread-safe. The outcome has the warnings.
+    Only the outcome has these messages, since the module `warnings` is not thread-safe.
     """
     given_nbytes = sum(item.nbytes for item in open_assets(options.assets))
     sources = with_further_models(source, models)
@@ -236,7 +238,7 @@ def convert_silently(
         options = replace(options, jobs=1)
     target = next(iter(files_of(path, access)), None)
     temporary = None if target is None or dry_run else directory_of(target)
-    # Merging tensors, or sharing them with other models, needs all tensors in the model.
+    # To merge tensors, or to share them with other models, no initializer may be taken out before.
     is_plain = len(sources) == 1 and not options.dedupe
     with contextlib.ExitStack() as resources:
         opened = {

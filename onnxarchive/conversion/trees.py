@@ -22,8 +22,8 @@ def find_models(
 ) -> Iterator[tuple[str, str]]:
     """Finds the models of a tree: in each directory its files by name, then its folders by name.
 
-    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if it
-    contains a model or a zip of a model, or if its name ends with `.onnx` or `.onnxa`. Names that
+    A directory with `__MODEL_PROTO` is one model. In other directories a file is a model if it is
+    an ONNX model or a zip with one, or if its name ends with `.onnx` or `.onnxa`. Names that
     begin with a dot are skipped. In a Hugging Face cache, only snapshots of models are searched.
     If `source` is a file, it is always a model.
 

@@ -237,8 +237,8 @@ def _remove_identical(scope: _Scope, resolve: _Resolve) -> dict[Path, int]:
             unshadowed: list[TensorRef] = []
             # Outputs first: they stay in any case.
             for ref in sorted(identical, key=lambda ref: ref.name not in scope.outputs):
-                # Only a name that no subgraph shadows may replace a captured name: in a subgraph
-                # that shadows the new name, onnxruntime 1.31 would use the outer value instead.
+                # Only a name that no subgraph shadows may replace a captured name: onnxruntime 1.31
+                # mixes up the values of a name that one subgraph captures and another shadows.
                 others = unshadowed if ref.name in scope.captured else staying
                 if others and ref.name not in scope.outputs:
                     scope.replaced[ref.name] = others[0].name

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = NDArray[np.int64]
 
 ROWS: Final = 1 << 12  # tensors read at a time; their columns fit a core's cache
-MAX_NAMES_SIZE: Final = 1 << 26  # most bytes of all names; `Lines` take ten times as much memory
+# Most bytes of all names; `Lines` of short names take up to ten times as many.
+MAX_NAMES_SIZE: Final = 1 << 26
 
 
 class References(NamedTuple):
@@ -51,7 +52,7 @@ class References(NamedTuple):
     Attributes:
         names: The names of all initializers, external or not.
         indexes: Index of each external initializer among all initializers.
-        numbers: Number of the entry with the data of each external initializer.
+        numbers: Index, in `keys`, of the entry with the data of each external initializer.
         shapes: Data type and shape of each external initializer.
         rest: The serialized model without external initializers, or the whole model if they take
             at most half of its bytes.
@@ -327,7 +328,7 @@ def _read(
 
 
 class _Located:
-    """Finds the entries in which the external initializers of a graph are located, in order."""
+    """Finds the entry of each external initializer; initializers are passed in their order."""
 
     def __init__(self, keys: Sequence[str], sizes: NDArray[Any]) -> None:
         self._keys = keys

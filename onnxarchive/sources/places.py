@@ -149,7 +149,7 @@ class DirectoryPlace:
         return sorted(found)
 
     def find(self, location: str) -> DataFile | None:
-        """As `Place.find`; symbolic links are followed within the directory."""
+        """As `Place.find`; symbolic links are followed where the directory's `Root` allows it."""
         if location not in self._files:
             self._files[location] = self._open(location)
         return self._files[location]

@@ -145,7 +145,7 @@ def _parsed(header: bytes) -> dict[str, Any]:
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    "".join(found).encode()  # refuses a half of a surrogate pair, which JSON may escape
+    "".join(found).encode()  # refuses a lone surrogate, which JSON can contain as \ud800
     if len(found) != len(pairs):
         raise ValueError("a name twice")
     return found

@@ -33,8 +33,8 @@ from onnxarchive.storage.file_data import FileData
 from onnxarchive.zipformat import foreign
 from onnxarchive.zipformat.records import EndRecord, LocalHeader
 
-# A further directory into which symbolic links may lead; True for the model's directory in a
-# Hugging Face cache; False for no further directory.
+# A further directory into which symbolic links may lead; True for the model's folder `models--*`
+# of a Hugging Face cache; False for no further directory.
 FollowLinks: TypeAlias = bool | str | os.PathLike[str]
 
 _MAX_LISTED = 20
@@ -100,10 +100,11 @@ def open_model(
     Args:
         path: A `.onnx` with external data in its directory or below, or a directory or zip with one
             model and its data files.
-        verify_checksum: True to compare data files with the `checksum` in a tensor's external data.
+        verify_checksum: True to compare the SHA-1 of each data file with the `checksum` of its
+            tensors.
         temporary: The directory for temporary files; None for the system's.
-        follow_links: Another directory into which symbolic links may lead; True for the directory
-            of the model in a Hugging Face cache; False for none.
+        follow_links: A further directory into which symbolic links may lead; True for the model's
+            folder `models--*` of a Hugging Face cache; False for none.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError. If it is given, zips are refused.
         other_files: True to include the other files of the directory or zip.

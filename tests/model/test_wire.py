@@ -15,7 +15,7 @@ import onnx
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from models import full_model
 from onnx import (
     AttributeProto,
@@ -364,6 +364,7 @@ def test_the_stripped_model_and_spans_are_the_model_that_protobuf_reads(
 
 
 @requires(read=10, refused=10)
+@settings(max_examples=400)
 @given(mutated_models(), thresholds)
 def test_a_mutated_model_is_refused_or_seen_as_protobuf_sees_it(
     data: bytes, threshold: int
@@ -888,6 +889,7 @@ def test_external_data_is_filled_as_through_protobuf(data: bytes, contents: byte
 
 
 @requires(filled=10, refused=10)
+@settings(max_examples=400)
 @given(mutated_models())
 def test_filling_nothing_changes_nothing_or_is_refused(data: bytes) -> None:
     expected = parsed(data)
