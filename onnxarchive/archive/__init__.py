@@ -8,8 +8,8 @@ bytes of entries. `views` shows entries as tensors and assets, `html` as tables 
 
 Writing: `planning` plans the entries (`items`) by `options`; `sharing` finds tensors that models
 share. `writing` writes a plan; `small_items` fetches many small entries at once. `saving` saves
-whole models; `streaming` saves one tensor after another, which `given_tensors` reads. `libraries`
-recognises objects of other libraries; `onnx_ir` loads and saves models of onnx_ir.
+whole models; `streaming` saves one tensor after another, and `given_tensors` reads these tensors.
+`libraries` recognises objects of other libraries; `onnx_ir` loads and saves models of onnx_ir.
 
 Editing: `editing` and `editable` lock an archive and start an edit; `rewriting` edits models,
 `entry_edits` tensors and assets. `recovery` rolls back an interrupted edit. `referring` saves

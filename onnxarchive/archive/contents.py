@@ -172,7 +172,7 @@ def _models(
     for name, serialized in data.items():
         model = proto.parse(serialized, report, name)
         if model is None:
-            break  # messages are counted up to a malformed model, so later models may have too many
+            break  # messages were counted up to this model: later ones may have too many messages
         models[name] = model
     size_of = dict(zip(listed.names, listed.sizes, strict=True))
     refs = proto.check_all_references(

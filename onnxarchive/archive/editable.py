@@ -66,8 +66,8 @@ class EditableArchive(Archive):
 
     Each assignment changes the file at once, like `replace_model`; assignments in an `edit` block
     are written together when the block ends. A change is made completely or not at all, even in a
-    crash. This object then shows the new state; earlier views do not change. The file is locked
-    only during a change.
+    crash. After a change this object shows the new state; earlier views do not change. The file is
+    locked only during a change.
 
     Several threads may use one archive: while one thread edits, the others read the state before
     the edit. A forked process may read, but not edit.
@@ -145,7 +145,8 @@ class EditableArchive(Archive):
         """Collects changes of the model, and writes them as one edit when the block ends.
 
         The archive is locked while the block runs, so nobody else can open it. In the block,
-        `model`, `metadata` and the other attributes show and change the model that will be written.
+        `model`, `metadata` and the texts, such as `doc_string`, show and change the model that will
+        be written; `tensors`, `models`, `entries` and `assets` show the archive as it is.
         An exception discards all changes; a block without changes writes nothing. An inner block is
         part of the outer one. Other threads and asyncio tasks see the state before the block; an
         edit by another thread waits, an edit by another task raises a `LockedError`.

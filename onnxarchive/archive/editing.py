@@ -71,9 +71,10 @@ def replace_model(
     old or the new one; after some crashes, `recover` must be called first.
 
     A tensor of the new model uses an existing entry in three cases: its location is the entry's
-    key; its external data is the entry's data in the archive file (see `link`); or `save` would
-    write the same key and bytes. In an archive of several models, a tensor also uses an entry
-    with the same data type, dims and bytes. All other tensors are added.
+    key; its external data is the entry's data in the archive file (see `link`); or the entry has
+    the tensor's bytes, and the key that `save` would give the tensor. In an archive of several
+    models, a tensor also uses an entry with the same data type, dims and bytes. Other tensors that
+    are stored outside the model get new entries.
 
     Args:
         path: The archive.
@@ -87,12 +88,13 @@ def replace_model(
         copy: Whether to write a new file at `path`; needed for a symbolic link or a file with other
             hard links. The link's target or the other hard links keep the old content.
         size_threshold: Initializers of this many bytes or more are stored outside the model. None
-            takes 1024, or less if the replaced model has a smaller tensor outside: the size of that
-            tensor; but always more than the size of every tensor inside the replaced model. For a
-            new model, or with `compact`, the tensors of all models of the archive count.
+            takes the size of the smallest tensor outside the replaced model, but 1024 at most; and
+            if a tensor in that model is as large, one byte more than its largest tensor. For a new
+            model, or with `compact`, the tensors of all models of the archive count.
         convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None means True if such another tensor is outside the
-            replaced model; for a new model, or with `compact`, outside any model of the archive.
+            the model, not only initializers. None means True if the replaced model has a tensor
+            outside that is no initializer; for a new model, or with `compact`, if any model of the
+            archive has one.
         timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
         progress: Called with the bytes written and the bytes in all; True shows a bar.
 
@@ -104,7 +106,8 @@ def replace_model(
             model would break a rule.
         ChecksumError: Bytes copied from the archive do not match their CRC-32.
         ArchiveError: Writing and rolling back failed; `recover` can roll back later.
-        OSError: The archive or its directory cannot be read or written; the archive is unchanged.
+        OSError: The archive or its folder cannot be read or written. The archive is unchanged,
+            unless only the last sync failed.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -320,7 +323,8 @@ def change_assets(
     """Adds, replaces and removes assets in one edit; raises the errors of `replace_model`, too.
 
     A new file replaces the archive, so existing views stay valid. If the file system can share
-    blocks, it shares those of the tensors before the first asset; only the rest is written.
+    blocks, the files share those of all entries before the first one that changes, and only the
+    rest is written.
 
     Args:
         path: The archive.

@@ -1,6 +1,6 @@
 """Data type, dims and bytes of tensors given to `Writer`: numpy, onnx, onnx_ir, PyTorch.
 
-Other libraries are recognised by the names of their classes and not imported.
+onnx_ir and PyTorch are recognised by the names of their classes and not imported.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class GivenTensor:
 
 
 def given_tensor(name: str, tensor: Tensor) -> GivenTensor:
-    """Reads a tensor; its bytes are a view if they are in the layout of `raw_data`, else a copy.
+    """Reads a tensor; its bytes are a view if it offers them in the layout of `raw_data`.
 
     Args:
         name: Name of the tensor, for messages.

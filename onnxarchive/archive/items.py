@@ -1,4 +1,4 @@
-"""The entries of a plan, in columns; an `Item` is made on access."""
+"""The entries of a plan; those of small initializers are columns, and become `Item`s on access."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class ArchiveTensor(onnx_ir.Tensor[Any]):
     """A tensor of onnx_ir whose bytes are in an archive; the tensor keeps the file open and mapped.
 
     Nothing is read before the first access, which compares the entry's local header with the
-    directory. `onnxarchive.save` also compares the CRC-32 when it writes the tensor. `numpy` gives
-    a read-only view of the file; for types of less than 8 bits, an unpacked copy.
+    directory. `onnxarchive.save` also compares the CRC-32 when it writes the tensor. The method
+    `numpy` gives a read-only view of the file; for types of less than 8 bits, an unpacked copy.
 
     Attributes:
         archive: The archive.

@@ -98,7 +98,8 @@ def opened(
         access: Options for reaching a remote archive.
 
     Raises:
-        UnfinishedEditError: The block raised ArchiveFormatError since an edit was interrupted.
+        UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
+            interrupted.
         LockedError: The archive stayed locked.
         ArchiveFormatError: The file is not a regular file.
         TypeError: `source` is of another type.
@@ -133,7 +134,8 @@ def opened_archive(
         timeout: Seconds to wait for the lock; None waits without limit.
 
     Raises:
-        UnfinishedEditError: The block raised ArchiveFormatError since an edit was interrupted.
+        UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
+            interrupted.
         LockedError: The archive stayed locked.
         ArchiveFormatError: The file is not a regular file.
         OSError: The file cannot be opened.

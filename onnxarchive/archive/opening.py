@@ -67,14 +67,14 @@ def open(
 
     Args:
         source: The archive: a path, its bytes, a seekable binary file object, or a URL. obstore
-            reads `http`, `https`, `s3`, `gs` and `az`, fsspec other schemes (`hf://`, ...). One
-            thread at a time reads a file object, and `close` leaves it open.
+            reads `http`, `https`, `s3`, `gs` and `az`, fsspec other schemes (`hf://`, ...). `close`
+            leaves a file object open; its methods are called by one thread at a time.
         mode: `"r"` to read, `"r+"` to edit as well (see `EditableArchive`). `"r+"` first rolls back
             an edit that a crash interrupted.
         model: Id of the model for `Archive.model` and `Archive.tensors`, such as `"decoder"`; `""`
             for the default one.
-        timeout: Seconds to wait while another process edits the file or, with `"r+"`, opens it;
-            None waits without limit, 0 fails at once.
+        timeout: Seconds to wait while another process edits the file or, with `"r+"`, is opening
+            it; None waits without limit, 0 fails at once.
         max_model_nbytes: Limit in bytes on the size of all models together, not counting external
             tensors. It bounds the memory that an untrusted file can take. The format allows 2 GiB
             for each model.

@@ -28,7 +28,7 @@ class WriteOptions:
             from 64 to 32768. With 4096 every tensor begins on a page of its own.
         convert_attribute: Whether to store sparse tensors and tensors of attributes, functions and
             training_info outside the model, too, like initializers. `load` reads all of them;
-            `onnx.load`, on the unzipped directory, reads only those of attributes.
+            `onnx.load`, on the unzipped directory, reads only those of nodes' attributes.
         dedupe: Whether identical initializers of a graph become one initializer.
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
             They replace assets of the source that have the same path.

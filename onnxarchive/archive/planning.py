@@ -274,7 +274,7 @@ def plan_archive(
 
 
 def _compared(data: Callable[[], Data], crc32: int) -> Data:
-    """The data of a tensor that models share, with a CRC-32 that the writer verifies.
+    """The data of a tensor that models share; in memory or a file, it gets a CRC-32 to verify.
 
     Args:
         data: Gives the data. If the data has a CRC-32, it keeps that one.

@@ -62,11 +62,11 @@ if TYPE_CHECKING:
 class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
-    Arrays are read-only views of the mapped file. From a file object, or a remote archive without a
-    cache, they are read-only arrays in memory. Arrays stay valid after `close`, and after this
-    library edits or replaces the archive. If another program overwrites the file, views change; if
-    it truncates the file, reading a view ends the process with SIGBUS. Several threads may use an
-    archive at once.
+    Arrays are read-only views of the mapped file. Tensors of less than 8 bits, and those in the
+    model itself, are copied; so are all tensors of a file object, or of a remote archive without a
+    cache. Arrays stay valid after `close`, and after this library edits or replaces the archive. If
+    another program overwrites the file, views change; if it truncates the file, reading a view ends
+    the process with SIGBUS. Several threads may use an archive at once.
 
     An archive in a file can be pickled, for worker processes. Unpickling opens the same path with
     the same `model` and `max_model_nbytes`.
@@ -75,8 +75,8 @@ class Archive(Closing):
         entries: Every entry by name, in the order of the archive.
         models: Every model by id, the default one (`""`) first. Copy a model before you change it.
         tensors: Initializers of the main graph and its subgraphs by name, as read-only arrays. If
-            several initializers have the same name, looking it up raises an error; use
-            `tensor_by_key` instead.
+            several initializers have the same name, looking it up raises an error that says where
+            they are found.
         assets: The assets by path (without the prefix `assets/`), as copies verified by their
             CRC-32.
 

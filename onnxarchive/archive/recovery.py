@@ -92,7 +92,7 @@ def opened_for_edit(
 ) -> Iterator[MappedFile]:
     """Opens the file of an archive, locked exclusively during the block; see `files.opened`.
 
-    An error names the path, and also the kind of a file that is no archive but of a known kind.
+    An error names the path; if the file is not an archive, also its kind, if known.
     """
     with (
         recognised(path),
@@ -123,7 +123,7 @@ def roll_back(file: MappedFile) -> bool:
     """Rolls back an interrupted edit.
 
     Args:
-        file: The archive, open for writing and locked.
+        file: The archive, locked. If an edit was interrupted, it must be open for writing.
 
     Returns:
         True if an edit was rolled back.

@@ -1,8 +1,8 @@
 """Replaces, adds, removes and renames models of an archive.
 
 An edit leaves kept entries in place, and writes a new end of the file with the models. If the file
-system can clone files (share blocks), the new end is written to a clone with the owner of the
-archive, and the clone is renamed over the archive. If that is not possible or not permitted, the
+system can clone files (share blocks), the new end is written to a clone of the archive, which gets
+the archive's owner and is renamed over the archive. If that is not possible or not permitted, the
 new end is written to the file itself, with an undo log.
 
 In three cases an edit writes a whole new file instead: if the option `compact` moves or removes an
@@ -436,7 +436,8 @@ def _write_end(archive: Archive, plan: Plan, options: WriteOptions, *, copy: boo
         return changed
     if copy or archive._local_file.size - offset > undo.MAX_END_NBYTES:
         return write_anew(archive, plan, options)
-    archive._fetch_entries(archive.entries)  # compares the local headers, as a rollback does
+    # Compares the local headers: a rollback would refuse the archive if one were wrong.
+    archive._fetch_entries(archive.entries)
     undo.change_end(archive._local_file, offset, new.size(options.alignment, offset, kept), write)
     return archive._local_file.reopened()
 

@@ -92,7 +92,7 @@ class Snapshot:
         return self._found.model
 
     def given_model(self, model: str) -> onnx.ModelProto:
-        """The model with this id. Callers may change it, so `refs_of` keeps its initializers."""
+        """The model with this id. Callers may change it; `refs_of` still gives the old tensors."""
         found = self._contents.models[model]
         found.refs.keep()
         return found.model
@@ -359,7 +359,8 @@ class Initializers:
     Attributes:
         names: Names of the initializers of the main graph.
         others: The initializers of subgraphs by name.
-        in_order: For each of the first entries, the index in `names` of its initializer.
+        in_order: For each entry of an initializer of the main graph, the index in `names`; empty
+            if these entries are not the first ones.
     """
 
     def __init__(self, entries: NamedEntries, checked: CheckedModel) -> None:
@@ -427,7 +428,7 @@ class Initializers:
         refs = [ref for ref in walked if ref.is_initializer and ref.name == name]
         keys = {ref.path: key for key, ref in self._stored.items()}
         owners = ", ".join(
-            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref}"
+            f"tensor_by_key({keys[ref.path]!r})" if ref.path in keys else f"model.{ref.where}"
             for ref in islice(refs, _MAX_SHOWN_OWNERS)
         )
         more = f" or another one of the {len(refs)}" if len(refs) > _MAX_SHOWN_OWNERS else ""

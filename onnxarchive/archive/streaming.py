@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 class Writer(Closing):
     """Writes an archive tensor by tensor, for a model that does not fit in memory.
 
-    The archive appears at its path when `finish` returns. If the block ends without `finish`, no
-    file is left.
+    The archive appears at its path when `finish` returns. If the `with` block ends without
+    `finish`, nothing is kept, and an older file at the path is unchanged.
 
     Args:
         path: The archive, usually `name.onnxa`.
-        size_threshold: Tensors in the models given to `finish` are stored outside if they have this
-            many bytes or more. Tensors given to `add` are always stored outside.
+        size_threshold: Initializers in the models given to `finish` are stored outside if they have
+            this many bytes or more. Tensors given to `add` are always stored outside.
         alignment: The data of every entry begins at a multiple of this many bytes: a power of two
             from 64 to 32768.
 
@@ -206,8 +206,8 @@ class Writer(Closing):
         In each model, an added tensor is the data of the initializer of the same name. The
         initializer may lack data, shape and data type; if it has a data type, type and shape must
         match the added tensor. If no model has an initializer of this name, the default model's
-        main graph gets one. An external tensor of an attribute or a function uses the added tensor
-        whose key is the location. Tensors in the models themselves are stored as by `save`.
+        main graph gets one. A tensor that is external already has the data of the added tensor
+        whose key is its location. Tensors in the models themselves are stored as by `save`.
 
         Args:
             model: The default model. It is not changed.

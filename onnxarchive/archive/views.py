@@ -25,8 +25,8 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
 
     The mapping has the initializers of the main graph and of its subgraphs, including small ones
     and strings in the model itself. Several graphs, such as the branches of an If, may define the
-    same name. Iteration skips such a name, and looking it up raises an error that lists the keys
-    for `Archive.tensor_by_key`.
+    same name. Iteration skips such a name, and looking it up raises an error that says where these
+    initializers are found.
     """
 
     _snapshot: Snapshot  # the archive replaces it after each edit
@@ -86,12 +86,14 @@ class Tensors(Mapping[str, "NDArray[Any]"]):
             if stored_type is not None:
                 return dtypes.as_array(tensors.raw_data(ref), stored_type, tensor.dims)
             try:
-                return tensors.strings(tensor)
+                strings = tensors.strings(tensor)
             except ValueError:
                 raise ArchiveFormatError(
                     f"{ref}: expected a data type and a shape that an array can have, found data "
                     f"type {tensor.data_type} and dims {shown(tensor.dims)}"
                 ) from None
+            strings.flags.writeable = False
+            return strings
 
     def __iter__(self) -> Iterator[str]:
         index = self._index

